@@ -1,0 +1,137 @@
+"""Errors as users meet them: one block, printed last, with a code, a place, a cause and a remedy.
+
+    UnisonoError
+    ├── UserCodeError   exit 1    the user's code raised, or the numbers went bad
+    ├── UsageError      exit 2    bad flags, recipe, plan, data or environment
+    ├── VerifyMismatch  exit 3    a plan does not compute what one device computes
+    ├── DoctorFault     exit 4    the machine is not fit
+    ├── Infeasible      exit 5    no memory for the plan, or ran out of it
+    ├── HangError       exit 6    a collective never completed
+    ├── Stopped         exit 75   saved on request of the machine: start me again
+    └── Interrupted     exit 130  Ctrl-C
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a recipe or a plan, and its remedy."""
+
+    code: str
+    what: str
+    where: str = ""
+    fix: str = ""
+    likely: str = ""
+
+
+class UnisonoError(Exception):
+    """Root of all errors that a user is shown; `exit` is the process's exit code."""
+
+    exit: ClassVar[int] = 1
+    default_code: ClassVar[str] = "X00"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        likely: str = "",
+        fix: str = "",
+        rank: int | None = None,
+        host: str = "",
+        code: str | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.what, self.where, self.likely, self.fix = what, where, likely, fix
+        self.rank, self.host = rank, host
+        self.code = code or self.default_code
+
+    def render(self) -> str:
+        """The block of the contract: `error U-<code>  what, rank, host`, then where, likely, try."""
+        head = f"error U-{self.code}  {self.what}"
+        if self.rank is not None:
+            head += f", rank {self.rank}"
+        if self.host:
+            head += f", host {self.host}"
+        rows = (("where", self.where), ("likely", self.likely), ("try", self.fix))
+        return "\n".join([head, *(f"  {name:<7} {text}" for name, text in rows if text)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `error.json` and `--json` carry."""
+        return {
+            "schema_version": 1,
+            "code": f"U-{self.code}",
+            "exit": self.exit,
+            "what": self.what,
+            "where": self.where,
+            "likely": self.likely,
+            "try": self.fix,
+            "rank": self.rank,
+            "host": self.host,
+        }
+
+
+class UserCodeError(UnisonoError):
+    exit = 1
+    default_code = "R01"
+
+
+class UsageError(UnisonoError):
+    exit = 2
+    default_code = "C00"
+
+
+class VerifyMismatch(UnisonoError):
+    exit = 3
+    default_code = "V01"
+
+
+class DoctorFault(UnisonoError):
+    exit = 4
+    default_code = "D01"
+
+
+class Infeasible(UnisonoError):
+    exit = 5
+    default_code = "M01"
+
+
+class HangError(UnisonoError):
+    exit = 6
+    default_code = "H01"
+
+
+class Stopped(UnisonoError):
+    exit = 75
+    default_code = "S01"
+
+
+class Interrupted(UnisonoError):
+    exit = 130
+    default_code = "S02"
+
+
+class ConfigProblems(UsageError):
+    """Several problems at once: each is drawn as its own block, the first one last, where eyes land."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        first = problems[0]
+        super().__init__(first.what, where=first.where, likely=first.likely, fix=first.fix, code=first.code)
+        self.problems = tuple(problems)
+
+    def render(self) -> str:
+        blocks = [
+            UsageError(p.what, where=p.where, likely=p.likely, fix=p.fix, code=p.code).render()
+            for p in reversed(self.problems)
+        ]
+        return "\n".join(blocks)
+
+    def as_dict(self) -> dict[str, Any]:
+        own = super().as_dict()
+        own["problems"] = [
+            {"code": f"U-{p.code}", "what": p.what, "where": p.where, "try": p.fix} for p in self.problems
+        ]
+        return own

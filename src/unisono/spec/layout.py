@@ -1,0 +1,47 @@
+"""Words that a model uses about itself, so that parallelism can cut it without knowing it.
+
+A model has three parts, `stem`, `blocks`, `head`. Module names below are globs over logical names such as
+`blocks.3.attn.proj`; `*` stands for one component.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+
+
+class Split(Enum):
+    """How `tp` cuts one module (Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022)."""
+
+    COLUMN = "column"  # output features are dealt; the input is gathered along the sequence
+    ROW = "row"  # input features are dealt; the output is summed and scattered along the sequence
+    VOCAB_IN = "vocab_in"  # an embedding table dealt by rows
+    VOCAB_OUT = "vocab_out"  # the classifier dealt by rows; the loss works on dealt logits
+    SEQUENCE_DROPOUT = "sequence_dropout"  # a dropout on the residual stream: sees a slice of positions
+    HEAD_DROPOUT = "head_dropout"  # a dropout on attention weights: sees a slice of heads
+    POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """What may be cut where.
+
+    splits: module glob → Split, for `tp`; empty means that the model declares none and `tp` is refused.
+    divides: name → size that `tp` must divide (heads, hidden width), for messages.
+    ties: (alias parameter, owner parameter): one weight under two names.
+    sequence: length of dim 1 of the residual stream, which `tp` deals between blocks; 0 if there is none.
+    """
+
+    splits: Mapping[str, Split] = field(default_factory=dict)
+    divides: Mapping[str, int] = field(default_factory=dict)
+    ties: tuple[tuple[str, str], ...] = ()
+    sequence: int = 0
+
+    def split_of(self, name: str) -> Split | None:
+        """The split of the module called `name`, or None where it stays whole."""
+        parts = name.split(".")
+        for glob, split in self.splits.items():
+            pattern = glob.split(".")
+            if len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)):
+                return split
+        return None
