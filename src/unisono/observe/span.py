@@ -1,0 +1,133 @@
+"""Spans: what a rank was doing from when to when, cheap enough to stay switched on.
+
+Totals are always kept, single spans only while `keep` is set. A span's total counts the time that is its *own*: an
+exposed wait inside a backward is the wait's, not the backward's, so the totals of a step add up to its wall time.
+Communication that ran beside compute (`exposed=False`) is a time of its own and is taken from nobody.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+KINDS = ("data", "forward", "backward", "comm", "wait", "optim", "other")
+
+# The parts of a step as metrics.jsonl names them; all but comm_hidden add up to the wall time of the step.
+PARTS = ("data", "forward", "backward", "comm_exposed", "comm_hidden", "wait", "optim", "other")
+
+
+class Span(NamedTuple):
+    """One stretch of time: nanoseconds of the recorder's clock, and tags (exposed axis op micro stage step bytes)."""
+
+    kind: str
+    start_ns: int
+    stop_ns: int
+    tags: dict[str, Any]
+
+
+class Lap(NamedTuple):
+    """What happened since the lap before: seconds per part, bytes sent per (axis, op)."""
+
+    seconds: dict[str, float]
+    nbytes: dict[tuple[str, str], int]
+
+
+class _Open:
+    """An open span; a class with slots because contextlib's generators cost three times as much."""
+
+    __slots__ = ("inner_ns", "kind", "outer", "recorder", "start_ns", "tags")
+
+    def __init__(self, recorder: "Recorder", kind: str, tags: dict[str, Any]) -> None:
+        self.recorder, self.kind, self.tags = recorder, kind, tags
+
+    def __enter__(self) -> Self:
+        recorder = self.recorder
+        self.inner_ns = 0
+        self.outer = recorder._open
+        recorder._open = self
+        self.start_ns = recorder._clock()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        recorder = self.recorder
+        stop_ns = recorder._clock()
+        recorder._open = self.outer
+        recorder._close(self.kind, self.start_ns, stop_ns, self.inner_ns, self.outer, self.tags)
+
+
+class Recorder:
+    """The times and bytes of one rank.
+
+    `span` belongs to the thread that runs the steps; `add` and `count` may be called from any thread.
+    `step`, when set, is added to the tags of every span that is kept. `epoch_ns` (Unix time at clock zero) lets
+    recorders of several processes be laid on one time axis.
+    """
+
+    def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.rank = rank
+        self.keep = False
+        self.step: int | None = None
+        self.epoch_ns = time.time_ns() - clock()
+        self._clock = clock
+        self._open: _Open | None = None
+        self._lock = threading.Lock()
+        self._ns: dict[str, int] = {}
+        self._bytes: dict[tuple[str, str], int] = {}
+        self._kept: list[Span] = []
+        self._lap_ns: dict[str, int] = {}
+        self._lap_bytes: dict[tuple[str, str], int] = {}
+
+    def span(self, kind: str, **tags: Any) -> _Open:
+        """Context manager: the time inside belongs to `kind`, less what nested spans take."""
+        return _Open(self, kind, tags)
+
+    def add(self, kind: str, start_ns: int, stop_ns: int, **tags: Any) -> None:
+        """A span measured elsewhere; with `exposed=False` it ran beside the others and is taken from none."""
+        self._close(kind, start_ns, stop_ns, 0, self._open, tags)
+
+    def count(self, axis: str, op: str, nbytes: int) -> None:
+        """`nbytes` were sent by this rank along mesh axis `axis` by operation `op` (`all_reduce`, `send`, ...)."""
+        key = (axis, op)
+        with self._lock:
+            self._bytes[key] = self._bytes.get(key, 0) + nbytes
+
+    def totals(self) -> dict[str, float]:
+        """Seconds so far per part of PARTS (communication as `comm_exposed` and `comm_hidden`)."""
+        with self._lock:
+            return {kind: ns * 1e-9 for kind, ns in self._ns.items()}
+
+    def bytes(self) -> dict[tuple[str, str], int]:
+        """Bytes sent so far per (axis, operation)."""
+        with self._lock:
+            return dict(self._bytes)
+
+    def lap(self) -> Lap:
+        """Totals since the last lap (or the start): call it once a step."""
+        with self._lock:
+            seconds = {kind: (ns - self._lap_ns.get(kind, 0)) * 1e-9 for kind, ns in self._ns.items()}
+            sent = {key: n - self._lap_bytes.get(key, 0) for key, n in self._bytes.items()}
+            self._lap_ns, self._lap_bytes = dict(self._ns), dict(self._bytes)
+        return Lap(seconds, {key: n for key, n in sent.items() if n})
+
+    def take(self) -> list[Span]:
+        """The spans kept since the last call; they are forgotten here, the totals stay."""
+        with self._lock:
+            kept, self._kept = self._kept, []
+        return kept
+
+    def _close(
+        self, kind: str, start_ns: int, stop_ns: int, inner_ns: int, outer: _Open | None, tags: dict[str, Any]
+    ) -> None:
+        part = kind
+        exposed = tags.get("exposed", True)
+        if kind == "comm":
+            part = "comm_exposed" if exposed else "comm_hidden"
+        spent_ns = stop_ns - start_ns
+        if exposed and outer is not None:
+            outer.inner_ns += spent_ns
+        with self._lock:
+            self._ns[part] = self._ns.get(part, 0) + spent_ns - inner_ns
+            if self.keep:
+                if self.step is not None:
+                    tags.setdefault("step", self.step)
+                self._kept.append(Span(kind, start_ns, stop_ns, tags))
