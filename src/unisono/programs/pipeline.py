@@ -1,0 +1,323 @@
+"""Pipeline timetables: who computes which stage of which micro-batch, in which order; as plain data.
+
+A timetable is played by processes, priced by `play_costs`, checked by `check` and drawn by `draw`: one value, several
+interpreters, so what is simulated is what runs. Stage s computes from what stage s-1 made; `placement[s]` is the row
+(the rank on the `pp` axis) that owns stage s, so a row may own several stages (interleaved, V-shaped).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Kind = Literal["F", "B", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+
+COMPUTE: tuple[Kind, ...] = ("F", "B", "W")
+RECEIVES: tuple[Kind, ...] = ("RECV_F", "RECV_B")
+SENDS: tuple[Kind, ...] = ("SEND_F", "SEND_B")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing a row does.
+
+    F: forward of (stage, micro). B: backward; where the timetable also has W, only towards the input. W: backward
+    towards the weights. SEND_F, RECV_F: the stage's output to stage+1, its input from stage-1. SEND_B, RECV_B: the
+    gradient of its input to stage-1, of its output from stage+1. `peer` is the row at the other end of a message,
+    -1 for computation.
+    """
+
+    kind: Kind
+    stage: int
+    micro: int
+    peer: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.stage}.{self.micro}"
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """One row of actions per rank of the pipeline, in the order in which the rank takes them."""
+
+    rows: tuple[tuple[Action, ...], ...]
+    placement: tuple[int, ...]
+    micros: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.placement)
+
+    def owned(self, row: int) -> tuple[int, ...]:
+        """The stages of one row, ascending."""
+        return tuple(stage for stage, owner in enumerate(self.placement) if owner == row)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether weight gradients have actions of their own."""
+        return any(action.kind == "W" for row in self.rows for action in row)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An action on the time axis; times in the unit of the costs."""
+
+    row: int
+    action: Action
+    start: float
+    stop: float
+
+
+def needs(action: Action, stages: int, split: bool = False) -> Iterator[tuple[Kind, int]]:
+    """(kind, stage) of the computations, of the same micro-batch, that must be over before this computation."""
+    kind, stage = action.kind, action.stage
+    if kind == "F" and stage > 0:
+        yield "F", stage - 1
+    if kind == "B":
+        yield "F", stage
+        if stage + 1 < stages:
+            yield "B", stage + 1
+    if kind == "W" and split:
+        yield "B", stage
+
+
+def lower(timetable: Timetable) -> Timetable:
+    """The timetable with its messages: each send directly after its computation, each receive before its user.
+
+    Stages that share a row hand over without a message. Between two rows messages are taken in the order in which
+    they are sent (so transports need no tags): a receive is moved forward where an earlier message would otherwise
+    stand in its way. Nothing that is already lowered is lowered twice.
+    """
+    if any(action.kind not in COMPUTE for row in timetable.rows for action in row):
+        return timetable
+    channels = _channels(timetable)
+    rows = []
+    for index, row in enumerate(timetable.rows):
+        lowered: list[Action] = []
+        taken: set[Action] = set()
+        for action in row:
+            wanted = _incoming(timetable, action)
+            if wanted is not None and wanted not in taken:
+                channel = channels[wanted.peer, index]
+                while channel and wanted not in taken:
+                    lowered.append(channel.popleft())
+                    taken.add(lowered[-1])
+            lowered.append(action)
+            sent = _outgoing(timetable, action)
+            if sent is not None:
+                lowered.append(sent)
+        rows.append(tuple(lowered))
+    return replace(timetable, rows=tuple(rows))
+
+
+def check(timetable: Timetable) -> list[str]:
+    """Everything wrong with a timetable, in words; an empty list if it computes every micro-batch once and ends.
+
+    Looked at: each F and B (and W, where there are any) exactly once per (stage, micro-batch) and on the row that
+    owns the stage; B after F, W after B; and, by playing the lowered rows with buffered sends and waiting receives,
+    that no row waits for ever.
+    """
+    problems = _miscounted(timetable)
+    if problems:
+        return problems
+    problems += _disordered(timetable)
+    stuck = _Run(lower(timetable)).until_stuck()
+    problems += [f"row {row} waits for ever at {action}" for row, action in stuck]
+    return problems
+
+
+def peak_held(timetable: Timetable) -> tuple[int, ...]:
+    """Per row, the most (stage, micro-batch) activations it holds at a time: from F until the last of B and W."""
+    release = "W" if timetable.splits_backward else "B"
+    peaks = []
+    for row in timetable.rows:
+        held = peak = 0
+        for action in row:
+            held += (action.kind == "F") - (action.kind == release)
+            peak = max(peak, held)
+        peaks.append(peak)
+    return tuple(peaks)
+
+
+def play_costs(
+    timetable: Timetable,
+    forward: float | Sequence[float] = 1.0,
+    backward: float | Sequence[float] = 1.0,
+    send: float = 0.0,
+    weight: float | Sequence[float] = 0.0,
+) -> list[Placed]:
+    """When each computation runs, given what it costs: an event simulation of the timetable.
+
+    `forward`, `backward` and `weight` are the times of F, B and W of one micro-batch, for all stages or per stage;
+    `send` is the time between a message's departure and its arrival, which occupies neither row. Returns the
+    computations in order of their start (the gaps are the bubbles). Raises ValueError if the timetable deadlocks.
+    """
+    costs = {
+        "F": _per_stage(forward, timetable.stages),
+        "B": _per_stage(backward, timetable.stages),
+        "W": _per_stage(weight, timetable.stages),
+    }
+    split = timetable.splits_backward
+    rows = [deque(a for a in row if a.kind in COMPUTE) for row in timetable.rows]
+    clock = [0.0] * len(rows)
+    over: dict[tuple[str, int, int], tuple[float, int]] = {}
+    placed: list[Placed] = []
+    moved = True
+    while moved:
+        moved = False
+        for index, row in enumerate(rows):
+            while row:
+                action = row[0]
+                wanted = [
+                    (kind, stage, action.micro) for kind, stage in needs(action, timetable.stages, split)
+                ]
+                if not all(key in over for key in wanted):
+                    break
+                ready = [over[key][0] + (send if over[key][1] != index else 0.0) for key in wanted]
+                start = max(clock[index], *ready) if ready else clock[index]
+                clock[index] = start + costs[action.kind][action.stage]
+                over[action.kind, action.stage, action.micro] = (clock[index], index)
+                placed.append(Placed(index, action, start, clock[index]))
+                row.popleft()
+                moved = True
+    if any(rows):
+        raise ValueError(
+            "the timetable deadlocks: " + ", ".join(f"row {i} at {r[0]}" for i, r in enumerate(rows) if r)
+        )
+    return sorted(placed, key=lambda p: (p.start, p.row))
+
+
+def bubble(placed: Sequence[Placed], rows: int | None = None) -> float:
+    """The part of all rows' time, from the first start to the last stop, in which nothing is computed: 0 to 1.
+
+    For p stages of equal cost and m micro-batches GPipe and 1F1B have (p-1)/(m+p-1)
+    (Huang et al. 2019; Narayanan et al. 2021). `rows` counts rows that computed nothing at all.
+    """
+    if not placed:
+        return 0.0
+    count = rows if rows is not None else len({p.row for p in placed})
+    span = max(p.stop for p in placed) - min(p.start for p in placed)
+    busy = sum(p.stop - p.start for p in placed)
+    return max(0.0, 1.0 - busy / (count * span)) if span > 0 else 0.0
+
+
+def _per_stage(cost: float | Sequence[float], stages: int) -> Sequence[float]:
+    if isinstance(cost, int | float):
+        return [float(cost)] * stages
+    if len(cost) != stages:
+        raise ValueError(f"{len(cost)} costs for {stages} stages")
+    return cost
+
+
+def _incoming(timetable: Timetable, action: Action) -> Action | None:
+    """The receive that a computation needs first, if its input comes from another row."""
+    if action.kind == "F" and action.stage > 0:
+        kind, peer = "RECV_F", timetable.placement[action.stage - 1]
+    elif action.kind == "B" and action.stage + 1 < timetable.stages:
+        kind, peer = "RECV_B", timetable.placement[action.stage + 1]
+    else:
+        return None
+    here = timetable.placement[action.stage]
+    return None if peer == here else Action(kind, action.stage, action.micro, peer)
+
+
+def _outgoing(timetable: Timetable, action: Action) -> Action | None:
+    """The send that follows a computation, if another row uses its result."""
+    if action.kind == "F" and action.stage + 1 < timetable.stages:
+        kind, peer = "SEND_F", timetable.placement[action.stage + 1]
+    elif action.kind == "B" and action.stage > 0:
+        kind, peer = "SEND_B", timetable.placement[action.stage - 1]
+    else:
+        return None
+    here = timetable.placement[action.stage]
+    return None if peer == here else Action(kind, action.stage, action.micro, peer)
+
+
+def arrives_as(sent: Action, row: int) -> Action:
+    """The receive, at the other end, of what `row` sends."""
+    if sent.kind == "SEND_F":
+        return Action("RECV_F", sent.stage + 1, sent.micro, row)
+    return Action("RECV_B", sent.stage - 1, sent.micro, row)
+
+
+def _channels(timetable: Timetable) -> dict[tuple[int, int], deque[Action]]:
+    """Per (sending row, receiving row): the receives, in the order of the sends."""
+    channels: dict[tuple[int, int], deque[Action]] = {}
+    for index, row in enumerate(timetable.rows):
+        for action in row:
+            sent = _outgoing(timetable, action)
+            if sent is not None:
+                channels.setdefault((index, sent.peer), deque()).append(arrives_as(sent, index))
+    return channels
+
+
+def _miscounted(timetable: Timetable) -> list[str]:
+    problems: list[str] = []
+    if any(not 0 <= owner < len(timetable.rows) for owner in timetable.placement):
+        return [f"placement {timetable.placement} names rows that do not exist"]
+    counts: dict[tuple[str, int, int], int] = {}
+    for index, row in enumerate(timetable.rows):
+        for action in row:
+            if not (0 <= action.stage < timetable.stages and 0 <= action.micro < timetable.micros):
+                problems.append(f"row {index} has {action}, which does not exist")
+            elif timetable.placement[action.stage] != index:
+                problems.append(
+                    f"row {index} has {action}, but row {timetable.placement[action.stage]} owns the stage"
+                )
+            if action.kind in COMPUTE:
+                key = (action.kind, action.stage, action.micro)
+                counts[key] = counts.get(key, 0) + 1
+    for kind in ("F", "B", "W") if timetable.splits_backward else ("F", "B"):
+        for stage in range(timetable.stages):
+            for micro in range(timetable.micros):
+                times = counts.get((kind, stage, micro), 0)
+                if times != 1:
+                    problems.append(f"{kind}{stage}.{micro} happens {times} times")
+    return problems
+
+
+def _disordered(timetable: Timetable) -> list[str]:
+    """Dependencies inside a row that the row's own order breaks."""
+    problems = []
+    split = timetable.splits_backward
+    for index, row in enumerate(timetable.rows):
+        at = {(a.kind, a.stage, a.micro): i for i, a in enumerate(row)}
+        for i, action in enumerate(row):
+            for kind, stage in needs(action, timetable.stages, split):
+                if at.get((kind, stage, action.micro), -1) > i:
+                    problems.append(f"row {index} has {action} before {kind}{stage}.{action.micro}")
+    return problems
+
+
+@dataclass
+class _Run:
+    """Lowered rows played without time: sends are buffered, a receive waits for the head of its channel."""
+
+    timetable: Timetable
+    at: list[int] = field(init=False)
+    wires: dict[tuple[int, int], deque[Action]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.at = [0] * len(self.timetable.rows)
+        self.wires = {}
+
+    def until_stuck(self) -> list[tuple[int, Action]]:
+        """(row, action) of every row that could not end."""
+        while any(self._advance(row) for row in range(len(self.at))):
+            pass
+        rows = self.timetable.rows
+        return [(row, rows[row][i]) for row, i in enumerate(self.at) if i < len(rows[row])]
+
+    def _advance(self, row: int) -> bool:
+        actions, begin = self.timetable.rows[row], self.at[row]
+        while self.at[row] < len(actions):
+            action = actions[self.at[row]]
+            if action.kind in SENDS:
+                self.wires.setdefault((row, action.peer), deque()).append(arrives_as(action, row))
+            elif action.kind in RECEIVES:
+                wire = self.wires.get((action.peer, row))
+                if not wire or wire[0] != action:
+                    break
+                wire.popleft()
+            self.at[row] += 1
+        return self.at[row] > begin
