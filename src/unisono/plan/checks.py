@@ -1,0 +1,187 @@
+"""`Plan.check`: everything that keeps a plan from being played, found at once, each with its remedy.
+
+Recipes are looked at, never imported: anything with the attributes of `RecipeLike` will do. Places are written as
+dotted keys (`plan.tp, model.n_head`); whoever knows the files puts the lines to them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from unisono.plan.grammar import BUILT, choice
+from unisono.spec.errors import Problem
+
+if TYPE_CHECKING:
+    from unisono.plan.plan import Plan
+
+
+class RecipeLike(Protocol):
+    """What is read of a recipe."""
+
+    @property
+    def model(self) -> Any: ...
+    @property
+    def train(self) -> Any: ...
+    @property
+    def launch(self) -> Any: ...
+
+
+class Devices(Protocol):
+    """What is read of a cluster."""
+
+    @property
+    def devices(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sum of a step, in samples: global_batch = micro_batch * micros * replicas, replicas = dp * shard."""
+
+    global_batch: int
+    micro_batch: int
+    micros: int
+    replicas: int
+
+    def __str__(self) -> str:
+        return (
+            f"global_batch {self.global_batch} = micro_batch {self.micro_batch}"
+            f" x micros {self.micros} x replicas {self.replicas}"
+        )
+
+
+def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
+    """All problems, in reading order: what is not built, what means nothing, what does not fit."""
+    problems = [*_not_built(plan), *_meaningless(plan)]
+    if recipe is not None:
+        problems += [*_world(plan, recipe), *_precision(plan, recipe)]
+        problems += [*_tensor(plan, recipe.model), *_stages(plan, recipe.model)]
+        if plan.dp != -1:
+            _, wrong = batch_of(plan, recipe.train)
+            problems += [wrong] if wrong else []
+    if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
+        what = f"the plan takes {plan.world} ranks, the cluster has {cluster.devices} devices"
+        problems.append(Problem("P14", what, "plan", "lower dp, shard, pp or tp, or name a larger cluster"))
+    return problems
+
+
+def _not_built(plan: "Plan") -> Iterator[Problem]:
+    for key, built in BUILT.items():
+        text = getattr(plan, key)
+        got = choice(text)
+        if got.name not in built or got.options or got.marks:
+            what = f"{key}={text} is not yet in this version"
+            yield Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(built))
+    for key in ("cp", "ep"):
+        if getattr(plan, key) != 1:
+            what = f"{key}={getattr(plan, key)} is not yet in this version"
+            yield Problem("P10", what, f"plan.{key}", f"leave {key} out; dp, shard, tp and pp are here")
+
+
+def _meaningless(plan: "Plan") -> Iterator[Problem]:
+    if plan.dp != 1:
+        return
+    reason = "replicas meet on dp and only there, and dp=1 has nobody to meet"
+    if plan.codec != "plain":
+        yield Problem("P16", f"codec={plan.codec} with dp=1: {reason}", "plan.codec, plan.dp", "dp=2 or codec=plain")
+    if choice(plan.sync).name not in ("every_step", "canonical"):
+        what = f"sync={plan.sync} with dp=1: {reason}"
+        yield Problem("P16", what, "plan.sync, plan.dp", "dp=2 or sync=every_step")
+
+
+def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+    ranks = recipe.launch.ranks
+    if plan.dp == -1:
+        what = "dp=-1 fills the world, but the number of ranks is not known"
+        yield Problem("P14", what, "plan.dp", "--launch.ranks N, or write dp=N")
+    elif ranks is not None and ranks != plan.world:
+        product = " x ".join(f"{k} {getattr(plan, k)}" for k in ("pp", "dp", "shard", "cp", "tp") if getattr(plan, k) > 1)
+        what = f"the plan takes {plan.world} ranks ({product or 'dp 1'}), launch.ranks says {ranks}"
+        fix = f"--launch.ranks {plan.world}, or leave launch.ranks out"
+        if ranks % plan.inner == 0:
+            fix = f'dp={ranks // plan.inner} (or dp=-1), or --launch.ranks {plan.world}'
+        yield Problem("P14", what, "plan, launch.ranks", fix)
+
+
+def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
+    dtype = recipe.train.dtype
+    if plan.precision == "fp64" and dtype != "float64":
+        what = f"precision=fp64 computes in float64, but train.dtype keeps the weights in {dtype}"
+        yield Problem("P15", what, "plan.precision, train.dtype", "--train.dtype float64, or precision=fp32")
+    elif dtype == "float64" and plan.precision != "fp64":
+        what = f"train.dtype float64 would lose its digits in precision={plan.precision}"
+        yield Problem("P15", what, "plan.precision, train.dtype", "precision=fp64 or leave precision out")
+
+
+def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
+    if plan.tp == 1:
+        return
+    if model.kind == "convnet":
+        what = f"tp={plan.tp}: the convnet declares nothing that tensor parallelism could split"
+        yield Problem("P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead")
+    for name, keys, size in _sizes(model):
+        if size % plan.tp:
+            fits = " ".join(str(n) for n in divisors(size) if n <= 64)
+            what = f"tp={plan.tp} does not divide {name} {size}"
+            yield Problem("P12", what, f"plan.tp, {keys}", f"tp one of {fits}, or another {keys}")
+
+
+def _sizes(model: Any) -> Iterator[tuple[str, str, int]]:
+    """(what it is, the recipe's key, its size) for all that tp deals out among its ranks."""
+    if model.kind == "gpt":
+        yield "the heads", "model.n_head", model.n_head
+        if model.kv_heads != model.n_head:
+            yield "the key-value heads", "model.n_kv_head", model.kv_heads
+        yield "the feed-forward width", "model.d_ff", model.ff_width
+        yield "the context (positions are dealt between blocks)", "model.context", model.context
+    elif model.kind == "mlp":
+        for size in dict.fromkeys(model.hidden):
+            yield "the hidden width", "model.hidden", size
+
+
+def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
+    depth = model.depth
+    if plan.pp > 1 and plan.schedule == "accumulate":
+        what = f"schedule=accumulate is the timetable of one stage, pp={plan.pp} has {plan.pp}"
+        yield Problem("P13", what, "plan.schedule, plan.pp", "schedule=1f1b or schedule=gpipe")
+    if depth is not None and plan.pp > depth:
+        what = f"pp={plan.pp} stages need at least {plan.pp} blocks, the model has {depth}"
+        yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"pp={depth} or less, or a deeper model")
+
+
+def divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+def batch_of(plan: "Plan", train: Any) -> tuple[Batch | None, Problem | None]:
+    """The step's batch, or what is wrong with it.
+
+    Of global_batch, micro_batch and micros the third follows from two. What was not given falls back in this order:
+    micros to 1 when micro_batch is not given either, global_batch to its default unless the other two are given.
+    """
+    replicas, micro, micros = plan.replicas, train.micro_batch, plan.micros
+    total = train.global_batch
+    if micro is not None and micros is not None and "global_batch" not in train.model_fields_set:
+        total = micro * micros * replicas
+    if micro is None:
+        micros = micros or 1
+        return _derive(total, None, micros, replicas)
+    return _derive(total, micro, micros, replicas)
+
+
+def _derive(total: int, micro: int | None, micros: int | None, replicas: int) -> tuple[Batch | None, Problem | None]:
+    known = (micro or 1) * (micros or 1) * replicas
+    keys = ("train.global_batch",) + (("train.micro_batch",) if micro else ()) + (("plan.micros",) if micros else ())
+    if micro is not None and micros is not None and known != total:
+        what = f"global_batch {total} is not micro_batch {micro} x micros {micros} x replicas {replicas} = {known}"
+        fix = f"--train.global_batch {known}"
+        if total % (micro * replicas) == 0:
+            fix += f", or micros={total // (micro * replicas)}"
+        return None, Problem("P11", what, ", ".join(keys), fix)
+    if total % known:
+        sums = f"micro_batch {micro or '?'} x micros {micros or '?'} x replicas {replicas}"
+        below, above = total // known * known, (total // known + 1) * known
+        near = f"{below} or {above}" if below else f"{above}"
+        what = f"global_batch {total} = {sums} has no whole answer: {total} is not a multiple of {known}"
+        return None, Problem("P11", what, ", ".join((*keys, "plan.dp")), f"--train.global_batch {near}, or other factors")
+    left = total // known
+    return Batch(total, micro or left, micros or left, replicas), None

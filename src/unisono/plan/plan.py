@@ -1,0 +1,144 @@
+"""`Plan`: a frozen value and, equally, a line of `key=value` words that round-trips.
+
+    dp=2 shard=2 zero=3 pp=2 tp=2 schedule=1f1b micros=8 sync=every_step codec=plain precision=bf16
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
+
+from unisono.plan import checks
+from unisono.plan.checks import Batch, Devices, RecipeLike
+from unisono.plan.grammar import KEYS, SIZES, VALUES, meant, size_problem, value_problems
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
+
+__all__ = ["Batch", "Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a run is spread. World size is dp * shard * pp * cp * tp, axes from outer to inner pp, dp, shard, cp, tp.
+
+    dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
+    micros: micro-batches of a step on one data rank; None until derived from the batch.
+    said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart.
+
+    Raises ConfigProblems, with everything that is wrong, when a value is not in the contract.
+    """
+
+    dp: int = 1
+    shard: int = 1
+    zero: int = 3
+    pp: int = 1
+    schedule: str = "1f1b"
+    micros: int | None = None
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    cp_kind: str = "ring"
+    sync: str = "every_step"
+    collective: str = "auto"
+    codec: str = "plain"
+    precision: str = "fp32"
+    recompute: str = "none"
+    offload: str = "none"
+    said: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        problems = _problems({key: getattr(self, key) for key in KEYS}, "plan")
+        if problems:
+            raise ConfigProblems(problems)
+
+    @classmethod
+    def parse(cls, text: str, where: str = "plan") -> Self:
+        """Reads a plan's text; `where` names its source in messages. Raises ConfigProblems."""
+        values, problems = _read(text, where)
+        problems += _problems(values, where)
+        if problems:
+            raise ConfigProblems(problems)
+        return cls(**values, said=frozenset(values))
+
+    def __str__(self) -> str:
+        words = [f"{k}={getattr(self, k)}" for k in KEYS if k == "dp" or getattr(self, k) != DEFAULTS[k]]
+        short = words[1:] if self.dp == 1 and len(words) > 1 else words
+        return " ".join(short)
+
+    @property
+    def inner(self) -> int:
+        """Ranks of one replica."""
+        return self.shard * self.pp * self.cp * self.tp
+
+    @property
+    def world(self) -> int:
+        """Ranks in all. Raises UsageError while dp=-1 is not filled."""
+        return self._filled_dp() * self.inner
+
+    @property
+    def replicas(self) -> int:
+        """Data ranks: coordinates that see different samples, dp * shard."""
+        return self._filled_dp() * self.shard
+
+    def _filled_dp(self) -> int:
+        if self.dp == -1:
+            raise UsageError(
+                "dp=-1 fills the world, but the number of ranks is not known",
+                where="plan.dp",
+                fix="--launch.ranks N, or write dp=N",
+                code="P14",
+            )
+        return self.dp
+
+    def fill(self, world: int | None) -> Self:
+        """The plan with dp=-1 replaced by what fills `world` ranks. Raises UsageError when it cannot."""
+        if self.dp != -1 or world is None:
+            return self
+        if world < self.inner or world % self.inner:
+            raise UsageError(
+                f"dp=-1 cannot fill {world} ranks: a replica takes shard*pp*cp*tp = {self.inner} ranks",
+                where="plan.dp, launch.ranks",
+                fix=f"a number of ranks that is a multiple of {self.inner}",
+                code="P14",
+            )
+        return replace(self, dp=world // self.inner)
+
+    def check(self, recipe: RecipeLike | None = None, cluster: Devices | None = None) -> list[Problem]:
+        """All problems at once: not in this version, meaningless, not fitting the recipe or the cluster."""
+        return checks.check(self, recipe, cluster)
+
+
+DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
+
+
+def _read(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for word in text.split():
+        key, equals, value = word.partition("=")
+        if not equals or not value:
+            what = f"{word!r} is not of the form key=value"
+            problems.append(Problem("P05", what, where, 'for example "dp=2 pp=2 micros=8"'))
+        elif key not in KEYS:
+            what = f"unknown plan key {key}{meant(key, KEYS)}"
+            problems.append(Problem("P01", what, where, f"keys of a plan: {' '.join(KEYS)}"))
+        elif key in values:
+            what = f"{key} is given twice: {key}={values[key]} and {word}"
+            problems.append(Problem("P02", what, where, "keep one of them"))
+        else:
+            values[key] = _number(value) if key in SIZES else value
+    return values, problems
+
+
+def _number(text: str) -> int | str:
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdigit() else text
+
+
+def _problems(values: dict[str, Any], where: str) -> list[Problem]:
+    def each() -> Iterable[Problem]:
+        for key, value in values.items():
+            if key in VALUES:
+                yield from value_problems(key, value, where)
+            elif problem := size_problem(key, value, where):
+                yield problem
+
+    return list(each())
