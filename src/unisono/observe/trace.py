@@ -1,0 +1,108 @@
+"""Chrome traces: one file per rank, for chrome://tracing, Perfetto, and our own report.
+
+Follows the Trace Event Format ("X" events, microseconds) with the `distributedInfo` and `baseTimeNanoseconds` that
+PyTorch's profiler writes, so tools that merge ranks find what they look for.
+"""
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unisono.observe.files import write_whole
+from unisono.observe.span import Span
+
+_DAY_NS = 86_400 * 10**9
+_COMPUTE, _BESIDE = 0, 1  # thread ids: what the rank was doing, and communication that ran beside it
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A trace file read back; the spans' times are Unix time in nanoseconds, so ranks share one axis."""
+
+    rank: int
+    world: int
+    host: str
+    spans: list[Span]
+
+
+def write(
+    path: str | Path,
+    spans: Iterable[Span],
+    rank: int,
+    world: int,
+    *,
+    epoch_ns: int = 0,
+    host: str = "",
+    backend: str = "",
+    coords: Mapping[str, int] | None = None,
+) -> Path:
+    """Write `rank*.json.gz`: whole or not at all. `epoch_ns` is the recorder's: Unix time at its clock's zero.
+
+    `coords` is the rank's place in the mesh ({"dp": 0, "pp": 1}) and becomes part of its name. Raises OSError.
+    """
+    kept = list(spans)
+    first = min((span.start_ns for span in kept), default=0) + epoch_ns
+    base_ns = first // _DAY_NS * _DAY_NS  # the same in all ranks; keeps microseconds exact in a double
+    place = " ".join(f"{axis}={at}" for axis, at in (coords or {}).items())
+    events = _names(rank, f"rank {rank}" + (f" ({place})" if place else ""), host)
+    events += [_event(span, rank, epoch_ns - base_ns) for span in kept]
+    document = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": base_ns,
+        "distributedInfo": {"backend": backend, "rank": rank, "world_size": world},
+        "host": host,
+        "traceEvents": events,
+    }
+    return write_whole(path, gzip.compress(json.dumps(document, separators=(",", ":")).encode(), 6))
+
+
+def read(path: str | Path) -> Trace:
+    """Read a file of `write` back. Raises OSError, EOFError (cut short) or ValueError (not a trace)."""
+    document = json.loads(gzip.decompress(Path(path).read_bytes()))
+    try:
+        base_ns = int(document["baseTimeNanoseconds"])
+        info = document["distributedInfo"]
+        spans = [_span(event, base_ns) for event in document["traceEvents"] if event.get("ph") == "X"]
+        return Trace(int(info["rank"]), int(info["world_size"]), str(document.get("host", "")), spans)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a trace: {error!r}") from error
+
+
+def _names(rank: int, name: str, host: str) -> list[dict[str, Any]]:
+    rows: list[tuple[str, int, dict[str, Any]]] = [
+        ("process_name", _COMPUTE, {"name": name}),
+        ("process_labels", _COMPUTE, {"labels": host}),
+        ("process_sort_index", _COMPUTE, {"sort_index": rank}),
+        ("thread_name", _COMPUTE, {"name": "step"}),
+        ("thread_name", _BESIDE, {"name": "communication beside compute"}),
+    ]
+    return [{"ph": "M", "name": row, "pid": rank, "tid": tid, "args": args} for row, tid, args in rows]
+
+
+def _event(span: Span, rank: int, shift_ns: int) -> dict[str, Any]:
+    tags = span.tags
+    label = span.kind
+    if "op" in tags:
+        label = f"{tags.get('axis', '')} {tags['op']}".strip()
+    elif "micro" in tags:
+        label = f"{span.kind} {tags['micro']}"
+    return {
+        "ph": "X",
+        "name": label,
+        "cat": span.kind,
+        "pid": rank,
+        "tid": _COMPUTE if tags.get("exposed", True) else _BESIDE,
+        "ts": (span.start_ns + shift_ns) / 1000,
+        "dur": (span.stop_ns - span.start_ns) / 1000,
+        "args": {"kind": span.kind, **tags},
+    }
+
+
+def _span(event: Mapping[str, Any], base_ns: int) -> Span:
+    start_ns = base_ns + round(event["ts"] * 1000)
+    tags = dict(event["args"])
+    return Span(str(tags.pop("kind")), start_ns, start_ns + round(event["dur"] * 1000), tags)
