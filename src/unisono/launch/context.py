@@ -1,0 +1,151 @@
+"""What a rank is told about itself, and the line over which it talks to whoever watches it. No torch."""
+
+import json
+import os
+import socket
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.launch import wire
+
+
+class Channel(ABC):
+    """A rank's line to its supervisor: events go up, the wish to stop comes down."""
+
+    @abstractmethod
+    def send(self, kind: str, **fields: Any) -> None:
+        """Report an event. Never blocks and never raises on a slow or absent listener."""
+
+    @abstractmethod
+    def stop_requested(self) -> bool:
+        """True once a stop was asked for (Ctrl-C, SIGTERM): finish the step, save, leave.
+
+        Ranks may hear it at different steps; the caller agrees on one step over a collective.
+        """
+
+
+class NullChannel(Channel):
+    """Nobody listens: single-process use, and tests."""
+
+    def send(self, kind: str, **fields: Any) -> None:
+        return
+
+    def stop_requested(self) -> bool:
+        return False
+
+
+class SocketChannel(Channel):
+    """The line of a forked rank: JSON frames over a stream socket pair.
+
+    A training step must not wait for a screen: what the kernel's buffer does not take is kept here, and beyond
+    `room` bytes of backlog further events are dropped and counted.
+    """
+
+    def __init__(self, sock: socket.socket, room: int = 4 << 20) -> None:
+        self._sock = sock
+        self._room = room
+        self._backlog = bytearray()
+        self._frames = wire.Frames()
+        self._heard: set[str] = set()
+        self._lock = threading.Lock()
+        self.dropped = 0
+
+    def send(self, kind: str, **fields: Any) -> None:
+        data = wire.frame(wire.dumps({"kind": kind, **fields}))
+        with self._lock:
+            if len(self._backlog) + len(data) > self._room:
+                self.dropped += 1
+                return
+            self._backlog += data
+            self._push()
+
+    def _push(self) -> None:
+        while self._backlog:
+            try:
+                sent = self._sock.send(self._backlog, socket.MSG_DONTWAIT)
+            except OSError:
+                # A full buffer, or no listener any more; in the latter case the kernel is about to end us.
+                return
+            del self._backlog[:sent]
+
+    def stop_requested(self) -> bool:
+        with self._lock:
+            self._listen(socket.MSG_DONTWAIT)
+            return "stop" in self._heard
+
+    def _listen(self, flags: int) -> bool:
+        """Take in what has come; False when the other side has left."""
+        try:
+            data = self._sock.recv(4096, flags)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self._heard.update(json.loads(one)["kind"] for one in self._frames.feed(data))
+        return bool(data)
+
+    def farewell(self, kind: str, **fields: Any) -> None:
+        """Report the last event, whatever it takes, and wait until all ranks have reported theirs.
+
+        Waiting matters: a rank that closed its sockets while another still waits for bytes would look like a failure.
+        """
+        data = wire.frame(wire.dumps({"kind": kind, **fields}))
+        with self._lock:
+            self._sock.setblocking(True)
+            try:
+                self._sock.sendall(bytes(self._backlog) + data)
+            except OSError:
+                return
+            self._backlog.clear()
+            while "leave" not in self._heard and self._listen(0):
+                pass
+
+
+@dataclass
+class PrintChannel(Channel):
+    """The line of a rank started by others (torchrun, Slurm): `show` draws what rank 0 reports."""
+
+    rank: int
+    show: Callable[[int, dict[str, Any]], None] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        if self.rank == 0 and self.show is not None:
+            self.show(0, {"kind": kind, **fields})
+
+    def stop_requested(self) -> bool:
+        return self.stop.is_set()
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank's place in a run.
+
+    `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
+    environment (`env://`). `backend` is "gloo" or "nccl".
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    host: str
+    threads: int
+    backend: str
+    store: Any
+    channel: Channel
+    run_token: str
+
+
+def flush_and_leave(code: int) -> None:
+    """End this process at once. torch's own way out aborts at random when Gloo groups are alive."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+    os._exit(code)

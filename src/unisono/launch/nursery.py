@@ -1,0 +1,119 @@
+"""Ranks on this host, forked from one process that has imported torch. No torch here.
+
+    with Nursery("my.module:train") as nursery:
+        outcome = nursery.run({"steps": 10}, ranks=4)
+
+Four ranks are ready in the time of one import, several runs share it, no port is opened, and nothing outlives this
+process: the helper dies with it and the ranks with the helper (see `helper`).
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from unisono.launch.signals import Signals
+from unisono.launch.supervise import OnEvent, Outcome, Supervision
+from unisono.spec.errors import UsageError, UserCodeError
+
+
+class Nursery:
+    """Starts the helper at once, so that its import runs beside whatever the caller does next.
+
+    `entry` names `function(ctx, argument, shared) -> dict | None`, which runs in every rank; `prepare(argument)` of
+    the same module, if there is one, runs in the helper before each fork and gives `shared`. `path` is put in front
+    of the ranks' import path. Make it in a thread that outlives it (Linux ties the death of the helper to that
+    thread). Raises UsageError where the kernel lacks what this needs: then use torchrun.
+    """
+
+    def __init__(self, entry: str, python: str = sys.executable, path: Sequence[str] = ()) -> None:
+        if not hasattr(os, "pidfd_open"):
+            raise UsageError(
+                "starting ranks needs Linux 5.4 or newer",
+                fix="start the same command with torchrun, which is recognised",
+                code="L04",
+            )
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._broken = False
+        terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": list(path)}
+        # One thread in numpy's BLAS, whose pool would otherwise start at import and not survive the fork; asking
+        # the driver's library for GPUs instead of CUDA itself, which cannot be used in a child once touched.
+        extra = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: the current folder must not be able to shadow a module of ours or of torch's.
+                [python, "-P", "-m", "unisono.launch.helper", json.dumps(terms)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what an import prints is no data
+                pass_fds=[theirs.fileno()],
+                env={**extra, **os.environ},
+                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's to hear
+            )
+
+    @property
+    def pid(self) -> int:
+        """The helper's process."""
+        return self._process.pid
+
+    def run(
+        self,
+        argument: dict[str, Any],
+        ranks: int,
+        threads: int = 1,
+        on_event: OnEvent | None = None,
+        timeout: float | None = None,
+        backend: str = "auto",
+    ) -> Outcome:
+        """Run the entry function in `ranks` forked processes and watch them to the end.
+
+        `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
+        and the wish to stop. `timeout`: seconds of silence of a rank after which the run counts as hung.
+        Ctrl-C and SIGTERM ask the ranks to stop; a second Ctrl-C kills them. Failures are in the Outcome.
+        """
+        host = socket.gethostname()
+        if ranks < 1:
+            raise UsageError(f"cannot start {ranks} ranks", fix="launch.ranks of 1 or more", code="L02")
+        terms = {
+            "ranks": ranks,
+            "threads": max(1, threads),
+            "backend": backend,
+            "token": secrets.token_hex(16),
+            "store_timeout": timeout or 600.0,
+        }
+        watch = Supervision(self._control, ranks, on_event or print_output, timeout, host)
+        with Signals() as signals:
+            try:
+                watch.order(terms, argument)
+            except OSError:
+                error = UserCodeError("the process that starts the ranks has gone", host=host, code="R02")
+                if not self._broken:
+                    raise
+                return Outcome([None] * ranks, error, error.exit)
+            outcome = watch.watch(signals)
+        self._broken |= watch.helper_gone
+        return outcome
+
+    def close(self) -> None:
+        """End the helper and with it all ranks; harmless when repeated."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> "Nursery":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def print_output(rank: int, event: dict[str, Any]) -> None:
+    """What becomes of ranks' output when nobody asked for it: standard error, with the rank in front."""
+    if event["kind"] == "output":
+        print(f"rank {rank} | {event['text']}", file=sys.stderr, flush=True)

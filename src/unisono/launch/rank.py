@@ -1,0 +1,102 @@
+"""What a forked child does: become a rank, run the entry function, report, leave. Imports torch: rank side only."""
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from unisono.launch import crossing
+from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
+from unisono.launch.rank_store import SocketStore
+
+Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's own ends of its sockets, and its number."""
+
+    rank: int
+    store: int
+    events: int
+    output: int
+
+
+def choose_backend(wanted: str, local_world: int) -> str:
+    """ "nccl" where every rank of this host gets a GPU of its own, else "gloo"; an explicit wish is kept."""
+    if wanted != "auto":
+        return wanted
+    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= local_world else "gloo"
+
+
+def live(seat: Seat, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
+    """The whole life of a rank; never returns."""
+    code = 1
+    try:
+        channel = SocketChannel(socket.socket(fileno=seat.events))
+        _settle_in(seat, order)
+        ctx = RankContext(
+            rank=seat.rank,
+            world=order["ranks"],
+            local_rank=seat.rank,
+            local_world=order["ranks"],
+            host=socket.gethostname(),
+            threads=order["threads"],
+            backend=choose_backend(order["backend"], order["ranks"]),
+            store=SocketStore(socket.socket(fileno=seat.store), timedelta(seconds=order["store_timeout"])),
+            channel=channel,
+            run_token=order["token"],
+        )
+        code = _play(ctx, channel, entry, argument, shared)
+    finally:
+        flush_and_leave(code)
+
+
+def _play(
+    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], shared: Any
+) -> int:
+    try:
+        channel.send("start", pid=os.getpid(), backend=ctx.backend)
+        result = entry(ctx, argument, shared)
+        json.dumps(result)  # a result that cannot cross is the entry's error, not the channel's
+    except BaseException as error:  # SystemExit too: a rank that leaves early is a failed rank
+        record = crossing.describe(error)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        channel.farewell("error", error=record)
+        return 1
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    channel.farewell("result", value=result)
+    return 0
+
+
+def _settle_in(seat: Seat, order: dict[str, Any]) -> None:
+    os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
+    # The supervisor alone turns signals into a wish to stop; a terminal or a scheduler sends them to everyone.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.dup2(seat.output, 1)
+    os.dup2(seat.output, 2)
+    os.close(seat.output)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable(file=2)  # a segfault leaves its stack
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # and so does a hang, when asked
+    os.environ.update(
+        RANK=str(seat.rank),
+        WORLD_SIZE=str(order["ranks"]),
+        LOCAL_RANK=str(seat.rank),
+        LOCAL_WORLD_SIZE=str(order["ranks"]),
+    )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(order["threads"])

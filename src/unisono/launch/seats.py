@@ -1,0 +1,111 @@
+"""One rank as its supervisor sees it: its sockets, what it said, what became of it. No torch."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.launch import wire
+from unisono.launch.crossing import Record
+
+# Gloo announces every group on standard output; that is nobody's news.
+_CHATTER = ("[Gloo] Rank ",)
+
+
+@dataclass
+class Seat:
+    """`heard` is when its last word came; `status` its exit status (negative: signal), None while it lives."""
+
+    rank: int
+    store: socket.socket
+    events: socket.socket
+    output: int
+    heard: float
+    store_frames: wire.Frames = field(default_factory=wire.Frames)
+    event_frames: wire.Frames = field(default_factory=wire.Frames)
+    pid: int | None = None
+    pidfd: int | None = None
+    step: int | None = None
+    finished: bool = False
+    result: dict[str, Any] | None = None
+    error: Record | None = None
+    status: int | None = None
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    _rest: bytes = b""
+
+    def reported(self) -> bool:
+        """True once it has said how it ended."""
+        return self.finished or self.error is not None
+
+    def tell(self, kind: str) -> None:
+        """Say something to the rank; one that is gone does not mind."""
+        with contextlib.suppress(OSError):
+            self.events.send(wire.frame(wire.dumps({"kind": kind})), socket.MSG_DONTWAIT)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        if self.pidfd is not None and self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, number)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Events that have come; empty also when there are none yet."""
+        data = _receive(self.events)
+        return [json_object(one) for one in self.event_frames.feed(data)]
+
+    def asked(self) -> list[list[bytes]]:
+        """Store requests that have come."""
+        return [wire.split(one) for one in self.store_frames.feed(_receive(self.store))]
+
+    def answer(self, fields: list[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            self.store.settimeout(10.0)
+            self.store.sendall(wire.frame(wire.join(fields)))
+
+    def printed(self) -> tuple[list[str], bool]:
+        """Whole lines of what the rank printed, and whether more may come."""
+        try:
+            data = os.read(self.output, 1 << 16)
+        except BlockingIOError:
+            return [], True
+        pieces = (self._rest + data).split(b"\n")
+        if data:
+            self._rest = pieces.pop()
+        else:
+            self._rest, pieces = b"", [piece for piece in pieces if piece]
+        lines = [piece.decode(errors="replace") for piece in pieces]
+        lines = [line for line in lines if not line.startswith(_CHATTER)]
+        self.lines.extend(lines)
+        return lines, bool(data)
+
+    def close(self) -> None:
+        self.store.close()
+        self.events.close()
+        os.close(self.output)
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+
+
+def json_object(payload: bytes) -> dict[str, Any]:
+    value = json.loads(payload)
+    return value if isinstance(value, dict) else {"kind": "odd"}
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(1 << 16, socket.MSG_DONTWAIT)
+    except OSError:
+        return b""
+
+
+def seat_pair(rank: int, now: float) -> tuple[Seat, list[int]]:
+    """A seat, and the file descriptors of the rank's own ends: store, events, output."""
+    store_ours, store_theirs = socket.socketpair()
+    events_ours, events_theirs = socket.socketpair()
+    reads, writes = os.pipe()
+    os.set_blocking(reads, False)
+    seat = Seat(rank, store_ours, events_ours, reads, now)
+    return seat, [store_theirs.detach(), events_theirs.detach(), writes]

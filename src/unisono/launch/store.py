@@ -1,0 +1,125 @@
+"""The supervisor's half of the bootstrap store: keys and values that ranks meet over. No torch, no port.
+
+Each rank holds one end of a socket pair, so who speaks is known without any secret, and nothing listens on the network.
+A request is a frame of fields `[id, op, ...]`; its answer is `[id, status, ...]`. Waiting requests are answered late
+and out of order, which lets several threads of a rank use the store at once. `unisono.launch.rank_store` is the other half.
+"""
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+OK, LATE, BAD = b"+", b"t", b"-"
+
+
+@dataclass
+class _Wait:
+    """A request that waits for `missing` keys; `key` is what to return then (None: nothing)."""
+
+    who: int
+    id: bytes
+    missing: set[bytes]
+    key: bytes | None
+    over: bool = False
+
+
+@dataclass
+class StoreServer:
+    """A pure state machine: requests in, answers out; `clock` is in seconds.
+
+    `who` names a connection (here: a rank). Semantics are those of torch's TCPStore.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    _waits: dict[bytes, list[_Wait]] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int, _Wait]] = field(default_factory=list)
+    _count: int = 0
+
+    def handle(self, who: int, fields: list[bytes]) -> list[tuple[int, list[bytes]]]:
+        """Answers that this request causes, to anyone, as (who, fields). Raises ValueError on nonsense."""
+        if len(fields) < 2:
+            raise ValueError("a store request without id or op")
+        id, op, *rest = fields
+        if op == b"set":
+            return [(who, [id, OK]), *self._put(rest[0], rest[1])]
+        if op == b"get":
+            return self._wait(_Wait(who, id, {rest[0]}, rest[0]), float(rest[1]))
+        if op == b"wait":
+            return self._wait(_Wait(who, id, set(rest[1:]), None), float(rest[0]))
+        if op == b"add":
+            return self._add(who, id, rest[0], int(rest[1]))
+        if op == b"check":
+            return [(who, [id, OK, b"1" if all(key in self.values for key in rest) else b"0"])]
+        if op == b"delete":
+            gone = self.values.pop(rest[0], None)
+            return [(who, [id, OK, b"0" if gone is None else b"1"])]
+        if op == b"count":
+            return [(who, [id, OK, str(len(self.values)).encode()])]
+        if op == b"compare_set":
+            return self._compare_set(who, id, *rest)
+        return [(who, [id, BAD, b"no such operation: " + op])]
+
+    def _put(self, key: bytes, value: bytes) -> list[tuple[int, list[bytes]]]:
+        self.values[key] = value
+        answers = []
+        for wait in self._waits.pop(key, ()):
+            wait.missing.discard(key)
+            if not wait.missing and not wait.over:
+                answers.append(self._done(wait))
+        return answers
+
+    def _done(self, wait: _Wait) -> tuple[int, list[bytes]]:
+        wait.over = True
+        found = [] if wait.key is None else [self.values[wait.key]]
+        return wait.who, [wait.id, OK, *found]
+
+    def _wait(self, wait: _Wait, seconds: float) -> list[tuple[int, list[bytes]]]:
+        wait.missing = {key for key in wait.missing if key not in self.values}
+        if not wait.missing:
+            return [self._done(wait)]
+        for key in wait.missing:
+            self._waits.setdefault(key, []).append(wait)
+        self._count += 1  # ties in time must not compare waits
+        heapq.heappush(self._deadlines, (self.clock() + seconds, self._count, wait))
+        return []
+
+    def _add(self, who: int, id: bytes, key: bytes, amount: int) -> list[tuple[int, list[bytes]]]:
+        try:
+            total = str(int(self.values.get(key, b"0")) + amount).encode()
+        except ValueError:
+            return [(who, [id, BAD, b"add to a value that is no number: " + key])]
+        return [(who, [id, OK, total]), *self._put(key, total)]
+
+    def _compare_set(
+        self, who: int, id: bytes, key: bytes, expected: bytes, desired: bytes
+    ) -> list[tuple[int, list[bytes]]]:
+        present = self.values.get(key)
+        if present == expected or (present is None and not expected):
+            return [(who, [id, OK, desired]), *self._put(key, desired)]
+        return [(who, [id, OK, expected if present is None else present])]
+
+    def expire(self) -> list[tuple[int, list[bytes]]]:
+        """Answers to the requests whose time is over."""
+        answers = []
+        while self._deadlines and (self._deadlines[0][2].over or self._deadlines[0][0] <= self.clock()):
+            wait = heapq.heappop(self._deadlines)[2]
+            if not wait.over:
+                wait.over = True
+                answers.append((wait.who, [wait.id, LATE, b", ".join(sorted(wait.missing))]))
+        return answers
+
+    def next_deadline(self) -> float | None:
+        """When `expire` next has something to do, on `clock`."""
+        while self._deadlines and self._deadlines[0][2].over:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def waiting(self) -> dict[int, str]:
+        """Who waits, and for which keys: in a hang the others are the ones to look at."""
+        return {
+            wait.who: b", ".join(sorted(wait.missing)).decode(errors="replace")
+            for _, _, wait in self._deadlines
+            if not wait.over
+        }

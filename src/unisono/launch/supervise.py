@@ -1,0 +1,287 @@
+"""Watching one run: one thread, one selector, every rank's store, events, output and death. No torch.
+
+The loop ends when every rank is gone. Ranks that finish wait for each other before they leave; when one fails, the
+first true failure is found among the echoes it causes, and the rest are killed. Killing outright is safe because
+nothing in a run folder is written in place, and quick because a rank inside a collective hears no milder signal.
+"""
+
+import os
+import select
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.launch import crossing, verdict, wire
+from unisono.launch.seats import Seat, seat_pair
+from unisono.launch.signals import Signals
+from unisono.launch.store import StoreServer
+from unisono.spec.errors import Interrupted, UnisonoError, UserCodeError
+
+ECHO_GRACE = 2.0
+"""Seconds to wait for the true failure after one that is only an echo of another."""
+STACK_GRACE = 0.5
+"""Seconds that ranks get to write their stacks in a hang."""
+
+OnEvent = Callable[[int, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: one result a rank (None where there is none), the error to show, the exit code.
+
+    `trace` is the failing rank's traceback, `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run
+    ended because it was asked to; then `exit` is 130 or 75, and `error` is None if the ranks ended in good order.
+    """
+
+    results: list[dict[str, Any] | None]
+    error: UnisonoError | None
+    exit: int
+    trace: str = ""
+    stopped: str = ""
+
+
+@dataclass
+class Supervision:
+    """State of one run; `control` leads to the helper, `timeout` is the longest silence of a rank in seconds."""
+
+    control: socket.socket
+    ranks: int
+    on_event: OnEvent
+    timeout: float | None
+    host: str
+    seats: list[Seat] = field(default_factory=list)
+    store: StoreServer = field(default_factory=StoreServer)
+    failures: list[verdict.Failure] = field(default_factory=list)
+    stopped: str = ""
+    helper_gone: bool = False
+    unborn: crossing.Record | None = None
+    hung: bool = False
+    _judged: UnisonoError | None = None
+    _deadline: float | None = None
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+
+    def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
+        """Ask the helper for the ranks. Raises OSError when it has gone."""
+        memory = os.memfd_create("argument", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(memory), "wb") as file:
+                file.write(wire.dumps(argument))
+            wire.send_message(self.control, {"op": "run", **terms}, [memory])
+        finally:
+            os.close(memory)
+        now = time.monotonic()
+        for rank in range(self.ranks):
+            seat, theirs = seat_pair(rank, now)
+            self.seats.append(seat)
+            try:
+                wire.send_message(self.control, {"op": "seat", "rank": rank}, theirs)
+            finally:
+                for fd in theirs:
+                    os.close(fd)
+
+    def watch(self, signals: Signals) -> Outcome:
+        """Serve and watch the ranks until all are gone; whatever happens here, none of them stays."""
+        watch = self._selector.register
+        watch(self.control, selectors.EVENT_READ, self._hear_helper)
+        watch(signals, selectors.EVENT_READ, lambda: self._signalled(signals))
+        for seat in self.seats:
+            watch(seat.events, selectors.EVENT_READ, lambda seat=seat: self._hear(seat))
+            watch(seat.store, selectors.EVENT_READ, lambda seat=seat: self._serve(seat))
+            watch(seat.output, selectors.EVENT_READ, lambda seat=seat: self._relay(seat))
+        try:
+            while not self._over():
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+                self._mind_the_time()
+            return self._outcome()
+        finally:
+            self._take_down()
+            while not self._over():  # an error of our own: still nobody is left behind
+                self._hear_helper()
+            self._selector.close()
+            for seat in self.seats:
+                seat.close()
+
+    def _over(self) -> bool:
+        if self.unborn is not None:
+            return True
+        if self.helper_gone:  # its ranks die with it; their pidfds say when
+            for seat in self.seats:
+                if seat.pidfd is not None and seat.status is None:
+                    select.select([seat.pidfd], [], [])
+                    seat.status = -signal.SIGKILL
+            return True
+        return all(seat.status is not None for seat in self.seats)
+
+    # What comes in.
+
+    def _hear_helper(self) -> None:
+        try:
+            got = wire.read_message(self.control)
+        except OSError:
+            got = None
+        if got is None:
+            self.helper_gone = True
+            self._selector.unregister(self.control)
+            return
+        message, fds = got
+        match message["op"]:
+            case "born":
+                seat = self.seats[message["rank"]]
+                seat.pid, seat.pidfd, seat.heard = message["pid"], fds[0], time.monotonic()
+                if self._judged is not None:
+                    seat.kill()
+            case "exit":
+                self._buried(self.seats[message["rank"]], message["status"])
+            case "failed":
+                self.unborn = message["error"]
+            case op:
+                self.on_event(-1, {"kind": op, **message})
+
+    def _hear(self, seat: Seat) -> None:
+        for event in seat.hear():
+            seat.heard = time.monotonic()
+            match event.get("kind"):
+                case "result":
+                    seat.finished, seat.result = True, event["value"]
+                case "error":
+                    seat.error = event["error"]
+                    self._failed(verdict.Failure(seat.rank, seat.error))
+                case _:
+                    step = event.get("step")
+                    seat.step = step if isinstance(step, int) else seat.step
+                    self.on_event(seat.rank, event)
+        if all(other.reported() for other in self.seats):
+            for other in self.seats:
+                other.tell("leave")
+
+    def _serve(self, seat: Seat) -> None:
+        for request in seat.asked():
+            self._reply(self.store.handle(seat.rank, request))
+
+    def _reply(self, answers: list[tuple[int, list[bytes]]]) -> None:
+        for who, fields in answers:
+            self.seats[who].answer(fields)
+
+    def _relay(self, seat: Seat) -> None:
+        lines, more = seat.printed()
+        for line in lines:
+            if not self.hung:
+                self.on_event(seat.rank, {"kind": "output", "text": line})
+        if not more:
+            self._forget(seat.output)
+
+    def _buried(self, seat: Seat, status: int) -> None:
+        """A rank is gone: hear its last words first, they may still lie in the sockets."""
+        seat.status = status
+        self._hear(seat)
+        self._relay(seat)
+        for sock in (seat.events, seat.store):
+            self._forget(sock)
+        if not seat.reported() and self._judged is None:
+            self._failed(verdict.Failure(seat.rank, None, status))
+
+    def _forget(self, file: socket.socket | int) -> None:
+        try:
+            self._selector.unregister(file)
+        except KeyError:
+            pass
+
+    def _signalled(self, signals: Signals) -> None:
+        for number in signals.take():
+            if number == signal.SIGINT and (self.stopped == "interrupt" or not self._running()):
+                self.stopped = "interrupt"
+                self._judge(Interrupted("stopped at once, as asked twice"))
+            elif number == signal.SIGTERM and not self._running():
+                self.stopped = "terminate"
+                self._judge(None)
+            else:
+                self.stopped = "interrupt" if number == signal.SIGINT else "terminate"
+                for seat in self.seats:
+                    seat.tell("stop")
+                self.on_event(-1, {"kind": "stopping", "how": self.stopped})
+
+    def _running(self) -> bool:
+        return all(seat.pid is not None for seat in self.seats)
+
+    # What follows from it.
+
+    def _failed(self, failure: verdict.Failure) -> None:
+        self.failures.append(failure)
+        if not failure.echo:
+            self._deadline = time.monotonic()
+        elif self._deadline is None:
+            self._deadline = time.monotonic() + ECHO_GRACE
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due, None for never."""
+        due = [self.store.next_deadline(), self._deadline, self._silence_ends()]
+        times = [time_ for time_ in due if time_ is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _silence_ends(self) -> float | None:
+        if self.timeout is None or self.hung or self._judged is not None:
+            return None
+        heard = [seat.heard for seat in self.seats if not seat.reported() and seat.pid is not None]
+        return min(heard) + self.timeout if heard else None
+
+    def _mind_the_time(self) -> None:
+        now = time.monotonic()
+        self._reply(self.store.expire())
+        ends = self._silence_ends()
+        if ends is not None and ends <= now:
+            self.hung = True
+            self._deadline = now + STACK_GRACE
+            for seat in self._unfinished():
+                seat.lines.clear()
+                seat.kill(signal.SIGUSR1)  # faulthandler writes the stack to the rank's output
+        if self._deadline is not None and self._deadline <= now and self._judged is None:
+            self._judge(self._find_error())
+
+    def _unfinished(self) -> list[Seat]:
+        return [seat for seat in self.seats if not seat.reported() and seat.status is None]
+
+    def _find_error(self) -> UnisonoError:
+        if not self.failures:
+            return verdict.hang(
+                self._unfinished(), list(self.store.waiting()), self.timeout or 0.0, self.host
+            )
+        failure = verdict.culprit(self.failures)
+        failed = {failure.rank}
+        others = [seat.rank for seat in self.seats if seat.rank not in failed]
+        return verdict.judge(failure, others, self.host, self.seats[failure.rank].lines)
+
+    def _judge(self, error: UnisonoError | None) -> None:
+        self._judged = error
+        self._take_down()
+
+    def _take_down(self) -> None:
+        for seat in self.seats:
+            seat.kill()
+
+    def _outcome(self) -> Outcome:
+        results = [seat.result for seat in self.seats]
+        if self.unborn is not None:
+            error: UnisonoError | None = crossing.revive(self.unborn, None, self.host)
+            trace = "" if "ours" in self.unborn else self.unborn["traceback"]
+            return Outcome(results, error, error.exit, trace)
+        error = self._judged
+        if error is None and self.failures:
+            error = self._find_error()
+        if error is None and self.helper_gone:
+            error = UserCodeError(
+                "the process that starts the ranks was killed",
+                likely="the kernel ran out of memory (dmesg says so), or somebody killed it",
+                host=self.host,
+                code="R02",
+            )
+        trace = ""
+        if self.failures and not self.hung:
+            record = verdict.culprit(self.failures).record
+            trace = record["traceback"] if record is not None and "ours" not in record else ""
+        code = error.exit if error is not None else {"": 0, "interrupt": 130, "terminate": 75}[self.stopped]
+        return Outcome(results, error, code, trace, self.stopped)

@@ -1,0 +1,91 @@
+"""Frames on a stream socket, fields in a frame, and messages that carry file descriptors. No torch.
+
+Two forms are spoken between supervisor and ranks: JSON objects (events; for people and programs to read) and
+lists of byte fields (the store; keys and values are arbitrary bytes). Neither can run code when it is read,
+which is why there is no pickle.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+HEAD = struct.Struct("<I")
+MOST = 1 << 30
+"""Bytes; a longer frame is a sign of a stream read out of step, not of a message."""
+
+
+def frame(payload: bytes) -> bytes:
+    """`payload` behind its length."""
+    return HEAD.pack(len(payload)) + payload
+
+
+class Frames:
+    """Cuts what a stream delivers into frames, whatever the pieces it comes in."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """All frames that `data` completes. Raises ValueError when the stream cannot be ours."""
+        self._rest += data
+        whole: list[bytes] = []
+        while len(self._rest) >= HEAD.size:
+            (length,) = HEAD.unpack_from(self._rest)
+            if length > MOST:
+                raise ValueError(f"a frame of {length} bytes")
+            stop = HEAD.size + length
+            if len(self._rest) < stop:
+                break
+            whole.append(bytes(self._rest[HEAD.size : stop]))
+            del self._rest[:stop]
+        return whole
+
+
+def read_frame(sock: socket.socket) -> bytes:
+    """The next frame of a blocking socket. Raises ConnectionError when the other side has left."""
+    (length,) = HEAD.unpack(_read(sock, HEAD.size))
+    return _read(sock, length)
+
+
+def _read(sock: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        if not piece:
+            raise ConnectionError("the other side closed the connection")
+        data += piece
+    return bytes(data)
+
+
+def join(fields: Iterable[bytes]) -> bytes:
+    """One payload of many byte fields."""
+    return b"".join(frame(field) for field in fields)
+
+
+def split(payload: bytes) -> list[bytes]:
+    """Inverse of `join`. Raises ValueError on a payload that ends inside a field."""
+    cutter = Frames()
+    fields = cutter.feed(payload)
+    if sum(HEAD.size + len(field) for field in fields) != len(payload):
+        raise ValueError("a payload that ends inside a field")
+    return fields
+
+
+def dumps(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def send_message(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """One JSON object, with open files attached, over a SOCK_SEQPACKET socket."""
+    socket.send_fds(sock, [dumps(message)], list(fds))
+
+
+def read_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next object and its files; None when the other side has left. The files are the caller's to close."""
+    try:
+        data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 16)
+    except ConnectionResetError:
+        return None
+    return (json.loads(data), list(fds)) if data else None
