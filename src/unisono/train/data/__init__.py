@@ -1,0 +1,20 @@
+"""Real input, dealt as virtual shards: sources, the order of samples, and the batches of one rank."""
+
+from unisono.train.data.dataset import Corpus, Dataset, Images, TokenWindows, require_samples
+from unisono.train.data.feed import Feed, Micro, leaves_of
+from unisono.train.data.load import load
+from unisono.train.data.order import sample_ids, samples_at
+
+__all__ = [
+    "Corpus",
+    "Dataset",
+    "Feed",
+    "Images",
+    "Micro",
+    "TokenWindows",
+    "leaves_of",
+    "load",
+    "require_samples",
+    "sample_ids",
+    "samples_at",
+]

@@ -1,0 +1,119 @@
+"""What a data source becomes: numbered samples, and what is known about them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono.spec.errors import UsageError
+
+
+class Dataset(Protocol):
+    """Numbered samples, the same in every process."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) of the samples with these numbers, first dim as long as `indices`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWindows:
+    """Non-overlapping windows over one long line of tokens; a window's targets are its inputs, one further.
+
+    tokens: [n] of any integer type, possibly memory-mapped. context: tokens in a window.
+    vocab: where tokens come from a file that we did not write, the size that they must stay under.
+    origin, first: for messages: the file, and where in it this line begins.
+    """
+
+    tokens: np.ndarray
+    context: int
+    vocab: int | None = None
+    origin: str = ""
+    first: int = 0
+
+    def __len__(self) -> int:
+        return max(len(self.tokens) - 1, 0) // self.context
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """inputs, targets: int64 [n, context]. Raises UsageError where a token is outside the vocabulary."""
+        span = len(self) * self.context
+        inputs = self.tokens[:span].reshape(-1, self.context)[indices]
+        targets = self.tokens[1 : span + 1].reshape(-1, self.context)[indices]
+        if self.vocab is not None:
+            self._guard(inputs, indices, 0)
+            self._guard(targets, indices, 1)
+        return torch.from_numpy(inputs.astype(np.int64)), torch.from_numpy(targets.astype(np.int64))
+
+    def _guard(self, rows: np.ndarray, indices: np.ndarray, shift: int) -> None:
+        limit = self.vocab
+        if limit is None or rows.size == 0:
+            return
+        if rows.max() < limit and rows.min() >= 0:
+            return
+        row, column = np.argwhere((rows >= limit) | (rows < 0))[0]
+        position = self.first + int(indices[row]) * self.context + int(column) + shift
+        raise token_out_of_range(int(rows[row, column]), position, limit, self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Labelled images in memory. inputs: float32 [n, C, H, W] in 0..1; targets: int64 [n]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """inputs float32 [n, C, H, W], targets int64 [n]."""
+        chosen = torch.from_numpy(indices)
+        return self.inputs[chosen], self.targets[chosen]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A source, split and numbered.
+
+    vocab: number of different tokens; None for images. classes: what a target may be (text: vocab).
+    sample_shape: of one input: (context,) or (C, H, W).
+    decode, encode: tokens to text and back, where there is text. fingerprint: 16 hex digits of the data.
+    """
+
+    train: Dataset
+    val: Dataset
+    vocab: int | None
+    classes: int
+    sample_shape: tuple[int, ...]
+    decode: Callable[[Sequence[int]], str] | None
+    encode: Callable[[str], list[int]] | None
+    fingerprint: str
+    origin: str = ""
+
+
+def require_samples(have: int, need: int, origin: str, fix: str = "") -> None:
+    """Raises UsageError D05 where the data has fewer samples than one step needs."""
+    if have < need:
+        raise UsageError(
+            f"the data has {have:,} training samples, one step needs {need:,}",
+            code="D05",
+            where=origin,
+            likely="the file is too small for this context and global batch",
+            fix=fix or "a smaller train.global_batch or model.context, or more data",
+        )
+
+
+def token_out_of_range(token: int, position: int, vocab: int, origin: str) -> UsageError:
+    """The error for a token that the model has no row for."""
+    return UsageError(
+        f"token {token} at position {position:,} is outside the vocabulary of {vocab:,}",
+        code="D09",
+        where=origin,
+        likely="model.vocab is not the tokenizer's, or the file holds another integer type",
+        fix=f"model.vocab of at least {token + 1}" if token >= 0 else "check how the file was written",
+    )

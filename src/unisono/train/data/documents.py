@@ -1,0 +1,98 @@
+"""Documents from disk: the running Python's own library, a text file, or a folder of them."""
+
+import os
+import sysconfig
+from pathlib import Path
+
+from unisono.spec.errors import UsageError
+
+# Not the library itself: what others installed, and the tests with their deliberately broken files.
+_SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+
+Document = tuple[str, bytes]
+
+
+def stdlib() -> list[Document]:
+    """The library source of the running Python, ~11 MB, in the order of the relative paths."""
+    root = Path(sysconfig.get_path("stdlib"))
+    documents = _walk(root, suffix=".py", skipped=_SKIPPED)
+    if not documents:
+        raise UsageError(
+            "this Python carries no library source",
+            code="D04",
+            where=str(root),
+            likely="an embedded or frozen Python",
+            fix='data.source = "text:FILE" with any text',
+        )
+    return documents
+
+
+def text(path: str) -> list[Document]:
+    """A file, or all files of a folder that are not hidden, in the order of the relative paths."""
+    place = existing(path)
+    documents = _walk(place) if place.is_dir() else [(str(place), read(place))]
+    documents = [(name, body) for name, body in documents if body]
+    if not documents:
+        raise UsageError(
+            "the folder holds no text" if place.is_dir() else "the file is empty",
+            code="D04",
+            where=str(place),
+            fix='data.source = "text:PATH" with a file that has text in it',
+        )
+    return documents
+
+
+def existing(path: str) -> Path:
+    """The path, with ~ resolved. Raises UsageError D02 where nothing is there."""
+    place = Path(path).expanduser()
+    if path and place.exists():
+        return place
+    parent = place.absolute().parent
+    likely = "no path after the colon" if not path else ""
+    if path and not parent.exists():
+        likely = f"the folder {parent} does not exist either"
+    elif path and not place.is_absolute():
+        likely = f"relative paths start at {Path.cwd()}"
+    raise UsageError(
+        f"no such file or folder: {path or '(nothing)'}",
+        code="D02",
+        where="data.source",
+        likely=likely,
+        fix="a path that exists, absolute if in doubt",
+    )
+
+
+def read(path: Path) -> bytes:
+    """The file's bytes. Raises UsageError D03 where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> UsageError:
+    """The error for a file or folder that the system refuses to give."""
+    return UsageError(
+        f"cannot read the data: {error.strerror or error}",
+        code="D03",
+        where=str(path),
+        fix=f"ls -l {path}: the file must be readable by this user",
+    )
+
+
+def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -> list[Document]:
+    def refuse(error: OSError) -> None:
+        raise unreadable(Path(error.filename or root), error) from error
+
+    names: list[str] = []
+    for folder, folders, files in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
+        inside = os.path.relpath(folder, root)
+        names += [
+            os.path.normpath(os.path.join(inside, name)).replace(os.sep, "/")
+            for name in files
+            if name.endswith(suffix)
+            and not name.startswith(".")
+            and os.path.isfile(os.path.join(folder, name))
+        ]
+    return [(str(root / name), read(root / name)) for name in sorted(names)]
