@@ -23,7 +23,9 @@ class ModelConfig(BaseModel):
     n_head: Count = Field(4, description="attention heads")
     n_kv_head: Count | None = Field(None, description="key-value heads; as many as heads when absent")
     d_model: Count = Field(128, description="width of the residual stream")
-    d_ff: Count | None = Field(None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent")
+    d_ff: Count | None = Field(
+        None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent"
+    )
     context: Count = Field(64, description="tokens of a sample")
     vocab: Count | None = Field(None, description="size of the vocabulary; from the data when absent")
     dropout: Share = Field(0.0, description="probability of dropping an element")
@@ -31,11 +33,17 @@ class ModelConfig(BaseModel):
     tie_embeddings: bool = Field(True, description="one weight for the embedding and the classifier")
     positions: Literal["learned", "rotary"] = Field("learned", description="how positions enter")
     activation: Literal["gelu", "swiglu"] = Field("gelu", description="feed-forward non-linearity")
-    norm: Literal["layer", "rms"] = Field("layer", description="normalisation before attention and feed-forward")
+    norm: Literal["layer", "rms"] = Field(
+        "layer", description="normalisation before attention and feed-forward"
+    )
     rope_theta: Positive = Field(10000.0, description="base of the rotary frequencies")
-    hidden: tuple[Count, ...] = Field((128, 128), min_length=1, description="mlp: widths of the hidden layers")
+    hidden: tuple[Count, ...] = Field(
+        (128, 128), min_length=1, description="mlp: widths of the hidden layers"
+    )
     channels: Count = Field(32, description="convnet: channels of the first stage")
-    image: tuple[Count, Count, Count] | None = Field(None, description="channels, height, width; from the data when absent")
+    image: tuple[Count, Count, Count] | None = Field(
+        None, description="channels, height, width; from the data when absent"
+    )
     classes: Count | None = Field(None, description="mlp, convnet: classes; from the data when absent")
 
     @property
@@ -108,7 +116,9 @@ class LaunchConfig(BaseModel):
     model_config = _FROZEN
 
     ranks: Count | None = Field(None, description="processes; the plan's world when absent")
-    threads_per_rank: Count | None = Field(None, description="threads of a rank; the cores shared out when absent")
+    threads_per_rank: Count | None = Field(
+        None, description="threads of a rank; the cores shared out when absent"
+    )
     backend: Literal["auto", "gloo", "nccl"] = Field("auto")
     timeout: Positive = Field(600.0, description="seconds that a collective may take")
 

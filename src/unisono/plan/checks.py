@@ -82,7 +82,9 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
         return
     reason = "replicas meet on dp and only there, and dp=1 has nobody to meet"
     if plan.codec != "plain":
-        yield Problem("P16", f"codec={plan.codec} with dp=1: {reason}", "plan.codec, plan.dp", "dp=2 or codec=plain")
+        yield Problem(
+            "P16", f"codec={plan.codec} with dp=1: {reason}", "plan.codec, plan.dp", "dp=2 or codec=plain"
+        )
     if choice(plan.sync).name not in ("every_step", "canonical"):
         what = f"sync={plan.sync} with dp=1: {reason}"
         yield Problem("P16", what, "plan.sync, plan.dp", "dp=2 or sync=every_step")
@@ -94,11 +96,13 @@ def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
         what = "dp=-1 fills the world, but the number of ranks is not known"
         yield Problem("P14", what, "plan.dp", "--launch.ranks N, or write dp=N")
     elif ranks is not None and ranks != plan.world:
-        product = " x ".join(f"{k} {getattr(plan, k)}" for k in ("pp", "dp", "shard", "cp", "tp") if getattr(plan, k) > 1)
+        product = " x ".join(
+            f"{k} {getattr(plan, k)}" for k in ("pp", "dp", "shard", "cp", "tp") if getattr(plan, k) > 1
+        )
         what = f"the plan takes {plan.world} ranks ({product or 'dp 1'}), launch.ranks says {ranks}"
         fix = f"--launch.ranks {plan.world}, or leave launch.ranks out"
         if ranks % plan.inner == 0:
-            fix = f'dp={ranks // plan.inner} (or dp=-1), or --launch.ranks {plan.world}'
+            fix = f"dp={ranks // plan.inner} (or dp=-1), or --launch.ranks {plan.world}"
         yield Problem("P14", what, "plan, launch.ranks", fix)
 
 
@@ -117,7 +121,9 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
         return
     if model.kind == "convnet":
         what = f"tp={plan.tp}: the convnet declares nothing that tensor parallelism could split"
-        yield Problem("P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead")
+        yield Problem(
+            "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
+        )
     for name, keys, size in _sizes(model):
         if size % plan.tp:
             fits = " ".join(str(n) for n in divisors(size) if n <= 64)
@@ -168,9 +174,15 @@ def batch_of(plan: "Plan", train: Any) -> tuple[Batch | None, Problem | None]:
     return _derive(total, micro, micros, replicas)
 
 
-def _derive(total: int, micro: int | None, micros: int | None, replicas: int) -> tuple[Batch | None, Problem | None]:
+def _derive(
+    total: int, micro: int | None, micros: int | None, replicas: int
+) -> tuple[Batch | None, Problem | None]:
     known = (micro or 1) * (micros or 1) * replicas
-    keys = ("train.global_batch",) + (("train.micro_batch",) if micro else ()) + (("plan.micros",) if micros else ())
+    keys = (
+        ("train.global_batch",)
+        + (("train.micro_batch",) if micro else ())
+        + (("plan.micros",) if micros else ())
+    )
     if micro is not None and micros is not None and known != total:
         what = f"global_batch {total} is not micro_batch {micro} x micros {micros} x replicas {replicas} = {known}"
         fix = f"--train.global_batch {known}"
@@ -182,6 +194,8 @@ def _derive(total: int, micro: int | None, micros: int | None, replicas: int) ->
         below, above = total // known * known, (total // known + 1) * known
         near = f"{below} or {above}" if below else f"{above}"
         what = f"global_batch {total} = {sums} has no whole answer: {total} is not a multiple of {known}"
-        return None, Problem("P11", what, ", ".join((*keys, "plan.dp")), f"--train.global_batch {near}, or other factors")
+        return None, Problem(
+            "P11", what, ", ".join((*keys, "plan.dp")), f"--train.global_batch {near}, or other factors"
+        )
     left = total // known
     return Batch(total, micro or left, micros or left, replicas), None

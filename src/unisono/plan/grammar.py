@@ -17,15 +17,15 @@ SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
 
 VALUES: Mapping[str, tuple[str, ...]] = {
     "schedule": tuple(
-        "accumulate gpipe 1f1b interleaved looped_bfs zb1p zb2p zbv dualpipe dualpipev pipedream".split()
+        ["accumulate", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "pipedream"]
     ),
     "cp_kind": ("ring", "ulysses"),
     "sync": tuple(
-        "every_step canonical delayed local_sgd diloco gossip quorum ssp async hogwild adaptive".split()
+        ["every_step", "canonical", "delayed", "local_sgd", "diloco", "gossip", "quorum", "ssp", "async", "hogwild", "adaptive"]
     ),
-    "collective": tuple("auto ring tree halving_doubling hierarchical torus engine".split()),
+    "collective": tuple(["auto", "ring", "tree", "halving_doubling", "hierarchical", "torus", "engine"]),
     "codec": tuple(
-        "plain cast int8 qsgd sign ternary topk threshold randomk block powersgd".split()
+        ["plain", "cast", "int8", "qsgd", "sign", "ternary", "topk", "threshold", "randomk", "block", "powersgd"]
     ),
     "precision": ("fp32", "bf16", "fp16", "fp64"),
     "recompute": ("none", "selective", "full", "auto"),
@@ -80,7 +80,7 @@ def choice(text: str) -> Choice:
 
 def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
     """The word that was probably meant, or ""."""
-    close = get_close_matches(word.lower(), words, n=1, cutoff=0.55)
+    close = get_close_matches(word.lower(), words, n=1, cutoff=0.5)
     return close[0] if close else ""
 
 
@@ -95,14 +95,26 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
     if key == "micros" and value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        return Problem("P03", f"{key}={value} is not a whole number", where, f"write {key}=N, N a whole number")
+        return Problem(
+            "P03", f"{key}={value} is not a whole number", where, f"write {key}=N, N a whole number"
+        )
     if key == "zero" and value not in (1, 2, 3):
-        return Problem("P03", f"zero={value} is none of 1, 2, 3", where, "zero=1 shards the optimiser, 2 gradients too, 3 parameters too")
+        return Problem(
+            "P03",
+            f"zero={value} is none of 1, 2, 3",
+            where,
+            "zero=1 shards the optimiser, 2 gradients too, 3 parameters too",
+        )
     if key == "dp" and value == -1:
         return None
     if value < 1:
         least = "at least 1, or -1 to fill the world" if key == "dp" else "at least 1"
-        return Problem("P03", f"{key}={value} is out of range: it is {least}", where, f"write {key}=1, or leave {key} out")
+        return Problem(
+            "P03",
+            f"{key}={value} is out of range: it is {least}",
+            where,
+            f"write {key}=1, or leave {key} out",
+        )
     return None
 
 
@@ -116,10 +128,21 @@ def value_problems(key: str, text: object, where: str) -> list[Problem]:
         return [Problem("P04", what, where, f"one of: {' '.join(VALUES[key])}")]
     problems = []
     if got.options and key not in _WITH_OPTIONS or (":" in text and not got.options):
-        problems.append(Problem("P05", f"{key}={text}: {got.name} takes no such options", where, f"write {key}={got.name}"))
+        problems.append(
+            Problem(
+                "P05", f"{key}={text}: {got.name} takes no such options", where, f"write {key}={got.name}"
+            )
+        )
     for mark in got.marks:
         if key not in _WITH_MARKS or mark not in _MARKS:
-            problems.append(Problem("P05", f"{key}={text}: +{mark} is not known", where, "codecs take +ef (error feedback) and +mc (momentum correction)"))
+            problems.append(
+                Problem(
+                    "P05",
+                    f"{key}={text}: +{mark} is not known",
+                    where,
+                    "codecs take +ef (error feedback) and +mc (momentum correction)",
+                )
+            )
     problems += _option_problems(key, text, got, where)
     return problems
 
@@ -128,14 +151,25 @@ def _option_problems(key: str, text: str, got: Choice, where: str) -> list[Probl
     problems = []
     needed = _NEEDS.get(got.name)
     if needed and needed not in got.options and got.name != "interleaved":
-        problems.append(Problem("P05", f"{key}={text} lacks its option {needed}", where, f"for example {key}={got.name}:{needed}=8"))
+        problems.append(
+            Problem(
+                "P05",
+                f"{key}={text} lacks its option {needed}",
+                where,
+                f"for example {key}={got.name}:{needed}=8",
+            )
+        )
     for option, value in got.options.items():
         bad = (option in _COUNTS and not (value.isascii() and value.isdigit() and int(value) > 0)) or (
             option == "ratio" and not _is_share(value)
         )
         if bad or not value or (option and not _NAME.fullmatch(option)):
             kind = "a share in (0, 1]" if option == "ratio" else "a whole number of at least 1"
-            problems.append(Problem("P05", f"{key}={text}: {option}={value} is not {kind}", where, f"give {option} as {kind}"))
+            problems.append(
+                Problem(
+                    "P05", f"{key}={text}: {option}={value} is not {kind}", where, f"give {option} as {kind}"
+                )
+            )
     return problems
 
 

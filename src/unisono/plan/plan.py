@@ -1,6 +1,6 @@
 """`Plan`: a frozen value and, equally, a line of `key=value` words that round-trips.
 
-    dp=2 shard=2 zero=3 pp=2 tp=2 schedule=1f1b micros=8 sync=every_step codec=plain precision=bf16
+dp=2 shard=2 zero=3 pp=2 tp=2 schedule=1f1b micros=8 sync=every_step codec=plain precision=bf16
 """
 
 from collections.abc import Iterable

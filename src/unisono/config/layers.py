@@ -1,0 +1,232 @@
+"""Where values come from: defaults < file (with what it extends) < UNISONO_* variables < flags.
+
+A layer is a flat mapping of dotted keys to settings; each setting remembers where it was made.
+Variables are spelt UNISONO_TRAIN_LR or UNISONO_TRAIN__LR (sections have no underscore, so both are clear), top-level
+keys UNISONO_SEED. UNISONO__ (two underscores at once) is kept for talk between our own processes and never read here.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from unisono.config.fields import SECTIONS, TOP, from_text, keys, suggestion
+from unisono.config.toml import key_lines, line_of
+from unisono.spec.errors import Problem
+
+PREFIX = "UNISONO_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was made: `my.toml:7`, `env UNISONO_SEED`, `flag --seed`."""
+
+    value: Any
+    origin: str
+
+
+Layer = dict[str, Setting]
+Flag = tuple[str, str | None]
+
+
+def file_layer(path: Path, problems: list[Problem], chain: tuple[Path, ...] = ()) -> Layer:
+    """Settings of a TOML file over those of the file that it extends. What is wrong goes to `problems`."""
+    text, table = _read(path, problems)
+    lines = key_lines(text)
+
+    def where(*key: str) -> str:
+        line = line_of(lines, key)
+        return f"{path}:{line}" if line else str(path)
+
+    layer: Layer = {}
+    base = table.pop("extends", None)
+    if base is not None:
+        layer = _extended(path, base, where("extends"), problems, (*chain, path.resolve()))
+    for name, value in table.items():
+        if name in SECTIONS:
+            if not isinstance(value, dict):
+                problems.append(
+                    Problem(
+                        "C02",
+                        f"{name} is a section, not a value",
+                        where(name),
+                        f"[{name}] on a line of its own",
+                    )
+                )
+                continue
+            for leaf, inner in value.items():
+                _put(layer, f"{name}.{leaf}", inner, where(name, leaf), problems)
+        elif isinstance(value, dict):
+            close = get_close_matches(name, SECTIONS, n=1, cutoff=0.5)
+            hint = f"; did you mean [{close[0]}]?" if close else ""
+            problems.append(
+                Problem(
+                    "C01", f"unknown section [{name}]{hint}", where(name), "sections: " + " ".join(SECTIONS)
+                )
+            )
+        else:
+            _put(layer, name, value, where(name), problems)
+    return layer
+
+
+def _read(path: Path, problems: list[Problem]) -> tuple[str, dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        near = get_close_matches(path.name, _neighbours(path), n=1, cutoff=0.6)
+        fix = (
+            f"did you mean {path.with_name(near[0])}?"
+            if near
+            else "check the path, or start from: unisono config show"
+        )
+        problems.append(Problem("C03", f"no such recipe file: {path}", str(path), fix))
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        where = f"{path}:{found[1]}" if found else str(path)
+        what = re.sub(r" *\(at .*\)$", "", str(error))
+        problems.append(Problem("C03", f"not TOML: {what}", where, 'strings stand in quotes: name = "value"'))
+    except UnicodeDecodeError:
+        problems.append(Problem("C03", "not a text file in UTF-8", str(path), "recipes are TOML text"))
+    except OSError as error:
+        problems.append(
+            Problem(
+                "C03", f"cannot read the recipe: {error.strerror}", str(path), "check the path and its rights"
+            )
+        )
+    return "", {}
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return [p.name for p in path.parent.iterdir()]
+    except OSError:
+        return []
+
+
+def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain: tuple[Path, ...]) -> Layer:
+    if not isinstance(base, str):
+        problems.append(Problem("C05", "extends takes one file name", where, 'extends = "base.toml"'))
+        return {}
+    target = path.parent / base
+    if target.resolve() in chain:
+        circle = " -> ".join(p.name for p in (*chain, target))
+        problems.append(
+            Problem("C05", f"extends goes round in a circle: {circle}", where, "take one of them out")
+        )
+        return {}
+    if not target.exists():
+        problems.append(
+            Problem(
+                "C05",
+                f"extends names a file that is not there: {target}",
+                where,
+                "paths are relative to the file that says extends",
+            )
+        )
+        return {}
+    return file_layer(target, problems, chain)
+
+
+def _put(layer: Layer, name: str, value: Any, origin: str, problems: list[Problem]) -> None:
+    if name in keys():
+        layer[name] = Setting(tuple(value) if isinstance(value, list) else value, origin)
+        return
+    problems.append(unknown(name, origin))
+
+
+def unknown(name: str, origin: str) -> Problem:
+    """The problem of a key that no recipe has."""
+    close = suggestion(name)
+    hint = f"; did you mean {close}?" if close else ""
+    about = (
+        f"{close}: {keys()[close].description or keys()[close].default}"
+        if close
+        else "all keys: unisono config show"
+    )
+    return Problem("C01", f"unknown key {name}{hint}", origin, about)
+
+
+def _put_text(layer: Layer, name: str, text: str, origin: str, problems: list[Problem]) -> None:
+    if name not in keys():
+        problems.append(unknown(name, origin))
+        return
+    try:
+        layer[name] = Setting(from_text(keys()[name], text), origin)
+    except ValueError as error:
+        problems.append(Problem("C02", f"{name} = {text!r} {error}", origin, about(name)))
+
+
+def about(name: str) -> str:
+    """A key's meaning and default, for remedies."""
+    key = keys()[name]
+    return (
+        f"{name}: {key.description}, default {key.default}"
+        if key.description
+        else f"{name}, default {key.default}"
+    )
+
+
+def env_layer(environ: Mapping[str, str], problems: list[Problem]) -> Layer:
+    """Settings of UNISONO_* variables."""
+    layer: Layer = {}
+    for variable in sorted(environ):
+        word = variable.removeprefix(PREFIX)
+        if word == variable or not word or word.startswith("_"):
+            continue
+        name = word.lower()
+        if name not in TOP:
+            section, _, leaf = name.partition("_")
+            name = f"{section}.{leaf.removeprefix('_')}" if leaf else section
+        _put_text(layer, name, environ[variable], f"env {variable}", problems)
+    return layer
+
+
+def flag_layer(flags: Sequence[Flag], problems: list[Problem]) -> Layer:
+    """Settings of `(name, text)` pairs from the command line; a text of None is a flag whose value is missing."""
+    layer: Layer = {}
+    for name, text in flags:
+        if text is None and name in keys():
+            problems.append(Problem("C04", f"--{name} lacks its value", f"flag --{name}", about(name)))
+            continue
+        _put_text(layer, name, text or "", f"flag --{name}", problems)
+    return layer
+
+
+def split_flags(argv: Sequence[str], top: Sequence[str] = TOP) -> tuple[list[Flag], list[str]]:
+    """Takes `--section.key value` out of a command line; returns the pairs and what is left, in order.
+
+    `--key=value`, `--key value`, and for booleans also `--key` and `--no-key`. `top` are the top-level keys that are
+    flags too.
+    """
+    pairs: list[Flag] = []
+    rest: list[str] = []
+    at = 0
+    while at < len(argv):
+        word, at = argv[at], at + 1
+        name, equals, value = word.removeprefix("--").partition("=")
+        plain = name.removeprefix("no-")
+        if word == "--":
+            rest += argv[at:]
+            break
+        if not word.startswith("--") or not ("." in name or name in top or plain in top):
+            rest.append(word)
+        elif equals:
+            pairs.append((name, value))
+        elif name != plain and (plain not in keys() or keys()[plain].boolean):
+            pairs.append((plain, "false"))
+        elif name in keys() and keys()[name].boolean and not (at < len(argv) and _says_bool(argv[at])):
+            pairs.append((name, "true"))
+        elif at < len(argv) and not argv[at].startswith("--"):
+            pairs.append((name, argv[at]))
+            at += 1
+        else:
+            pairs.append((name, None))
+    return pairs, rest
+
+
+def _says_bool(word: str) -> bool:
+    return word.lower() in ("true", "false", "yes", "no", "on", "off", "1", "0")

@@ -1,0 +1,193 @@
+"""From layers to a checked (recipe, plan): every problem at once, each with the place where it was made."""
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from unisono.config.fields import SECTIONS, keys
+from unisono.config.layers import Flag, Layer, Setting, about, env_layer, file_layer, flag_layer
+from unisono.config.models import Recipe
+from unisono.config.toml import toml
+from unisono.plan import Plan
+from unisono.plan.grammar import nearest
+from unisono.spec.errors import ConfigProblems, Problem, UsageError, UserCodeError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A recipe and its plan as given, before the plan is held against the recipe; origins by dotted key."""
+
+    recipe: Recipe
+    plan: Plan
+    origins: Mapping[str, str]
+
+
+def load(
+    source: "str | os.PathLike[str] | None" = None,
+    flags: Sequence[Flag] = (),
+    environ: Mapping[str, str] | None = None,
+    base: "Recipe | tuple[Recipe, Plan] | None" = None,
+    base_origin: str = "recipe",
+) -> Loaded:
+    """Puts the layers together: defaults < `base` < `source` (FILE.toml or FILE.py:FUNCTION) < `environ` < `flags`.
+
+    environ: the variables to look at; None takes those of the process.
+    Raises ConfigProblems with all that is wrong, UserCodeError when a recipe function raises.
+    """
+    problems: list[Problem] = []
+    layer: Layer = {}
+    if base is not None:
+        layer |= _value_layer(base, base_origin)
+    if source is not None:
+        layer |= _source_layer(str(source), problems)
+    unread = bool(problems) and not layer
+    layer |= env_layer(os.environ if environ is None else environ, problems)
+    layer |= flag_layer(flags, problems)
+    origins = {name: setting.origin for name, setting in layer.items()}
+    recipe = _validate(layer, problems)
+    plan = _plan(layer, problems)
+    if problems or recipe is None or plan is None:
+        raise ConfigProblems(problems[:1] if unread else problems)
+    return Loaded(recipe, plan, {name: origins.get(name, "default") for name in keys()})
+
+
+def _source_layer(source: str, problems: list[Problem]) -> Layer:
+    path, colon, name = source.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _value_layer(call(Path(path), name), source)
+    if source.endswith(".py"):
+        fix = f"{source}:FUNCTION, a function that returns (Recipe, Plan)"
+        problems.append(Problem("C03", f"{source} is Python, but no function is named", source, fix))
+        return {}
+    if Path(source).is_dir():
+        run = Path(source, "config.resolved.toml")
+        if run.exists():
+            return file_layer(run, problems)
+        problems.append(
+            Problem(
+                "C03",
+                f"{source} is a folder without config.resolved.toml",
+                source,
+                "name a recipe file or a run folder",
+            )
+        )
+        return {}
+    return file_layer(Path(source), problems)
+
+
+def call(path: Path, name: str) -> Any:
+    """Runs FUNCTION of FILE.py and returns (Recipe, Plan) or a Recipe. Raises UsageError, UserCodeError."""
+    where = f"{path}:{name}"
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}", where=where, fix="check the path", code="C03")
+    spec = importlib.util.spec_from_file_location(f"unisono_recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported", where=where, fix="name a .py file", code="C03")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickling look their module up by name
+    value = _guarded(where, lambda: spec.loader.exec_module(module))  # pyright: ignore[reportOptionalMemberAccess]
+    function = getattr(module, name, None)
+    if not callable(function):
+        names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == spec.name]
+        close = nearest(name, names)
+        hint = f"; did you mean {close}?" if close else ""
+        fix = f"functions there: {' '.join(names) or 'none'}"
+        raise UsageError(f"{path} has no function {name}{hint}", where=where, fix=fix, code="C03")
+    value = _guarded(where, function)
+    pair = value if isinstance(value, tuple) else (value, None)
+    if len(pair) == 2 and isinstance(pair[0], Recipe) and isinstance(pair[1], (Plan, str, type(None))):
+        return value
+    raise UsageError(
+        f"{name} returned {type(value).__name__}, not (Recipe, Plan)",
+        where=where,
+        fix="return unisono.Recipe(...), unisono.Plan(...)",
+        code="C03",
+    )
+
+
+def _guarded(where: str, function: Any) -> Any:
+    try:
+        return function()
+    except (UsageError, ValidationError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise ConfigProblems(_pydantic(error, {}, where)) from None
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserCodeError(
+            f"the recipe function raised {type(error).__name__}: {error}",
+            where=f"{last.filename}:{last.lineno}",
+            likely=f"a bug in {where}",
+        ) from error
+
+
+def _value_layer(value: Any, origin: str) -> Layer:
+    recipe, plan = value if isinstance(value, tuple) else (value, None)
+    layer: Layer = {}
+    for name, given in recipe.model_dump(exclude_unset=True).items():
+        if name in SECTIONS:
+            layer |= {f"{name}.{leaf}": Setting(inner, origin) for leaf, inner in given.items()}
+        else:
+            layer[name] = Setting(given, origin)
+    if plan is not None:
+        layer["plan"] = Setting(str(plan), origin)
+    return layer
+
+
+def _validate(layer: Layer, problems: list[Problem]) -> Recipe | None:
+    nested: dict[str, Any] = {}
+    for name, setting in layer.items():
+        section, dot, leaf = name.partition(".")
+        if dot:
+            nested.setdefault(section, {})[leaf] = setting.value
+        else:
+            nested[name] = setting.value
+    try:
+        return Recipe.model_validate(nested)
+    except ValidationError as error:
+        problems += _pydantic(error, layer, "")
+        return None
+
+
+def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem]:
+    found = []
+    for item in error.errors(include_url=False):
+        loc = [str(p) for p in item["loc"]]
+        name = ".".join(loc[:2]) if loc and loc[0] in SECTIONS else ".".join(loc[:1])
+        setting = layer.get(name)
+        value = _shown(setting.value if setting else item.get("input"))
+        message = item["msg"].replace("Input should", "should").replace("Tuple should", "should")
+        fix = about(name) if name in keys() else ""
+        what = (
+            f"{name or error.title} = {value} {message}"
+            if "should" in message
+            else f"{name} = {value}: {message}"
+        )
+        found.append(Problem("C02", what, setting.origin if setting else origin, fix))
+    return found
+
+
+def _shown(value: Any) -> str:
+    try:
+        return toml(value)
+    except TypeError:
+        return str(value)
+
+
+def _plan(layer: Layer, problems: list[Problem]) -> Plan | None:
+    setting = layer.get("plan", Setting(keys()["plan"].default, "default"))
+    if not isinstance(setting.value, str):
+        return None
+    try:
+        return Plan.parse(setting.value, where=setting.origin)
+    except ConfigProblems as error:
+        problems += error.problems
+        return None

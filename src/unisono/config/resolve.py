@@ -1,0 +1,237 @@
+"""Holding a plan against its recipe: what follows is derived, what does not fit is refused, all at once."""
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+
+from unisono.config.models import ModelConfig, Recipe
+from unisono.plan import Batch, Plan
+from unisono.plan.checks import batch_of
+from unisono.plan.grammar import meant
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
+
+KINDS = ("gpt", "convnet", "mlp")
+LATER_KINDS = ("moe", "dlrm")
+SOURCES = ("stdlib", "digits")
+_SHARED = ("kind", "dropout", "bias", "activation", "norm")
+OWN_KEYS: Mapping[str, frozenset[str]] = {
+    "mlp": frozenset((*_SHARED, "hidden", "image", "classes")),
+    "convnet": frozenset((*_SHARED, "n_layer", "channels", "image", "classes")),
+    "gpt": frozenset(ModelConfig.model_fields) - {"hidden", "channels", "image", "classes"},
+}
+_KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What will run: dp and micros are numbers, the batch adds up, nothing is left to derive."""
+
+    recipe: Recipe
+    plan: Plan
+    origins: Mapping[str, str]
+    batch: Batch
+
+
+def resolve(
+    recipe: Recipe,
+    plan: "Plan | str",
+    world: int | None = None,
+    origins: Mapping[str, str] = MappingProxyType({}),
+) -> Resolved:
+    """Fills dp=-1 and derives the batch. `world`: ranks that exist already (torchrun), None for as many as needed.
+
+    Resolving what is resolved changes nothing. Raises ConfigProblems with all that is wrong.
+    """
+    plan = Plan.parse(plan) if isinstance(plan, str) else plan
+    if recipe.train.dtype == "float64" and plan.precision == "fp32" and "precision" not in plan.said:
+        plan = replace(plan, precision="fp64")
+    problems = recipe_problems(recipe)
+    try:
+        plan = plan.fill(recipe.launch.ranks if world is None else world)
+    except UsageError as error:
+        problems.append(Problem(error.code, error.what, error.where, error.fix))
+    problems += [p for p in plan.check(recipe) if not (plan.dp == -1 and problems and p.code == "P14")]
+    if world is not None and plan.dp != -1 and plan.world != world:
+        what = f"the plan takes {plan.world} ranks, {world} were started"
+        problems.append(Problem("P14", what, "plan", f"start {plan.world} ranks, or write dp=-1"))
+    batch = batch_of(plan, recipe.train)[0] if plan.dp != -1 else None
+    if problems or batch is None:
+        raise ConfigProblems([replace(p, where=located(p.where, origins)) for p in problems])
+    return _settled(recipe, plan, origins, batch)
+
+
+def _settled(recipe: Recipe, plan: Plan, origins: Mapping[str, str], batch: Batch) -> Resolved:
+    derived = dict(origins)
+    sums = {"global_batch": batch.global_batch, "micro_batch": batch.micro_batch}
+    for leaf, value in sums.items():
+        if getattr(recipe.train, leaf) != value:
+            derived[f"train.{leaf}"] = f"derived: {batch}"
+    plan = replace(plan, micros=batch.micros)
+    train = recipe.train.model_copy(update=sums)
+    return Resolved(recipe.model_copy(update={"train": train, "plan": str(plan)}), plan, derived, batch)
+
+
+def located(where: str, origins: Mapping[str, str]) -> str:
+    """`plan.tp, model.n_head` with the place of each key where one is known: `plan.tp (my.toml:3), ...`."""
+
+    def place(found: re.Match[str]) -> str:
+        key = "plan" if found[1] == "plan" else found[0]
+        origin = origins.get(key, "default")
+        return found[0] if origin == "default" else f"{found[0]} ({origin})"
+
+    return ", ".join(_KEY.sub(place, part) if _KEY.fullmatch(part) else part for part in where.split(", "))
+
+
+def recipe_problems(recipe: Recipe) -> list[Problem]:
+    """What does not fit together inside a recipe, whatever the plan."""
+    return [*_kind(recipe), *_gpt(recipe.model), *_data(recipe), *_train(recipe)]
+
+
+def _kind(recipe: Recipe) -> list[Problem]:
+    kind = recipe.model.kind
+    if kind in KINDS:
+        foreign = sorted(recipe.model.model_fields_set - OWN_KEYS[kind])
+        return [
+            Problem(
+                "C06", f"model.{leaf} means nothing to a model of kind {kind}", f"model.{leaf}", "take it out"
+            )
+            for leaf in foreign
+        ]
+    if kind in LATER_KINDS or kind.startswith("hf:"):
+        return [
+            Problem(
+                "C10",
+                f"model.kind {kind} is not yet in this version",
+                "model.kind",
+                "one of: " + " ".join(KINDS),
+            )
+        ]
+    path, colon, name = kind.rpartition(":")
+    if not (colon and path.endswith(".py")):
+        what = f"model.kind {kind} is not known{meant(kind, KINDS)}"
+        return [Problem("C06", what, "model.kind", f"one of: {' '.join(KINDS)}, or FILE.py:FUNCTION")]
+    return _user_model(Path(path), name)
+
+
+def _user_model(path: Path, name: str) -> list[Problem]:
+    """A model file is read, not imported: it most likely imports torch, and this answer comes before that."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError:
+        return [
+            Problem(
+                "C06", f"no such model file: {path}", "model.kind", "paths are relative to the working folder"
+            )
+        ]
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        return [
+            Problem(
+                "C06",
+                f"{path} is not Python: {error}",
+                f"{path}:{line}" if line else str(path),
+                "mend the file",
+            )
+        ]
+    names = [n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    wild = any(
+        isinstance(n, ast.Import | ast.ImportFrom | ast.Assign) and name in ast.dump(n) for n in tree.body
+    )
+    if name in names or wild:
+        return []
+    close = get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    fix = f"found there: {' '.join(names) or 'nothing'}"
+    return [Problem("C06", f"{path} has no function {name}{hint}", "model.kind", fix)]
+
+
+def _gpt(model: ModelConfig) -> list[Problem]:
+    if model.kind != "gpt":
+        return []
+    problems = []
+    if model.d_model % model.n_head:
+        fits = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0 and n <= 4 * model.n_head]
+        what = f"n_head {model.n_head} does not divide d_model {model.d_model}"
+        fix = f"n_head one of {' '.join(map(str, fits))}"
+        problems.append(Problem("C06", what, "model.n_head, model.d_model", fix))
+    elif model.positions == "rotary" and (model.d_model // model.n_head) % 2:
+        what = f"rotary positions turn pairs, but a head is {model.d_model // model.n_head} wide"
+        problems.append(Problem("C06", what, "model.n_head, model.d_model", "an even d_model / n_head"))
+    if model.n_head % model.kv_heads:
+        what = f"n_kv_head {model.kv_heads} does not divide n_head {model.n_head}"
+        problems.append(Problem("C06", what, "model.n_kv_head, model.n_head", "a divisor of n_head"))
+    return problems
+
+
+def _data(recipe: Recipe) -> list[Problem]:
+    source, tokenizer, kind = recipe.data.source, recipe.data.tokenizer, recipe.model.kind
+    scheme, _, path = source.partition(":")
+    problems = []
+    if scheme == "hf":
+        problems.append(
+            Problem(
+                "C10",
+                f"data.source {source} is not yet in this version",
+                "data.source",
+                "stdlib, digits, text:PATH or bin:PATH",
+            )
+        )
+    elif not (source in SOURCES or (scheme in ("text", "bin") and path)):
+        known = (*SOURCES, "text:PATH", "bin:PATH")
+        problems.append(
+            Problem(
+                "C06",
+                f"data.source {source} is not known{meant(source, known)}",
+                "data.source",
+                "one of: " + " ".join(known),
+            )
+        )
+    if tokenizer.startswith("hf:"):
+        problems.append(
+            Problem(
+                "C10",
+                f"data.tokenizer {tokenizer} is not yet in this version",
+                "data.tokenizer",
+                "byte or char",
+            )
+        )
+    elif tokenizer not in ("byte", "char"):
+        problems.append(
+            Problem(
+                "C06",
+                f"data.tokenizer {tokenizer} is not known{meant(tokenizer, ('byte', 'char'))}",
+                "data.tokenizer",
+                "byte or char",
+            )
+        )
+    if kind == "gpt" and source == "digits":
+        problems.append(
+            Problem(
+                "C06",
+                "a gpt reads tokens, digits are pictures",
+                "model.kind, data.source",
+                "kind mlp or convnet, or another source",
+            )
+        )
+    if kind in ("mlp", "convnet") and source != "digits" and not problems:
+        problems.append(
+            Problem(
+                "C06",
+                f"a model of kind {kind} reads pictures, {source} are tokens",
+                "model.kind, data.source",
+                'source = "digits", or kind = "gpt"',
+            )
+        )
+    return problems
+
+
+def _train(recipe: Recipe) -> list[Problem]:
+    train = recipe.train
+    if train.min_lr is not None and train.min_lr > train.lr:
+        what = f"min_lr {train.min_lr} is above lr {train.lr}"
+        return [Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr")]
+    return []

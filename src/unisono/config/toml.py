@@ -1,0 +1,122 @@
+"""The two things that tomllib does not do: say on which line a key stands, and write."""
+
+import json
+import math
+import re
+from typing import Any
+
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+_PATH = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*")
+_PIECE = re.compile(_PART)
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+Path = tuple[str, ...]
+
+
+def key_lines(text: str) -> dict[Path, int]:
+    """Line (from 1) of every table and key of a TOML text; keys inside inline tables stand where their owner does."""
+    lines: dict[Path, int] = {}
+    table: Path = ()
+    inside, depth = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if inside or depth:
+            inside, depth = _scan(line, 0, inside, depth)
+            continue
+        header = line.strip()
+        if header.startswith("["):
+            table = _path(header.lstrip("["))
+            _record(lines, table, len(table) - 1, number)
+        elif found := _PATH.match(line):
+            path = table + _pieces(found[1])
+            _record(lines, path, len(table), number)
+            inside, depth = _scan(line, found.end(), "", 0)
+    return lines
+
+
+def line_of(lines: dict[Path, int], path: Path) -> int | None:
+    """Line of the key, or of the nearest thing around it that has one."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _record(lines: dict[Path, int], path: Path, known: int, number: int) -> None:
+    for length in range(max(known, 0) + 1, len(path) + 1):
+        lines.setdefault(path[:length], number)
+
+
+def _path(text: str) -> Path:
+    found = _PATH.match(text)
+    return _pieces(found[1]) if found else ()
+
+
+def _pieces(text: str) -> Path:
+    return tuple(_unquote(p) for p in _PIECE.findall(text))
+
+
+def _unquote(part: str) -> str:
+    if part.startswith('"'):
+        try:
+            return json.loads(part)
+        except ValueError:
+            return part[1:-1]
+    return part[1:-1] if part.startswith("'") else part
+
+
+def _scan(line: str, at: int, inside: str, depth: int) -> tuple[str, int]:
+    """Follows strings, brackets and comments from `at`; returns the open multi-line quote and the bracket depth."""
+    while at < len(line):
+        if inside:
+            if inside[0] == '"' and line[at] == "\\":
+                at += 2
+                continue
+            if line.startswith(inside, at):
+                at += len(inside)
+                inside = ""
+                continue
+        elif line[at] == "#":
+            break
+        elif line[at] in "\"'":
+            quote = line[at] * 3 if line.startswith(line[at] * 3, at) else line[at]
+            inside = quote
+            at += len(quote)
+            continue
+        else:
+            depth += (line[at] in "[{") - (line[at] in "]}")
+        at += 1
+    return (inside if len(inside) == 3 else ""), max(depth, 0)
+
+
+def toml(value: Any) -> str:
+    """One value as TOML writes it. Raises TypeError for what TOML has no word for."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(v) for v in value) + "]"
+    if isinstance(value, dict):
+        inner = ", ".join(
+            f"{k if _BARE.fullmatch(str(k)) else _string(str(k))} = {toml(v)}" for k, v in value.items()
+        )
+        return "{" + inner + "}"
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    raise TypeError(f"TOML has no word for {type(value).__name__}")
+
+
+def _float(value: float) -> str:
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(value)
+
+
+def _string(value: str) -> str:
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")

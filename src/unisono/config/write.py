@@ -1,0 +1,67 @@
+"""`config.resolved.toml`: every value that ran, and where it came from as a comment on its line."""
+
+import json
+from typing import Any
+
+from unisono.config.fields import keys
+from unisono.config.models import Recipe
+from unisono.config.resolve import OWN_KEYS, Resolved
+from unisono.config.toml import toml
+
+
+def resolved_toml(resolved: Resolved) -> str:
+    """The text of `config.resolved.toml`; reading it back gives the same recipe and plan."""
+    head = ["# Everything that was resolved; the comment says where a value was made.", f"# {resolved.batch}"]
+    return recipe_toml(resolved.recipe, dict(resolved.origins), head)
+
+
+def recipe_toml(recipe: Recipe, origins: dict[str, str], head: list[str]) -> str:
+    """A recipe as TOML, with origins as comments; keys that mean nothing to its kind of model are left out."""
+    lines = list(head)
+    section = ""
+    own = OWN_KEYS.get(recipe.model.kind)
+    for name in keys():
+        here, dot, leaf = name.partition(".")
+        if dot and here == "model" and own is not None and leaf not in own:
+            continue
+        if dot and here != section:
+            section = here
+            lines += ["", f"[{section}]"]
+        lines.append(_line(leaf if dot else name, value_of(recipe, name), origins.get(name, "default")))
+    return "\n".join(lines) + "\n"
+
+
+def _line(leaf: str, value: Any, origin: str) -> str:
+    comment = origin.replace("\n", " ")
+    if value is None:
+        return f"# {leaf} is not set  # {comment}"
+    return f"{leaf} = {toml(value)}  # {comment}"
+
+
+def value_of(recipe: Recipe, name: str) -> Any:
+    """The value under a dotted key."""
+    section, dot, leaf = name.partition(".")
+    return getattr(getattr(recipe, section), leaf) if dot else getattr(recipe, name)
+
+
+def differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value in a, value in b) for every key that differs."""
+    both = ((name, value_of(a, name), value_of(b, name)) for name in keys())
+    return [(name, x, y) for name, x, y in both if x != y]
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a recipe file, for editors."""
+    found = Recipe.model_json_schema()
+    found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    found["title"] = "Unisono recipe"
+    found["properties"]["extends"] = {
+        "type": "string",
+        "description": "another recipe file, which this one changes",
+    }
+    return found
+
+
+def as_json(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as plain values."""
+    return json.loads(recipe.model_dump_json())
