@@ -1,0 +1,105 @@
+"""Which checkpoints a run has, and which of them can be trusted."""
+
+import re
+from pathlib import Path
+
+import torch
+
+from unisono.train.checkpoint.boxes import tiling_fault
+from unisono.train.checkpoint.manifest import Block, read_manifest
+from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
+
+FOLDER = "checkpoints"
+LATEST = "latest"
+_NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]+)?")
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, None if it is not such a name."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match.group(1)) if match else None
+
+
+def list_steps(run_dir: Path) -> dict[int, Path]:
+    """step -> folder of every checkpoint of the run, whole or not.
+
+    `step-000200.old-…` stands in for `step-000200` where a re-save died between its two renames.
+    """
+    found: dict[int, Path] = {}
+    folders = run_dir / FOLDER
+    for path in sorted(folders.iterdir()) if folders.is_dir() else ():
+        step = step_of(path)
+        if step is not None and path.is_dir():
+            found.setdefault(step, path)  # the plain name sorts before its stand-in
+    return found
+
+
+def latest(run_dir: Path) -> Path | None:
+    """The checkpoint that `latest` names: the last one saved. None before the first save."""
+    try:
+        name = (run_dir / LATEST).read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    step = step_of(Path(name))
+    return None if step is None else list_steps(run_dir).get(step)
+
+
+def by_age(run_dir: Path) -> list[Path]:
+    """Checkpoints in the order in which to resume from them.
+
+    The one that `latest` names, then falling steps. Steps above it come last: they belong to a future that the run
+    left when it was resumed from an earlier step, or to a save that died before it moved `latest`.
+    """
+    steps = list_steps(run_dir)
+    pointed = latest(run_dir)
+    top = step_of(pointed) if pointed is not None else None
+    order = sorted(steps, key=lambda step: (top is not None and step > top, -step))
+    return [steps[step] for step in order]
+
+
+def newest_whole(run_dir: Path, below: int | None = None) -> Path | None:
+    """The newest checkpoint whose every byte verifies, None if there is none; only steps `< below` if given."""
+    for folder in by_age(run_dir):
+        step = step_of(folder)
+        if (below is None or (step is not None and step < below)) and not verify_folder(folder):
+            return folder
+    return None
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """Every problem of a checkpoint, each naming file and tensor; an empty list means that it is whole."""
+    try:
+        manifest = read_manifest(folder)
+    except Damage as damage:
+        return [str(damage)]
+    problems = [
+        str(Damage(fault, tensor=name))
+        for name, entry in manifest.tensors.items()
+        if (fault := tiling_fault(entry.shape, entry.extents()))
+    ]
+    blocks: dict[str, list[tuple[Block, torch.dtype]]] = {file: [] for file in manifest.files}
+    for entry in manifest.tensors.values():
+        for block in entry.blocks:
+            blocks[block.file].append((block, DTYPES[entry.dtype]))
+    for file, held in blocks.items():
+        problems += _verify_file(folder / file, manifest.files[file], held)
+    return problems
+
+
+def _verify_file(path: Path, entry: FileEntry, blocks: list[tuple[Block, torch.dtype]]) -> list[str]:
+    scratch = torch.empty(max((block.bytes for block, _ in blocks), default=0), dtype=torch.uint8)
+    problems: list[str] = []
+    try:
+        with TensorFile(path, entry) as opened:
+            for block, dtype in blocks:
+                try:
+                    opened.read(block.key, dtype, block.shape, block.crc32, scratch)
+                except Damage as damage:
+                    problems.append(str(damage))
+    except Damage as damage:
+        problems.append(str(damage))
+    return problems

@@ -1,0 +1,230 @@
+"""Writing a checkpoint: each rank its own file, then rank 0 makes all of it visible by one rename.
+
+The order of events, on which safety rests (a crash between any two leaves the checkpoint before it in force):
+
+1. every rank writes `step-000200.tmp-<attempt>/rank-00001.safetensors`, fsyncs it, then its marker, by rename;
+2. rank 0 has seen all markers, writes `manifest.json`, fsyncs file and folder;
+3. rank 0 renames the folder to `step-000200` (an older one of that name is moved aside first, and stands in for it
+   until this rename), fsyncs `checkpoints/`;
+4. rank 0 moves `latest`;
+5. only now is anything older removed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from unisono.train.checkpoint.boxes import Piece
+from unisono.train.checkpoint.faults import bad_cut, not_written
+from unisono.train.checkpoint.files import sync_folder, write_atomic
+from unisono.train.checkpoint.find import FOLDER, LATEST, list_steps, step_name
+from unisono.train.checkpoint.manifest import (
+    MANIFEST,
+    Block,
+    Manifest,
+    Marker,
+    TensorEntry,
+    block_key,
+    decode_marker,
+    encode,
+    encode_marker,
+    merge,
+    rank_file,
+    read_manifest,
+)
+from unisono.train.checkpoint.tensorfile import NAMES, Damage, write_tensors
+from unisono.train.checkpoint.vote import PeerFailed, Vote, polls, raise_failures
+
+
+def save(
+    run_dir: Path,
+    step: int,
+    pieces: Sequence[Piece],
+    state: dict[str, Any],
+    *,
+    rank: int = 0,
+    world: int = 1,
+    token: str = "",
+    keep: int | None = None,
+    patience: float = 600.0,
+    wait: bool = True,
+) -> Path:
+    """Write this rank's part of `run_dir/checkpoints/step-…` and return that folder; called by every rank.
+
+    `pieces`: all that lie on this rank; those with `saved=False` or without elements are only compared with what the
+    other ranks write. `state`: JSON values, rank 0's is stored. `token`: a text that all ranks of this attempt share
+    and no other attempt has ever had (only its hash is seen on disk); may be empty if `world` is 1. `keep`: afterwards remove
+    all but the newest `keep` checkpoints. `patience`: seconds without any progress after which the others are given
+    up. `wait=False`: ranks other than 0 return without knowing how the others fared.
+
+    Raises UsageError K02 if any rank could not write, on all ranks; the folder is then not visible and no older
+    checkpoint has changed. K04 if the ranks' pieces do not tile every tensor. ValueError if `state` is not JSON, the
+    token is missing, or a piece's dtype cannot be stored.
+    """
+    if world > 1 and not token:
+        raise ValueError("a save by several ranks needs a token that they share")
+    if keep is not None and keep < 1:
+        raise ValueError("keep must be at least 1: the newest checkpoint is never removed")
+    try:
+        json.dumps(state, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"the state of a checkpoint must be JSON values: {error}") from error
+    attempt = hashlib.blake2b((token or os.urandom(16).hex()).encode(), digest_size=6).hexdigest()
+    checkpoints = run_dir / FOLDER
+    final = checkpoints / step_name(step)
+    vote = Vote(checkpoints / f"{final.name}.tmp-{attempt}", rank)
+    try:
+        vote.announce()
+        if rank == 0:
+            _clean(checkpoints, vote.folder)
+        _write_rank(vote.folder, pieces, attempt, rank, world)
+        if rank == 0:
+            _commit(
+                run_dir, vote, final, _gather(vote.folder, step, attempt, world, state, patience), attempt
+            )
+            _prune(run_dir, step, keep)
+        elif wait:
+            _await_commit(vote.folder, final, attempt, patience)
+    except Exception as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        number = error.errno if isinstance(error, OSError) else getattr(error, "number", None)
+        for folder in (vote.folder, final):
+            vote.fail(reason, number, folder)
+        with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
+            os.unlink(vote.folder / rank_file(rank))
+        if isinstance(error, OSError | PeerFailed):
+            raise not_written(checkpoints, step, reason, number, rank) from error
+        raise
+    return final
+
+
+def _write_rank(folder: Path, pieces: Sequence[Piece], attempt: str, rank: int, world: int) -> None:
+    """Write this rank's tensors and then its marker. A rank that saves nothing writes only the marker."""
+    tensors: dict[str, TensorEntry] = {}
+    mine: dict[str, Piece] = {}
+    for piece in pieces:
+        if piece.tensor.dtype not in NAMES:
+            raise ValueError(f"{piece.name!r}: a checkpoint cannot hold {piece.tensor.dtype}")
+        tensors.setdefault(
+            piece.name, TensorEntry(NAMES[piece.tensor.dtype], tuple(int(n) for n in piece.full_shape), ())
+        )
+        if piece.saved and piece.tensor.numel():
+            key = block_key(piece.name, piece.start)
+            if key in mine:
+                raise ValueError(f"{piece.name!r}: the box at {list(piece.start)} is given twice")
+            mine[key] = piece
+    entry = None
+    if mine:
+        file = rank_file(rank)
+        need = sum(p.tensor.numel() * p.tensor.element_size() for p in mine.values())
+        if shutil.disk_usage(folder).free < need:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write_tensors(folder / file, [(key, piece.tensor) for key, piece in mine.items()])
+        entry = written.file
+        for key, piece in mine.items():
+            start, shape = tuple(int(n) for n in piece.start), tuple(piece.tensor.shape)
+            size = prod(shape) * piece.tensor.element_size()
+            known = tensors[piece.name]
+            block = Block(file, key, start, shape, written.crc32[key], size)
+            tensors[piece.name] = TensorEntry(known.dtype, known.shape, (*known.blocks, block))
+    marker = Marker(attempt, rank, world, entry, tensors)
+    write_atomic(folder / f"rank-{rank:05d}.json", encode_marker(marker))
+
+
+def _gather(
+    folder: Path, step: int, attempt: str, world: int, state: dict[str, Any], patience: float
+) -> Manifest:
+    """Wait until every rank's marker is there, and make one manifest of them."""
+    markers: dict[int, Marker] = {}
+    missing = set(range(world))
+    for _ in polls((folder,), patience, "some ranks"):
+        for rank in sorted(missing):
+            path = folder / f"rank-{rank:05d}.json"
+            if path.exists():
+                marker = decode_marker(path.read_bytes())
+                if (marker.attempt, marker.rank, marker.world) != (attempt, rank, world):
+                    raise bad_cut(step, f"rank {rank} takes part in another save ({marker.world} ranks)")
+                markers[rank] = marker
+        missing -= markers.keys()
+        if not missing:
+            break
+        raise_failures(folder)
+    try:
+        return merge([markers[rank] for rank in range(world)], step, attempt, state)
+    except ValueError as error:
+        raise bad_cut(step, str(error)) from error
+
+
+def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest, attempt: str) -> None:
+    write_atomic(vote.folder / MANIFEST, encode(manifest))
+    for path in vote.folder.glob("rank-*.json"):
+        os.unlink(path)
+    for path in vote.folder.glob("rank-*.writing"):
+        if path.name != f"rank-{vote.rank:05d}.writing":
+            os.unlink(path)
+    sync_folder(vote.folder)
+    aside = final.with_name(f"{final.name}.old-{attempt}")
+    if final.exists():
+        os.rename(final, aside)
+    try:
+        os.rename(vote.folder, final)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.rename(aside, final)
+        raise
+    sync_folder(final.parent)
+    write_atomic(run_dir / LATEST, f"{FOLDER}/{final.name}\n".encode())
+    vote.withdraw(final)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _await_commit(folder: Path, final: Path, attempt: str, patience: float) -> None:
+    """What a rank other than 0 does until rank 0 has made the checkpoint visible, or someone has failed."""
+    committed = False
+    for _ in polls((folder, folder.parent), patience, "rank 0"):
+        if folder.exists():
+            raise_failures(folder)
+            continue
+        if not committed:
+            try:
+                committed = read_manifest(final).attempt == attempt
+            except Damage:
+                committed = False
+            if not committed:
+                raise PeerFailed("the save was given up")
+        raise_failures(final)
+        if not (final / "rank-00000.writing").exists():
+            return
+
+
+def _clean(checkpoints: Path, current: Path) -> None:
+    """Remove what dead saves left, and give a checkpoint that was moved aside its name back."""
+    for path in checkpoints.glob("step-*.tmp-*"):
+        if path != current:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in checkpoints.glob("step-*.old-*"):
+        plain = path.with_name(path.name.partition(".")[0])
+        if plain.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.rename(path, plain)
+
+
+def _prune(run_dir: Path, step: int, keep: int | None) -> None:
+    """Remove all but `keep` checkpoints: the one just saved, older ones, then those of an abandoned future."""
+    if keep is None:
+        return
+    steps = list_steps(run_dir)
+    for old in sorted(steps, key=lambda s: (s > step, -s))[keep:]:
+        doomed = steps[old].with_name(f"{step_name(old)}.tmp-removed")
+        # Renamed first: a removal that dies half way must not leave what looks like a damaged checkpoint.
+        with contextlib.suppress(OSError):
+            os.rename(steps[old], doomed)
+            shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,125 @@
+"""The training loop's view: save now, or copy now and write while training goes on."""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from unisono.train.checkpoint.boxes import Piece
+from unisono.train.checkpoint.save import save
+
+
+@final
+class Saver:
+    """Saves of one rank of one run. All ranks make the same calls to `save`, in the same order.
+
+    `token`: a text that all ranks share and that is new each time the run is started or resumed; only its hash
+    reaches the disk. `keep`, `patience`: as in `save`.
+
+    At most one save is in flight. Its errors (those of `save`) are raised by the next `poll`, `wait` or `save`, once.
+    Call `wait` before leaving the process: the writer is a daemon thread.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        token: str = "",
+        keep: int | None = None,
+        patience: float = 600.0,
+    ) -> None:
+        self._run_dir, self._rank, self._world = run_dir, rank, world
+        self._token, self._keep, self._patience = token, keep, patience
+        self._tries: Counter[int] = Counter()
+        self._staging: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._done: Path | None = None
+        self._error: BaseException | None = None
+
+    def save(
+        self, step: int, pieces: Sequence[Piece], state: dict[str, Any], blocking: bool = True
+    ) -> Path | None:
+        """Save; returns the folder if blocking.
+
+        Otherwise the pieces are copied into host memory (kept for the next save; as large as what this rank saves)
+        and written by a thread: the tensors may be changed as soon as this returns. A save still in flight is
+        waited for first.
+        """
+        self.wait()
+        self._tries[step] += 1
+        token = f"{self._token}/{step}/{self._tries[step]}" if self._token else ""
+        if blocking:
+            return self._write(step, pieces, state, token)
+        staged = self._stage(pieces)
+        self._thread = threading.Thread(
+            target=self._run, args=(step, staged, dict(state), token), name=f"checkpoint-{step}", daemon=True
+        )
+        self._thread.start()
+        return None
+
+    def poll(self) -> Path | None:
+        """The folder of a save that has finished since the last call, None if there is none. Never waits."""
+        if self._thread is None or self._thread.is_alive():
+            return None
+        return self.wait()
+
+    def wait(self) -> Path | None:
+        """Wait for the save in flight, if any, and return its folder."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        done, error, self._done, self._error = self._done, self._error, None, None
+        if error is not None:
+            raise error
+        return done
+
+    def _write(self, step: int, pieces: Sequence[Piece], state: dict[str, Any], token: str) -> Path:
+        return save(
+            self._run_dir,
+            step,
+            pieces,
+            state,
+            rank=self._rank,
+            world=self._world,
+            token=token,
+            keep=self._keep,
+            patience=self._patience,
+        )
+
+    def _run(self, step: int, pieces: Sequence[Piece], state: dict[str, Any], token: str) -> None:
+        try:
+            self._done = self._write(step, pieces, state, token)
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that asked
+            self._error = error
+
+    def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
+        staged: list[Piece] = []
+        used: set[tuple[str, tuple[int, ...]]] = set()
+        devices: set[torch.device] = set()
+        for piece in pieces:
+            source = piece.tensor.detach()
+            if not piece.saved or not source.numel():
+                # Only its shape and dtype are looked at, and `meta` keeps no memory alive.
+                staged.append(replace(piece, tensor=torch.empty_like(source, device="meta")))
+                continue
+            key = (piece.name, tuple(piece.start))
+            used.add(key)
+            buffer = self._staging.get(key)
+            if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
+                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                self._staging[key] = buffer
+            buffer.copy_(source, non_blocking=source.is_cuda)
+            if source.is_cuda:
+                devices.add(source.device)
+            staged.append(replace(piece, tensor=buffer))
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        for key in self._staging.keys() - used:
+            del self._staging[key]
+        return staged
