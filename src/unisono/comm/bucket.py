@@ -1,0 +1,123 @@
+"""Flat buckets of gradients: views into one buffer that depart whole.
+
+The order of departure is that of the parameter list, last parameter first, which is about the order in which
+backward finishes; it never depends on arrival, so all ranks issue the same collectives in the same order
+(Li et al., PyTorch Distributed, 2020).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FIRST_BYTES = 1 << 20
+CAP_BYTES = 25 << 20
+
+
+class Bucket:
+    """Gradients that travel together. `tail` is one spare element at the end of `flat`, for the step's loss."""
+
+    def __init__(self, params: Sequence[nn.Parameter], tail: bool = False) -> None:
+        self.params = tuple(params)
+        numel = sum(p.numel() for p in params)
+        like = params[0]
+        self.flat = torch.zeros(numel + tail, dtype=like.dtype, device=like.device)
+        self.views: list[Tensor] = []
+        offset = 0
+        for p in params:
+            self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
+            offset += p.numel()
+        self.tail = self.flat[-1] if tail else None
+        self.waiting = len(self.params)
+
+    def fill(self) -> None:
+        """Move every gradient that is not yet a view into the buffer; absent ones count as zero."""
+        for p, view in zip(self.params, self.views, strict=True):
+            if p.grad is None:
+                view.zero_()
+            elif p.grad is not view:
+                view.copy_(p.grad)
+            p.grad = view
+
+
+def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
+    """Parameters in reverse order, cut into runs of one dtype of at most `cap_bytes`; the first run is small so
+    that it leaves early."""
+    runs: list[list[nn.Parameter]] = []
+    room = 0
+    for p in reversed(params):
+        if not runs or p.nbytes > room or p.dtype != runs[-1][0].dtype:
+            room = cap_bytes if runs else min(FIRST_BYTES, cap_bytes)
+            runs.append([])
+        runs[-1].append(p)
+        room -= p.nbytes
+    return runs
+
+
+class Buckets:
+    """All gradients of one rank on their way out.
+
+    early: filled by backward's own hooks and handed over while backward goes on. late: groups of parameters whose
+    gradients need something done inside the replica first; the caller fills and hands those over.
+    on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order.
+    """
+
+    def __init__(
+        self, early: Sequence[nn.Parameter], late: Sequence[Sequence[nn.Parameter]] = (), tail: bool = False
+    ) -> None:
+        runs = deal(early)
+        late_runs = [deal(group) for group in late]
+        spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
+        self.early = [Bucket(run, tail=any(run is last for last in spare)) for run in runs]
+        self.late = [[Bucket(run, tail=any(run is last for last in spare)) for run in group] for group in late_runs]
+        everything = [*self.early, *(bucket for group in self.late for bucket in group)]
+        self.tail = everything[-1].tail if everything else None
+        self._on_ready: Callable[[Bucket], Any] | None = None
+        self._next = 0
+        self._final = False
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(bucket, view))
+            for bucket in self.early
+            for p, view in zip(bucket.params, bucket.views, strict=True)
+        ]
+
+    def arm(self, on_ready: Callable[[Bucket], Any]) -> None:
+        """The backward that follows is this step's last: hand each bucket over as it fills."""
+        self._final, self._on_ready, self._next = True, on_ready, 0
+        for bucket in self.early:
+            bucket.waiting = len(bucket.params)
+
+    def finish(self) -> None:
+        """After the last backward: hand over early buckets that never filled (unused parameters), then disarm."""
+        for bucket in self.early:
+            if bucket.waiting:
+                bucket.fill()
+                bucket.waiting = 0
+        self._depart()
+        self._final = False
+
+    def _depart(self) -> None:
+        while self._next < len(self.early) and self.early[self._next].waiting == 0:
+            bucket = self.early[self._next]
+            self._next += 1
+            if self._on_ready is not None:
+                self._on_ready(bucket)
+
+    def _hook(self, bucket: Bucket, view: Tensor) -> Callable[[nn.Parameter], None]:
+        def arrived(p: nn.Parameter) -> None:
+            if p.grad is not view:
+                if p.grad is not None:
+                    view.copy_(p.grad)
+                p.grad = view
+            if self._final:
+                bucket.waiting -= 1
+                if bucket.waiting == 0:
+                    self._depart()
+
+        return arrived
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()

@@ -1,0 +1,113 @@
+"""Groups of ranks along one axis: the collectives that the house uses, with their bytes and time recorded.
+
+A group of one (`size == 1`) answers every call at once and moves nothing, so callers never ask for its size.
+Bytes are payload bytes that this rank sends, by the algorithm's own count.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.observe.span import Recorder
+
+
+class Pending(Protocol):
+    """Something under way; `wait` returns when the result is there."""
+
+    def wait(self) -> object: ...
+
+
+class Done:
+    """The pending operation of a group of one."""
+
+    def wait(self) -> None:
+        return None
+
+
+class Group:
+    """The ranks that differ only in their coordinate on `axis`.
+
+    ranks: global ranks in coordinate order. index: this rank's place among them. pg: torch's process group, or
+    None for a group of one.
+    """
+
+    def __init__(
+        self, axis: str, ranks: Sequence[int], index: int, pg: dist.ProcessGroup | None, recorder: Recorder
+    ) -> None:
+        self.axis, self.ranks, self.index, self.pg = axis, tuple(ranks), index, pg
+        self.size = len(self.ranks)
+        self.recorder = recorder
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Reduce x in place over the group; returns x."""
+        if self.pg is not None:
+            with self._timed("all_reduce", x.nbytes * 2 * (self.size - 1) // self.size):
+                dist.all_reduce(x, op=op, group=self.pg)
+        return x
+
+    def start_all_reduce(self, x: Tensor) -> Pending:
+        """As all_reduce, but returns at once; x is ready after `wait`."""
+        if self.pg is None:
+            return Done()
+        self.recorder.count(self.axis, "all_reduce", x.nbytes * 2 * (self.size - 1) // self.size)
+        work = dist.all_reduce(x, group=self.pg, async_op=True)
+        return work if work is not None else Done()
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """x [n, ...] → [size · n, ...], this group's parts one after the other."""
+        if self.pg is None:
+            return x
+        x = x.contiguous()
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        with self._timed("all_gather", x.nbytes * (self.size - 1)):
+            dist.all_gather_single(out, x, group=self.pg)
+        return out
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """x [size · n, ...] → [n, ...]: this rank's part of the sum, added in rank order.
+
+        Gloo's own reduce-scatter sends what an all-reduce sends; an exchange of parts sends half of that.
+        """
+        if self.pg is None:
+            return x
+        x = x.contiguous()
+        part = (x.shape[0] // self.size, *x.shape[1:])
+        with self._timed("reduce_scatter", x.nbytes * (self.size - 1) // self.size):
+            if x.is_cuda:
+                out = x.new_empty(part)
+                dist.reduce_scatter_single(out, x, group=self.pg)
+                return out
+            parts = torch.empty_like(x)
+            dist.all_to_all_single(parts, x, group=self.pg)
+        return parts.view(self.size, *part).sum(0)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """Overwrite x with that of the rank at index `source`."""
+        if self.pg is not None:
+            with self._timed("broadcast", x.nbytes if self.index == source else 0):
+                dist.broadcast(x, src=self.ranks[source], group=self.pg)
+        return x
+
+    def barrier(self) -> None:
+        """Wait until every rank of the group is here."""
+        if self.pg is not None:
+            with self.recorder.span("wait", axis=self.axis, op="barrier"):
+                dist.barrier(group=self.pg)
+
+    def start_send(self, x: Tensor, to: int) -> Pending:
+        """Send x to the rank at index `to`; x must not change before `wait`."""
+        self.recorder.count(self.axis, "send", x.nbytes)
+        work = dist.isend(x, self.ranks[to], group=self.pg)
+        return work if work is not None else Done()
+
+    def start_recv(self, out: Tensor, source: int) -> Pending:
+        """Receive into `out` from the rank at index `source`."""
+        work = dist.irecv(out, self.ranks[source], group=self.pg)
+        return work if work is not None else Done()
+
+    def _timed(self, op: str, nbytes: int):
+        self.recorder.count(self.axis, op, nbytes)
+        return self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)

@@ -1,0 +1,121 @@
+"""From a recipe's `[model]` to a module."""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unisono.config import ModelConfig
+from unisono.models import noise
+from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.noise import Noise
+from unisono.spec.errors import UsageError, UserCodeError
+from unisono.spec.layout import Anatomy
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the data decides about a model: size of the vocabulary, number of classes, shape of a sample."""
+
+    vocab: int | None = None
+    classes: int | None = None
+    sample_shape: tuple[int, ...] | None = None
+
+
+class Whole(nn.Module):
+    """A user's module without parts: all of it is the stem. Only dp and shard can spread it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._noisy = "noise" in inspect.signature(module.forward).parameters
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.module(x, noise=noise) if self._noisy else self.module(x)
+
+
+class UserModel(nn.Module):
+    """Gives a user's module the three parts that the house expects, of which two are empty."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = Whole(module), nn.ModuleList(), nn.Identity()
+        self.loss = getattr(module, "loss", summed_cross_entropy)
+        self.anatomy = Anatomy()
+
+    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.stem(x, noise)
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy in nats, summed over all targets; logits [..., V], targets [...]."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta") -> nn.Module:
+    """The model of a recipe, uninitialised (on the meta device it costs nothing); a user's model as it was made.
+
+    Raises UsageError where the recipe and the data leave a size open, UserCodeError if a user's function raises.
+    """
+    if ".py:" in config.kind:
+        model = user_model(config, facts)
+    else:
+        with torch.device(device):
+            model = _own(config, facts)
+    noise.name_sites(model)
+    return model
+
+
+def _own(config: ModelConfig, facts: Facts) -> nn.Module:
+    if config.kind == "gpt":
+        vocab = config.vocab or facts.vocab
+        if not vocab:
+            raise UsageError("the size of the vocabulary is not known", where="model.vocab", fix="--model.vocab N")
+        names = GPTConfig.__dataclass_fields__.keys() - {"vocab"}
+        return GPT(GPTConfig(vocab=vocab, **{name: getattr(config, name) for name in names}))
+    classes, shape = config.classes or facts.classes, config.image or facts.sample_shape
+    if not classes or not shape:
+        raise UsageError(f"{config.kind} needs classes and a sample's shape", where="model", fix="--model.classes N")
+    if config.kind == "mlp":
+        from unisono.models.mlp import MLP
+
+        return MLP(config, classes, shape)
+    from unisono.models.convnet import ConvNet
+
+    return ConvNet(config, classes, shape)
+
+
+def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
+    """Calls FUNCTION of FILE.py with those of (config, vocab, context, classes, sample_shape) that it names."""
+    path, _, name = config.kind.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"unisono_model_{Path(path).stem}", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise UsageError(f"no such file: {path}", where="model.kind", fix="check the path", code="C03")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    known = {
+        "config": config,
+        "vocab": config.vocab or facts.vocab,
+        "context": config.context,
+        "classes": config.classes or facts.classes,
+        "sample_shape": config.image or facts.sample_shape,
+    }
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name)
+        wanted = inspect.signature(function).parameters
+        made = function(**{key: value for key, value in known.items() if key in wanted})
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserCodeError(
+            f"the model function raised {type(error).__name__}: {error}", where=f"{last.filename}:{last.lineno}"
+        ) from error
+    if not isinstance(made, nn.Module):
+        raise UserCodeError(f"{name} returned {type(made).__name__}, not a torch.nn.Module", where=config.kind)
+    return made if all(hasattr(made, part) for part in ("stem", "blocks", "head")) else UserModel(made)

@@ -1,0 +1,115 @@
+"""A residual convolutional network with group normalisation.
+
+Pre-activation blocks (He et al., "Identity mappings in deep residual networks", 2016); groups instead of batches
+in the norms (Wu and He, "Group normalization", 2018), because statistics of a batch would depend on how the batch
+is cut into micro-batches, and so on the layout.
+Shapes: B batch, C channels, Y rows, X columns.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unisono.models.init import Rule
+from unisono.models.noise import Dropout, Noise
+from unisono.spec.layout import Anatomy
+from unisono.spec.workload import conv_stages
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(channels, 8), channels)
+
+
+class Stem(nn.Module):
+    """Images [B, C, Y, X] → residual stream of the first stage."""
+
+    def __init__(self, colours: int, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(colours, channels, 3, padding=1, bias=False)
+
+    def forward(self, images_BCYX: Tensor, noise: Noise | None = None) -> Tensor:
+        return self.conv(images_BCYX)
+
+
+class Block(nn.Module):
+    """Norm, ReLU, convolution, twice; with a 1 x 1 convolution beside it where width or resolution changes."""
+
+    def __init__(self, before: int, channels: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = _norm(before)
+        self.conv1 = nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False)
+        self.norm2 = _norm(channels)
+        self.drop = Dropout(dropout)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        changes = before != channels or stride != 1
+        self.skip = nn.Conv2d(before, channels, 1, stride=stride, bias=False) if changes else None
+
+    def forward(self, x_BCYX: Tensor, noise: Noise | None = None) -> Tensor:
+        y_BCYX = F.relu(self.norm1(x_BCYX))
+        passed_BCYX = x_BCYX if self.skip is None else self.skip(y_BCYX)
+        y_BCYX = F.relu(self.norm2(self.conv1(y_BCYX)))
+        return passed_BCYX + self.conv2(self.drop(y_BCYX, noise))
+
+
+class Head(nn.Module):
+    """Residual stream → logits [B, classes], averaged over the image."""
+
+    def __init__(self, channels: int, classes: int, bias: bool) -> None:
+        super().__init__()
+        self.norm = _norm(channels)
+        self.out = nn.Linear(channels, classes, bias=bias)
+
+    def forward(self, x_BCYX: Tensor) -> Tensor:
+        return self.out(F.relu(self.norm(x_BCYX)).mean((2, 3)))
+
+
+class ConvNet(nn.Module):
+    """`forward(images [B, C, Y, X], noise) → logits [B, classes]`.
+
+    image: (colours, rows, columns) of a sample. channels: width of the first of up to three stages; each later
+    stage has twice the width at half the resolution. n_layer: residual blocks, dealt over the stages.
+    """
+
+    def __init__(
+        self,
+        *,
+        image: tuple[int, int, int],
+        channels: int,
+        n_layer: int,
+        classes: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        stages = conv_stages(n_layer, channels)
+        self.stem = Stem(image[0], channels)
+        self.blocks = nn.ModuleList(Block(before, after, stride, dropout) for before, after, stride in stages)
+        self.head = Head(stages[-1][1], classes, bias)
+        self.anatomy = Anatomy()
+
+    def forward(self, images_BCYX: Tensor, noise: Noise | None = None) -> Tensor:
+        x_BCYX = self.stem(images_BCYX, noise)
+        for block in self.blocks:
+            x_BCYX = block(x_BCYX, noise)
+        return self.head(x_BCYX)
+
+    @staticmethod
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy summed over samples, in nats. logits [B, classes], targets int64 [B]."""
+        return F.cross_entropy(logits, targets, reduction="sum")
+
+    def initial_rules(self) -> Mapping[str, Rule]:
+        """Variance 2 / fan-in (He et al., 2015); the last convolution of a branch divided by sqrt(blocks)."""
+        rules: dict[str, Rule] = {}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                rules[name] = ("zeros" if name.endswith("bias") else "ones", 0.0)
+                continue
+            fan_in = parameter[0].numel()
+            gain = 1.0 if name.startswith(("stem.", "head.")) or ".skip." in name else 2.0
+            if name.endswith("conv2.weight"):
+                gain /= len(self.blocks)
+            rules[name] = ("normal", math.sqrt(gain / fan_in))
+        return rules

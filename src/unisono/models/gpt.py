@@ -1,0 +1,234 @@
+"""A decoder-only transformer: GPT-2's or Llama's, by its settings. It knows nothing of parallelism.
+
+Shapes: B batch, T positions, D width, H query heads, G key/value heads, K head width, F hidden width, V vocabulary.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unisono.models.init import Rule
+from unisono.models.noise import Dropout, Noise
+from unisono.spec.layout import Anatomy, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPTConfig:
+    """Sizes and variants; the defaults are GPT-2's (Radford et al., 2019), the others Llama's (Touvron, 2023)."""
+
+    vocab: int
+    n_layer: int = 4
+    n_head: int = 4
+    n_kv_head: int | None = None
+    d_model: int = 128
+    d_ff: int | None = None
+    context: int = 64
+    dropout: float = 0.0
+    bias: bool = True
+    tie_embeddings: bool = True
+    positions: str = "learned"
+    activation: str = "gelu"
+    norm: str = "layer"
+    rope_theta: float = 10000.0
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def hidden(self) -> int:
+        if self.d_ff:
+            return self.d_ff
+        return -(-8 * self.d_model // 24) * 8 if self.activation == "swiglu" else 4 * self.d_model
+
+
+def _norm(config: GPTConfig) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(config.d_model, eps=1e-5)
+    return nn.LayerNorm(config.d_model, bias=config.bias)
+
+
+class Positions(nn.Module):
+    """Adds a learned row per position; `part` says which slice of the positions x [B, T', D] is."""
+
+    def __init__(self, context: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(context, width))
+        self.part = 0
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        first = self.part * x_BTD.shape[1]
+        return x_BTD + self.weight[first : first + x_BTD.shape[1]]
+
+
+class Stem(nn.Module):
+    """Tokens [B, T] → residual stream [B, T, D]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(config.vocab, config.d_model)
+        self.pos = Positions(config.context, config.d_model) if config.positions == "learned" else None
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, tokens_BT: Tensor, noise: Noise | None = None) -> Tensor:
+        x_BTD = self.tok(tokens_BT)
+        if self.pos is not None:
+            x_BTD = self.pos(x_BTD)
+        return self.drop(x_BTD, noise)
+
+
+def rotate(x_BHTK: Tensor, theta: float) -> Tensor:
+    """Rotary positions, half-split convention (Su et al., RoFormer, 2021)."""
+    half = x_BHTK.shape[-1] // 2
+    steps_T = torch.arange(x_BHTK.shape[-2], device=x_BHTK.device, dtype=torch.float32)
+    speed_K = theta ** (-torch.arange(half, device=x_BHTK.device, dtype=torch.float32) / half)
+    angle_TK = steps_T[:, None] * speed_K
+    cos_TK, sin_TK = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
+    a, b = x_BHTK[..., :half], x_BHTK[..., half:]
+    return torch.cat((a * cos_TK - b * sin_TK, b * cos_TK + a * sin_TK), dim=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention. Rows of `qkv` are grouped by key/value head: its queries, its key, its value, so
+    that a contiguous slice of rows is a set of whole heads."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.width = config.d_model // config.n_head
+        self.queries = config.n_head // config.kv_heads
+        self.theta = config.rope_theta if config.positions == "rotary" else 0.0
+        rows = (config.n_head + 2 * config.kv_heads) * self.width
+        self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
+        self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:
+        qkv = self.qkv(x_BTD)
+        B, T, _ = qkv.shape  # not x's T: under sequence parallelism qkv gathers the positions
+        qkv_BTGQK = qkv.view(B, T, -1, self.queries + 2, self.width)
+        q_BHTK = qkv_BTGQK[..., :-2, :].reshape(B, T, -1, self.width).transpose(1, 2)
+        k_BHTK, v_BHTK = (qkv_BTGQK[..., i, :].transpose(1, 2) for i in (-2, -1))
+        if self.theta:
+            q_BHTK, k_BHTK = rotate(q_BHTK, self.theta), rotate(k_BHTK, self.theta)
+        if self.queries > 1:
+            k_BHTK, v_BHTK = (t.repeat_interleave(self.queries, dim=1) for t in (k_BHTK, v_BHTK))
+        if noise is None or self.drop.p == 0.0:
+            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        else:  # the fused kernels draw their own mask, which would depend on the layout
+            y_BHTK = self._attend(q_BHTK, k_BHTK, v_BHTK, noise)
+        return self.proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, noise: Noise) -> Tensor:
+        T = q_BHTK.shape[-2]
+        score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(self.width)
+        later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+        weight_BHTT = score_BHTT.masked_fill(later_TT, float("-inf")).softmax(-1)
+        return self.drop(weight_BHTT, noise).to(v_BHTK.dtype) @ v_BHTK
+
+
+class FeedForward(nn.Module):
+    """Two layers with GELU, or three with a SiLU gate (SwiGLU, Shazeer, 2020)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        gated = config.activation == "swiglu"
+        self.gate = nn.Linear(config.d_model, config.hidden, bias=config.bias) if gated else None
+        self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.gate is None:
+            return self.down(F.gelu(self.up(x_BTD)))
+        return self.down(F.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm1 = _norm(config)
+        self.attn = Attention(config)
+        self.drop1 = Dropout(config.dropout)
+        self.norm2 = _norm(config)
+        self.mlp = FeedForward(config)
+        self.drop2 = Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, noise: Noise | None = None) -> Tensor:
+        x_BTD = x_BTD + self.drop1(self.attn(self.norm1(x_BTD), noise), noise)
+        return x_BTD + self.drop2(self.mlp(self.norm2(x_BTD)), noise)
+
+
+class Head(nn.Module):
+    """Residual stream [B, T, D] → logits [B, T, V]."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm = _norm(config)
+        self.out = nn.Linear(config.d_model, config.vocab, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.out(self.norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """Stem, blocks, head; `forward(tokens [B, T] int64, noise) → logits [B, T, V]`."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.stem = Stem(config)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.head = Head(config)
+        if config.tie_embeddings:
+            self.head.out.weight = self.stem.tok.weight
+        self.anatomy = _anatomy(config)
+
+    def forward(self, tokens_BT: Tensor, noise: Noise | None = None) -> Tensor:
+        x_BTD = self.stem(tokens_BT, noise)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, noise)
+        return self.head(x_BTD)
+
+    @staticmethod
+    def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+        """Cross-entropy summed over tokens, in nats."""
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+    def initial_rules(self) -> Mapping[str, Rule]:
+        """GPT-2's and Llama's: normal with std 0.02, residual projections divided by sqrt(2 · layers), no bias."""
+        rules: dict[str, Rule] = {}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                rules[name] = ("zeros" if name.endswith("bias") else "ones", 0.0)
+            elif name.endswith(("attn.proj.weight", "mlp.down.weight")):
+                rules[name] = ("normal", 0.02 / math.sqrt(2 * self.config.n_layer))
+            else:
+                rules[name] = ("normal", 0.02)
+        return rules
+
+
+def _anatomy(config: GPTConfig) -> Anatomy:
+    return Anatomy(
+        splits={
+            "stem.tok": Split.VOCAB_IN,
+            "stem.pos": Split.POSITIONS,
+            "stem.drop": Split.SEQUENCE_DROPOUT,
+            "blocks.*.attn.qkv": Split.COLUMN,
+            "blocks.*.attn.drop": Split.HEAD_DROPOUT,
+            "blocks.*.attn.proj": Split.ROW,
+            "blocks.*.mlp.up": Split.COLUMN,
+            "blocks.*.mlp.gate": Split.COLUMN,
+            "blocks.*.mlp.down": Split.ROW,
+            "blocks.*.drop1": Split.SEQUENCE_DROPOUT,
+            "blocks.*.drop2": Split.SEQUENCE_DROPOUT,
+            "head.out": Split.VOCAB_OUT,
+        },
+        divides={"heads": config.n_head, "key/value heads": config.kv_heads, "hidden width": config.hidden},
+        ties=(("head.out.weight", "stem.tok.weight"),) if config.tie_embeddings else (),
+        sequence=config.context,
+    )

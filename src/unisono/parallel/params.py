@@ -1,0 +1,93 @@
+"""The parameters of one rank: their logical names, which box of the full tensor lies here, who counts them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from unisono.comm.group import Group
+from unisono.parallel.tensor import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter of this rank.
+
+    name: logical, the same under every plan. live: what autograd differentiates (a DTensor under FSDP2).
+    master: the plain local tensor that the optimiser steps; it shares `live`'s storage.
+    shape: of the full tensor. start: where the master's box begins in it.
+    partial: on `tp`, its gradient here is one rank's part of a sum. counted: this rank's box counts in the norm
+    of the whole model and is the one that a checkpoint keeps (no other rank of the replica holds the same).
+    alias: a second use of a tied weight, updated together with its owner and counted there.
+    """
+
+    name: str
+    live: nn.Parameter
+    master: nn.Parameter
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+    partial: bool
+    counted: bool
+    alias: bool = False
+
+    def take_gradient(self) -> None:
+        """Point the master's gradient at what backward left on the live parameter."""
+        if self.master is self.live:
+            return
+        grad = self.live.grad
+        self.master.grad = None if grad is None else _local(grad).detach()
+
+    def drop_gradient(self) -> None:
+        """Forget the gradient; the next backward makes a new one."""
+        self.live.grad = None
+        self.master.grad = None
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+@torch.no_grad()
+def slots_of(
+    stage: nn.Module,
+    shapes: Mapping[str, tuple[int, ...]],
+    cuts: Mapping[str, Cut],
+    shard: Group,
+    tp: Group,
+    sequence: bool,
+    aliases: frozenset[str],
+) -> list[Slot]:
+    """The slots of a built stage, in the model's own order.
+
+    shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
+    whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere.
+    """
+    slots = []
+    for name, live in stage.named_parameters():
+        shape = shapes[name]
+        start = [0] * len(shape)
+        cut = cuts.get(name)
+        if cut is not None:
+            start[cut.dim] = cut.start
+        master = live
+        if isinstance(live, DTensor):
+            rows = live.shape[0]
+            chunk = -(-rows // shard.size)  # torch.chunk's rule, which FSDP2 follows
+            start[0] += min(chunk * shard.index, rows)
+            master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
+        whole_on_tp = tp.size > 1 and cut is None
+        slots.append(
+            Slot(
+                name=name,
+                live=live,
+                master=master,
+                shape=shape,
+                start=tuple(start),
+                partial=whole_on_tp and sequence,
+                counted=name not in aliases and not (whole_on_tp and tp.index > 0),
+                alias=name in aliases,
+            )
+        )
+    return slots

@@ -1,0 +1,137 @@
+"""Play one rank's row of a pipeline timetable: forwards, backwards and the messages between stages.
+
+One rank on `pp` is the same program with one row and no messages.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group, Pending
+from unisono.models.noise import Noise
+from unisono.observe.span import Recorder
+from unisono.parallel.cut import Stage
+from unisono.programs.pipeline import Action
+
+
+class Leaf(Protocol):
+    """One micro-batch: inputs [b, ...], targets [b, ...], the global position of each sample [b] int64."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def samples(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """How a stage talks to its neighbours.
+
+    ahead carries activations to the next stage, back gradients to the previous one; shapes and dtype are those of
+    the tensors that arrive: `came` from the previous stage, and of the gradient of what this stage sends.
+    """
+
+    ahead: Group
+    back: Group
+    came: tuple[int, ...]
+    sent: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Player:
+    """Interprets rows for one stage; live only while a step is under way.
+
+    computing() is the context of a forward (autocast or nothing). before_backward(last) is told of each backward,
+    last if it is the stage's last of the step. seed is None in evaluation: no dropout.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        wires: Wires,
+        recorder: Recorder,
+        computing: Callable[[], AbstractContextManager[object]],
+        before_backward: Callable[[bool, Tensor], None],
+    ) -> None:
+        self.stage, self.wires, self.recorder = stage, wires, recorder
+        self.computing, self.before_backward = computing, before_backward
+
+    def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
+        """The sum over the leaves of loss × weight, on the last stage; zero elsewhere.
+
+        weight: what one token's loss counts for. Gradients accumulate on the parameters.
+        """
+        self._leaves, self._weight, self._seed = leaves, weight, seed
+        self._arrived: dict[int, Tensor] = {}  # micro → input of this stage
+        self._made: dict[int, Tensor] = {}  # micro → output, or the loss
+        self._grads: dict[int, Tensor] = {}  # micro → gradient of the output
+        self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
+        self._backwards = sum(action.kind == "B" for action in row)
+        self._loss = torch.zeros((), dtype=self.wires.dtype, device=self.wires.device)
+        do = {
+            "F": self._forward,
+            "B": self._backward,
+            "SEND_F": self._send_activation,
+            "RECV_F": self._receive_activation,
+            "SEND_B": self._send_gradient,
+            "RECV_B": self._receive_gradient,
+        }
+        for action in row:
+            do[action.kind](action)
+        if self._sent:
+            with self.recorder.span("wait", axis="pp", op="send"):
+                for _, pending in self._sent:
+                    pending.wait()
+        self._arrived, self._made, self._sent = {}, {}, []
+        return self._loss
+
+    def _forward(self, action: Action) -> None:
+        leaf = self._leaves[action.micro]
+        noise = None if self._seed is None else Noise(self._seed, leaf.samples)
+        with self.recorder.span("forward", micro=action.micro, stage=action.stage):
+            x = leaf.inputs if self.stage.first else self._arrived[action.micro]
+            with self.computing():
+                y = self.stage(x, noise)
+                if self.stage.last:
+                    y = self.stage.loss(y, leaf.targets) * self._weight
+                    self._loss += y.detach()
+                else:
+                    y = y.to(self.wires.dtype)
+        self._made[action.micro] = y
+
+    def _backward(self, action: Action) -> None:
+        self._backwards -= 1
+        y = self._made.pop(action.micro)
+        with self.recorder.span("backward", micro=action.micro, stage=action.stage):
+            self.before_backward(self._backwards == 0, self._loss)
+            torch.autograd.backward(y, self._grads.pop(action.micro, None))
+
+    def _send_activation(self, action: Action) -> None:
+        y = self._made[action.micro].detach().contiguous()
+        self._sent.append((y, self.wires.ahead.start_send(y, action.peer)))
+
+    def _receive_activation(self, action: Action) -> None:
+        x = torch.empty(self.wires.came, dtype=self.wires.dtype, device=self.wires.device)
+        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
+            self.wires.ahead.start_recv(x, action.peer).wait()
+        self._arrived[action.micro] = x.requires_grad_(torch.is_grad_enabled())
+
+    def _send_gradient(self, action: Action) -> None:
+        grad = self._arrived.pop(action.micro).grad
+        if grad is None:
+            raise RuntimeError("a stage's output does not depend on its input")
+        grad = grad.contiguous()
+        self._sent.append((grad, self.wires.back.start_send(grad, action.peer)))
+
+    def _receive_gradient(self, action: Action) -> None:
+        grad = torch.empty(self.wires.sent, dtype=self.wires.dtype, device=self.wires.device)
+        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
+            self.wires.back.start_recv(grad, action.peer).wait()
+        self._grads[action.micro] = grad

@@ -1,0 +1,17 @@
+"""Compute precision: master weights and optimiser stay as they are, matrix products run in bf16 if asked."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The dtype of parameters and optimiser state under a plan's `precision`."""
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a forward pass (Micikevicius et al., Mixed precision training, 2018)."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

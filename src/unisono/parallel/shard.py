@@ -1,0 +1,84 @@
+"""ZeRO over the `shard` axis through FSDP2 (Rajbhandari et al., 2020; Zhao et al., 2023).
+
+zero=1 shards the optimiser: gradients stay whole until the step's last backward. zero=2 also shards gradients: each
+backward scatters them. zero=3 also shards parameters: they are gathered block by block, in forward and in backward.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from unisono.comm.group import Group
+
+
+class _Scatter:
+    """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
+    ) -> None:
+        output_tensor.copy_(self.group.reduce_scatter(input_tensor))
+
+
+class _Gather:
+    """FSDP2's all-gather, recorded."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        recorder, nbytes = self.group.recorder, input_tensor.nbytes * (self.group.size - 1)
+        recorder.count(self.group.axis, "all_gather", nbytes)
+        with recorder.span("comm", axis=self.group.axis, op="all_gather", exposed=True, bytes=nbytes):
+            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class Whole:
+    """Nothing is sharded: the value that stands for `shard=1`."""
+
+    def before_backward(self, last: bool) -> None:
+        """A backward is about to begin; `last` if it is the step's last."""
+
+
+class Sharded(Whole):
+    """A stage whose parameters FSDP2 has sharded in place."""
+
+    def __init__(self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int) -> None:
+        device = next(stage.parameters()).device
+        if group.pg is None:
+            raise ValueError("a group of one shards nothing")
+        mesh = DeviceMesh.from_group(group.pg, device.type, mesh_dim_names=("shard",))
+        self._zero = zero
+        for module in (*blocks, stage):
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3 and module is not stage)
+        if not isinstance(stage, FSDPModule):
+            raise TypeError("fully_shard did not take the stage")
+        self._stage: FSDPModule = stage
+        for module in stage.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
+                module.set_force_sum_reduction_for_comms(True)
+                if device.type == "cpu":
+                    module.set_custom_reduce_scatter(_Scatter(group))  # type: ignore[arg-type]
+                    module.set_custom_all_gather(_Gather(group))  # type: ignore[arg-type]
+
+    def before_backward(self, last: bool) -> None:
+        if self._zero == 1:
+            self._stage.set_requires_gradient_sync(last)
+        if self._zero < 3:
+            self._stage.set_reshard_after_backward(last)

@@ -1,0 +1,225 @@
+"""Tensor parallelism with sequence parallelism between blocks (Shoeybi et al., 2019; Korthikanti et al., 2022).
+
+Own modules instead of DTensor: plain local tensors compose with FSDP2 and with one gradient norm over the whole
+model, take uneven vocabularies, and draw the same dropout mask as one device (see docs/adr/0004).
+
+Shapes: B batch, T positions, t = T / tp positions of this rank, D width, V vocabulary, v this rank's part of V.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unisono.comm.group import Group
+from unisono.spec.layout import Anatomy, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """This rank's part of one parameter: rows or columns start : start + size of `dim`, of `full` in all."""
+
+    dim: int
+    start: int
+    size: int
+    full: int
+
+
+def part_of(full: int, group: Group) -> tuple[int, int]:
+    """(start, size) of this rank's part; the first `full % size` ranks hold one more."""
+    base, more = divmod(full, group.size)
+    start = group.index * base + min(group.index, more)
+    return start, base + (group.index < more)
+
+
+# How activations cross the group ---------------------------------------------------------------------------
+
+
+def gather_sequence(x_BtD: Tensor, group: Group) -> Tensor:
+    """[B, t, D] → [B, T, D]."""
+    parts = group.all_gather(x_BtD.transpose(0, 1))
+    return parts.transpose(0, 1).contiguous()
+
+
+def scatter_sum(x_BTD: Tensor, group: Group) -> Tensor:
+    """[B, T, D] partial on every rank → [B, t, D], summed."""
+    return group.reduce_scatter(x_BTD.transpose(0, 1)).transpose(0, 1).contiguous()
+
+
+class GatherSequence(torch.autograd.Function):
+    """Gather positions forward; the gradients of all ranks are summed and scattered backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):  # type: ignore[override]
+        ctx.group = group
+        return gather_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return scatter_sum(grad, ctx.group), None
+
+
+class ScatterSum(torch.autograd.Function):
+    """Sum and scatter positions forward; gather backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):  # type: ignore[override]
+        ctx.group = group
+        return scatter_sum(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return gather_sequence(grad, ctx.group), None
+
+
+class Enter(torch.autograd.Function):
+    """Into a split layer without sequence parallelism: nothing forward, a sum backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):  # type: ignore[override]
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return ctx.group.all_reduce(grad.contiguous().clone()), None
+
+
+class Leave(torch.autograd.Function):
+    """Out of a split layer without sequence parallelism: a sum forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):  # type: ignore[override]
+        return group.all_reduce(x.contiguous().clone())
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return grad, None
+
+
+# Modules ---------------------------------------------------------------------------------------------------
+
+
+class ColumnLinear(nn.Module):
+    """Holds some of the output features; gathers the positions of its input."""
+
+    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+        super().__init__()
+        self.group, self.sequence = group, sequence
+        start, size = part_of(whole.out_features, group)
+        self.weight = nn.Parameter(whole.weight.detach()[start : start + size].clone())
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[start : start + size].clone())
+        cut = Cut(0, start, size, whole.out_features)
+        self.cuts = {"weight": cut, "bias": cut}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (GatherSequence if self.sequence else Enter).apply(x, self.group)
+        return F.linear(x, self.weight, self.bias)
+
+
+class RowLinear(nn.Module):
+    """Holds some of the input features; its output is summed, and scattered along the positions. The bias stays
+    whole and is added once, after the sum."""
+
+    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+        super().__init__()
+        self.group, self.sequence = group, sequence
+        start, size = part_of(whole.in_features, group)
+        self.weight = nn.Parameter(whole.weight.detach()[:, start : start + size].clone())
+        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
+        self.cuts = {"weight": Cut(1, start, size, whole.in_features)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (ScatterSum if self.sequence else Leave).apply(F.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+class VocabEmbedding(nn.Module):
+    """Holds some rows of the table; tokens of other ranks give zero, and the sum is scattered."""
+
+    def __init__(self, whole: nn.Embedding, group: Group, sequence: bool) -> None:
+        super().__init__()
+        self.group, self.sequence = group, sequence
+        self.start, size = part_of(whole.num_embeddings, group)
+        self.weight = nn.Parameter(whole.weight.detach()[self.start : self.start + size].clone())
+        self.cuts = {"weight": Cut(0, self.start, size, whole.num_embeddings)}
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        local_BT = tokens_BT - self.start
+        foreign_BT = (local_BT < 0) | (local_BT >= self.weight.shape[0])
+        x_BTD = F.embedding(local_BT.masked_fill(foreign_BT, 0), self.weight)
+        x_BTD = x_BTD.masked_fill(foreign_BT.unsqueeze(-1), 0.0)
+        return (ScatterSum if self.sequence else Leave).apply(x_BTD, self.group)
+
+
+class VocabCrossEntropy(torch.autograd.Function):
+    """Summed cross-entropy of logits dealt along the vocabulary: three sums per token instead of V numbers."""
+
+    @staticmethod
+    def forward(ctx, logits_Nv, targets_N, start, group):  # type: ignore[override]
+        top_N = group.all_reduce(logits_Nv.max(-1).values, dist.ReduceOp.MAX)
+        shifted_Nv = logits_Nv - top_N[:, None]
+        local_N = targets_N - start
+        own_N = (local_N >= 0) & (local_N < logits_Nv.shape[1])
+        index_N1 = local_N.masked_fill(~own_N, 0)[:, None]
+        hit_N = shifted_Nv.gather(1, index_N1)[:, 0].masked_fill(~own_N, 0.0)
+        power_Nv = shifted_Nv.exp()
+        both_2N = group.all_reduce(torch.stack((power_Nv.sum(-1), hit_N)))
+        ctx.save_for_backward(power_Nv.div_(both_2N[0][:, None]), index_N1, own_N)
+        return (both_2N[0].log() - both_2N[1]).sum()
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        share_Nv, index_N1, own_N = ctx.saved_tensors
+        share_Nv = share_Nv.scatter_add(1, index_N1, -own_N.to(share_Nv.dtype)[:, None])
+        return share_Nv * grad, None, None, None
+
+
+def vocab_loss(group: Group, start: int):
+    """The loss over dealt logits, in place of the model's own `loss`."""
+
+    def loss(logits_BTv: Tensor, targets_BT: Tensor) -> Tensor:
+        flat_Nv = logits_BTv.flatten(0, 1).float() if logits_BTv.dtype == torch.bfloat16 else logits_BTv.flatten(0, 1)
+        return VocabCrossEntropy.apply(flat_Nv, targets_BT.flatten(), start, group)  # type: ignore[return-value]
+
+    return loss
+
+
+# The pass --------------------------------------------------------------------------------------------------
+
+
+def split_modules(root: nn.Module, anatomy: Anatomy, group: Group) -> dict[str, Cut]:
+    """Replace the modules of `root` that the anatomy splits; returns parameter name → Cut for the split ones.
+
+    Runs on any device, the meta device included. A group of one leaves the model as it is.
+    """
+    cuts: dict[str, Cut] = {}
+    if group.size == 1:
+        return cuts
+    sequence = anatomy.sequence > 0
+    makers = {
+        Split.COLUMN: ColumnLinear,
+        Split.VOCAB_OUT: ColumnLinear,
+        Split.ROW: RowLinear,
+        Split.VOCAB_IN: VocabEmbedding,
+    }
+    for name, module in list(root.named_modules()):
+        split = anatomy.split_of(name)
+        if split is None:
+            continue
+        if split in makers:
+            made = makers[split](module, group, sequence)  # type: ignore[arg-type]
+            parent, _, leaf = name.rpartition(".")
+            setattr(root.get_submodule(parent), leaf, made)
+            cuts |= {f"{name}.{key}": cut for key, cut in made.cuts.items() if getattr(made, key) is not None}
+        elif split is Split.POSITIONS:
+            module.part = group.index  # type: ignore[assignment]
+        elif split is Split.SEQUENCE_DROPOUT:
+            start, _ = part_of(anatomy.sequence, group)
+            module.window[1] = (start, anatomy.sequence)  # type: ignore[index,union-attr]
+        elif split is Split.HEAD_DROPOUT:
+            start, _ = part_of(anatomy.divides["heads"], group)
+            module.window[1] = (start, anatomy.divides["heads"])  # type: ignore[index,union-attr]
+    return cuts

@@ -1,0 +1,136 @@
+"""Recipe + plan + this rank's place → a live run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unisono import models
+from unisono.comm.mesh import Mesh, Shape
+from unisono.config import Recipe
+from unisono.models.init import draw, rules_of
+from unisono.observe.span import Recorder
+from unisono.parallel.play import Player
+from unisono.parallel.precision import computing, dtype_of
+from unisono.parallelize import parallelize
+from unisono.plan import Plan
+from unisono.programs import schedules
+from unisono.programs.pipeline import Action, Timetable, lower
+from unisono.sync.every_step import EveryStep
+from unisono.train.data.dataset import Corpus
+from unisono.train.data.feed import Feed, leaves_of
+from unisono.train.optim import make, rate
+from unisono.train.step import Run, before_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands: its rank, the device it computes on, and how collectives are made."""
+
+    rank: int
+    world: int
+    device: torch.device
+    backend: str
+    timeout: timedelta
+
+
+def connect(place: Place, store: dist.Store | None) -> None:
+    """Join the other ranks; a world of one joins nobody."""
+    if place.world == 1:
+        return
+    where = {"store": store} if store is not None else {"init_method": "env://"}
+    device = place.device if place.backend == "nccl" else None
+    dist.init_process_group(
+        place.backend, rank=place.rank, world_size=place.world, timeout=place.timeout, device_id=device, **where
+    )
+
+
+def facts_of(corpus: Corpus) -> models.Facts:
+    """What the data decides about the model."""
+    return models.Facts(corpus.vocab, corpus.classes, corpus.sample_shape)
+
+
+def timetable_of(plan: Plan) -> Timetable:
+    """The lowered timetable of a resolved plan."""
+    return lower(schedules.get(plan.schedule)(plan.pp, plan.micros or 1))
+
+
+def forward_only(plan: Plan) -> Timetable:
+    """The same stages without backward, for evaluation."""
+    micros = plan.micros or 1
+    rows = tuple(tuple(Action("F", r, m) for m in range(micros)) for r in range(plan.pp))
+    return lower(Timetable(rows, tuple(range(plan.pp)), micros))
+
+
+def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
+    """A run at step 0. recipe and plan are resolved; every rank calls this together."""
+    shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
+    mesh = Mesh(shape, place.rank, recorder, place.timeout)
+    model = models.build(recipe.model, facts_of(corpus))
+    values = initial_values(model, recipe.seed)
+    micro = recipe.train.micro_batch or 1
+    local = parallelize(
+        model,
+        plan,
+        mesh,
+        values,
+        _sample(corpus, micro),
+        dtype=dtype_of(plan.precision),
+        device=place.device,
+        compiled=recipe.train.compile,
+    )
+    sync = EveryStep(mesh.dp)
+    stage = mesh.at["pp"]
+    return Run(
+        mesh=mesh,
+        local=local,
+        player=Player(
+            local.stage,
+            local.wires,
+            recorder,
+            partial(computing, plan.precision, place.device),
+            before_backward(local, sync),
+        ),
+        row=timetable_of(plan).rows[stage],
+        eval_row=forward_only(plan).rows[stage],
+        sync=sync,
+        optimizer=make(recipe.train, local.slots, place.device),
+        rate=partial(rate, recipe.train),
+        max_norm=recipe.train.clip,
+        seed=recipe.seed,
+        places={name: i for i, name in enumerate(local.names)},
+        recorder=recorder,
+    )
+
+
+def initial_values(model: nn.Module, seed: int) -> Callable[[str], Tensor]:
+    """name → full initial tensor: drawn by name for our models, as made for a user's own."""
+    if any(p.is_meta for p in model.parameters()):
+        rules = rules_of(model)
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        return lambda name: draw(name, shapes[name], rules[name], seed)
+    made: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return lambda name: made[name]
+
+
+def _sample(corpus: Corpus, micro_batch: int) -> Tensor:
+    """A meta tensor like the inputs of one micro-batch."""
+    inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
+    return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")
+
+
+def feeds(recipe: Recipe, plan: Plan, mesh: Mesh, corpus: Corpus, device: torch.device) -> tuple[Feed, Feed]:
+    """(training, validation) batches of this rank."""
+    train = recipe.train
+    micro = train.micro_batch or 1
+    leaves = leaves_of(mesh.data.index, plan.replicas, train.global_batch // micro)
+    of = partial(Feed, global_batch=train.global_batch, micro_batch=micro, leaves=leaves, device=device)
+    return (
+        of(corpus.train, recipe.seed, origin=recipe.data.source),
+        of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),
+    )

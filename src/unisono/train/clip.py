@@ -1,0 +1,39 @@
+"""The gradient norm of the whole model, whatever axes it is spread over, and clipping by it.
+
+Each parameter's squared norm is one number in a vector ordered as the model orders its parameters; ranks add their
+parts into it, and everybody sums the vector in that order. So a model cut into stages has, to the last bit, the norm
+that it has on one device.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group
+from unisono.parallel.params import Slot
+
+
+@torch.no_grad()
+def measure(slots: Sequence[Slot], names: dict[str, int], loss: Tensor, replica: Group) -> tuple[Tensor, Tensor]:
+    """(norm, loss), float64 scalars: the 2-norm of the whole model's gradient, and the sum of all `loss`es.
+
+    names: logical name → place, over the whole model. loss: this rank's share; zero where another rank has it.
+    """
+    held = [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()]
+    line = torch.zeros(len(names) + 1, dtype=torch.float64, device=loss.device)
+    if held:
+        norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
+        line[[names[s.name] for s in held]] = norms * norms
+    line[-1] = loss
+    replica.all_reduce(line)
+    return line[:-1].sum().sqrt(), line[-1]
+
+
+@torch.no_grad()
+def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
+    """Scale all gradients so that the norm of the whole is at most `limit`; 0 switches it off (Pascanu et al., 2013)."""
+    if not limit or norm <= limit:
+        return
+    grads = [s.master.grad for s in slots if s.master.grad is not None]
+    torch._foreach_mul_(grads, limit / (norm + 1e-6))

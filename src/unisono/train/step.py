@@ -1,0 +1,103 @@
+"""One optimiser step, on every rank."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from unisono.comm.mesh import Mesh
+from unisono.observe.span import Recorder
+from unisono.parallel.play import Leaf, Player
+from unisono.parallelize import Local
+from unisono.programs.pipeline import Action
+from unisono.sync.base import Sync, Verdict
+from unisono.train.clip import clip, measure
+from unisono.train.optim import set_rate
+
+
+@dataclass(slots=True)
+class Run:
+    """A live run on one rank. `step` is the number of updates made; everything else is fixed."""
+
+    mesh: Mesh
+    local: Local
+    player: Player
+    row: Sequence[Action]
+    eval_row: Sequence[Action]
+    sync: Sync
+    optimizer: Optimizer
+    rate: Callable[[int], float]
+    max_norm: float
+    seed: int
+    places: dict[str, int]
+    recorder: Recorder
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one step did. loss: nats per target over the global batch. norm: before clipping."""
+
+    step: int
+    loss: float
+    norm: float
+    lr: float
+    verdict: Verdict
+
+
+def before_backward(local: Local, sync: Sync) -> Callable[[bool, Tensor], None]:
+    """What the player tells of each backward: the step's last one lets gradients depart as they ripen."""
+
+    def about_to(last: bool, loss: Tensor) -> None:
+        local.sharding.before_backward(last)
+        if last:
+            if local.buckets.tail is not None:
+                local.buckets.tail.copy_(loss)
+            local.buckets.arm(sync.grad_ready)
+
+    return about_to
+
+
+def train_step(run: Run, leaves: Sequence[Leaf], inspect: Callable[[], None] | None = None) -> Report:
+    """Forward, backward, meet, clip, update. `inspect` is called when gradients are final, before the update."""
+    local, recorder = run.local, run.recorder
+    targets = sum(leaf.targets.numel() for leaf in leaves) * run.mesh.shard.size
+    loss = run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
+    with recorder.span("backward", op="close"):
+        for bucket in local.close_replica():
+            run.sync.grad_ready(bucket)
+    verdict = run.sync.settle()
+    lr = run.rate(run.step)
+    with recorder.span("optim"):
+        local.join_ties()
+        total = loss if local.buckets.tail is None else local.buckets.tail
+        own = total if run.mesh.tp.index == 0 and local.stage.last else torch.zeros_like(total)
+        norm, whole = (x.item() for x in measure(local.slots, run.places, own, run.mesh.replica))
+        report = Report(run.step, whole, norm, lr, verdict)
+        if verdict is Verdict.APPLY and torch.isfinite(torch.tensor((norm, whole))).all():
+            clip(local.slots, norm, run.max_norm)
+            if inspect is not None:
+                inspect()
+            set_rate(run.optimizer, lr)
+            run.optimizer.step()
+            run.step += 1
+        local.drop_gradients()
+    run.sync.after_update(report.step)
+    return report
+
+
+@torch.no_grad()
+def evaluate(run: Run, batches: Sequence[Sequence[Leaf]]) -> float:
+    """Mean loss in nats per target over the batches of all data ranks; the same on every rank."""
+    mesh = run.mesh
+    total = torch.zeros((), dtype=torch.float64, device=run.player.wires.device)
+    run.local.stage.eval()
+    for leaves in batches:
+        targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.data.size
+        total += run.player.play(run.eval_row, leaves, 1.0 / (targets * len(batches)), None)
+    run.local.stage.train()
+    if not (run.local.stage.last and mesh.tp.index == 0):
+        total.zero_()
+    return mesh.world.all_reduce(total).item()
