@@ -91,10 +91,10 @@ def verify_folder(folder: Path) -> list[str]:
 
 
 def _verify_file(path: Path, entry: FileEntry, blocks: list[tuple[Block, torch.dtype]]) -> list[str]:
-    scratch = torch.empty(max((block.bytes for block, _ in blocks), default=0), dtype=torch.uint8)
     problems: list[str] = []
     try:
         with TensorFile(path, entry) as opened:
+            scratch = torch.empty(max((block.bytes for block, _ in blocks), default=0), dtype=torch.uint8)
             for block, dtype in blocks:
                 try:
                     opened.read(block.key, dtype, block.shape, block.crc32, scratch)

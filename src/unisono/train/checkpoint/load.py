@@ -61,13 +61,13 @@ def read_full(folder: Path, names: Iterable[str] | None = None) -> dict[str, tor
     chosen = list(manifest.tensors) if names is None else list(names)
     if unknown := [name for name in chosen if name not in manifest.tensors]:
         raise misfit(folder, f"it has no tensor {unknown[0]!r}", len(unknown))
-    full = {
-        name: torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        for name in chosen
-        for entry in (manifest.tensors[name],)
-    }
+    full = {name: _empty(manifest.tensors[name]) for name in chosen}
     load(folder, [Piece(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in full.items()])
     return full
+
+
+def _empty(entry: TensorEntry) -> torch.Tensor:
+    return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
 
 
 def tensor_names(folder: Path) -> list[str]:
@@ -123,10 +123,13 @@ def _chunk(piece: Piece) -> ChunkStorageMetadata:
 
 
 def _fill(folder: Path, manifest: Manifest, plan: dict[str, dict[str, list[_Read]]]) -> None:
-    sizes = [reads[0].block.bytes for blocks in plan.values() for reads in blocks.values()]
-    scratch = torch.empty(max(sizes, default=0), dtype=torch.uint8)  # one for all blocks: no page faults anew
+    scratch = torch.empty(0, dtype=torch.uint8)  # one for all blocks: each new one would be paged in anew
     for file, blocks in sorted(plan.items()):
         with TensorFile(folder / file, manifest.files[file]) as opened:
+            # Only now: until the file's length is verified, a block's length is hearsay.
+            need = max(reads[0].block.bytes for reads in blocks.values())
+            if need > scratch.numel():
+                scratch = torch.empty(need, dtype=torch.uint8)
             for key, reads in blocks.items():
                 first = reads[0]
                 stored = opened.read(key, first.dtype, first.block.shape, first.block.crc32, scratch)

@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 SIZE_LIMIT = 1 << 30  # bytes; a manifest of a million blocks has about 200 MB
 FILE_NAME = re.compile(r"rank-\d{5,}\.safetensors")
 
-Natural = Annotated[int, Field(ge=0)]
+Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
 Shape = tuple[Natural, ...]
 
 
@@ -165,15 +165,19 @@ def merge(markers: Sequence[Marker], step: int, attempt: str, state: dict[str, A
 
 def _fault(manifest: Manifest) -> str:
     """What no writer of ours would have written, "" if nothing: a path that leaves the folder, sizes that disagree."""
-    for file in manifest.files:
+    left = {}
+    for file, entry in manifest.files.items():
         if not FILE_NAME.fullmatch(file):
             return f"names a file {file!r}"
+        left[file] = entry.bytes - entry.header_bytes
     for name, entry in manifest.tensors.items():
         if entry.dtype not in DTYPES:
             return f"{name!r} has an unknown dtype {entry.dtype!r}"
         for block in entry.blocks:
-            if block.file not in manifest.files:
+            if block.file not in left:
                 return f"a block of {name!r} lies in {block.file!r}, which is not listed"
             if block.bytes != prod(block.shape) * DTYPES[entry.dtype].itemsize:
                 return f"a block of {name!r} has {block.bytes} bytes, which does not fit its shape"
-    return ""
+            left[block.file] -= block.bytes
+    # Files have no holes, so that nobody allocates more than the files hold.
+    return "".join(f"the blocks in {file!r} do not fill it" for file, rest in left.items() if rest)[:200]

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -58,7 +59,10 @@ class Saver:
             return self._write(step, pieces, state, token)
         staged = self._stage(pieces)
         self._thread = threading.Thread(
-            target=self._run, args=(step, staged, dict(state), token), name=f"checkpoint-{step}", daemon=True
+            target=self._run,
+            args=(step, staged, deepcopy(state), token),
+            name=f"checkpoint-{step}",
+            daemon=True,
         )
         self._thread.start()
         return None
@@ -95,7 +99,7 @@ class Saver:
     def _run(self, step: int, pieces: Sequence[Piece], state: dict[str, Any], token: str) -> None:
         try:
             self._done = self._write(step, pieces, state, token)
-        except BaseException as error:  # noqa: BLE001 - carried to the thread that asked
+        except BaseException as error:  # carried to the thread that asked
             self._error = error
 
     def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:

@@ -72,14 +72,14 @@ class Written:
     crc32: dict[str, str]  # key -> checksum of the tensor's bytes
 
 
-def checksum(data: memoryview | bytes, so_far: int = 0) -> int:
+def checksum(data: memoryview | bytes | bytearray, so_far: int = 0) -> int:
     return zlib.crc32(data, so_far)
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The tensor's elements in row-major order, as bytes; a copy only if it is not already so on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def write_tensors(path: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> Written:
@@ -172,6 +172,13 @@ class TensorFile:
         except OSError as error:
             raise Damage(_reason(error), file=self.name, tensor=tensor) from error
 
+    def _locate(self, key: str, dtype: str, shape: list[int], size: int) -> int | None:
+        """Where the tensor's bytes begin after the header, None if the header does not hold just this tensor."""
+        match self._header.get(key):
+            case {"dtype": found, "shape": extent, "data_offsets": [int(first), int(stop)]}:
+                return first if (found, extent, stop - first) == (dtype, shape, size) and first >= 0 else None
+        return None
+
     def read(
         self, key: str, dtype: torch.dtype, shape: Sequence[int], crc32: str, scratch: torch.Tensor
     ) -> torch.Tensor:
@@ -180,20 +187,11 @@ class TensorFile:
         Raises Damage if the file does not hold that key with that dtype and shape, or its bytes fail the checksum.
         """
         size = prod(shape) * dtype.itemsize
-        found = self._header.get(key)
-        try:
-            first, stop = found["data_offsets"]
-            same = found["dtype"] == NAMES[dtype] and found["shape"] == list(shape) and stop - first == size
-        except (TypeError, KeyError, ValueError):
-            same, first = False, 0
-        if not same or first < 0:
-            raise Damage(
-                "the file's header does not hold this block as the manifest has it",
-                file=self.name,
-                tensor=key,
-            )
+        first = self._locate(key, NAMES[dtype], list(shape), size)
+        if first is None:
+            raise Damage("the header has no such block", file=self.name, tensor=key)
         raw = scratch[:size]
-        view = memoryview(raw.numpy())
+        view = raw.numpy().data
         self._read_into(self._data_at + first, view, key)
         if f"{checksum(view):08x}" != crc32:
             raise Damage("its bytes fail the checksum", file=self.name, tensor=key)

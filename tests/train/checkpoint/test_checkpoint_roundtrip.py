@@ -5,77 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors import safe_open
 
+from tests.train.checkpoint.cuts import DTYPES, make, same, save_all, view, worlds
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Piece, latest, load, read_full, save, tensor_names, verify_folder
-
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
-
-
-def make(shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(dtype)
-
-
-def cut(draw, shape):
-    """A random exact tiling: a dim is cut at a random place, then each part again, a few times."""
-    boxes = [((0,) * len(shape), tuple(shape))]
-    for _ in range(draw(st.integers(0, 4)) if shape else 0):
-        start, size = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
-        dim = draw(st.integers(0, len(shape) - 1))
-        at = draw(st.integers(0, size[dim]))
-        low = tuple(at if d == dim else n for d, n in enumerate(size))
-        high = tuple(n - at if d == dim else n for d, n in enumerate(size))
-        boxes += [(start, low), (tuple(s + at * (d == dim) for d, s in enumerate(start)), high)]
-    return boxes
-
-
-def view(full, start, size):
-    return full[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
-
-
-@st.composite
-def worlds(draw):
-    tensors = {}
-    for index in range(draw(st.integers(1, 4))):
-        shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
-        tensors[f"model/t{index}"] = make(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 99)))
-    layouts = []
-    for _ in range(2):  # saved so, loaded so
-        world = draw(st.integers(1, 4))
-        ranks = [[] for _ in range(world)]
-        for name, full in tensors.items():
-            for start, size in cut(draw, full.shape):
-                ranks[draw(st.integers(0, world - 1))].append((name, start, size))
-        layouts.append(ranks)
-    return tensors, layouts
-
-
-def save_all(run_dir, step, tensors, ranks, state, token="t", **more):
-    """Each rank's save in turn from this one process, rank 0 last."""
-    for rank in reversed(range(len(ranks))):
-        pieces = [Piece(n, tuple(tensors[n].shape), a, view(tensors[n], a, s)) for n, a, s in ranks[rank]]
-        folder = save(
-            run_dir,
-            step,
-            pieces,
-            state,
-            rank=rank,
-            world=len(ranks),
-            token=token,
-            wait=False,
-            patience=5,
-            **more,
-        )
-    return folder
-
-
-def same(one, other):
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
 
 
 @given(worlds())
