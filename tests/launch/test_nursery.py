@@ -1,15 +1,10 @@
 """A run of forked ranks: they compute together, and nobody stays behind."""
 
-import os
-import time
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ranks import World
-from unisono.launch.nursery import Nursery
-from unisono.spec.errors import UsageError, UserCodeError
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, wire
-from unisono.spec.errors import UsageError
+from unisono.launch.entry import find
 
 PR_SET_PDEATHSIG = 1
 
@@ -55,8 +55,8 @@ class _Helper:
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
-        self._module, self._entry = _find(entry)
-        self._say(op="ready", seconds=time.monotonic() - began, threads=threads_alive())
+        self._module, self._entry = find(entry)
+        self._say(op="imported", seconds=time.monotonic() - began, threads=threads_alive())
 
     def _say(self, fds: tuple[int, ...] = (), **message: Any) -> None:
         wire.send_message(self._control, message, fds)
@@ -110,7 +110,7 @@ class _Helper:
         try:
             prepare = getattr(self._module, "prepare", None)
             shared = prepare(order.argument) if prepare is not None else None
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the supervisor reports it
             self._say(op="failed", error=crossing.describe(error))
             _close(order.seats)
             return
@@ -149,21 +149,6 @@ def _close(seats: list[list[int]]) -> None:
             os.close(fd)
 
 
-def _find(entry: str) -> tuple[Any, Any]:
-    """The module and function that "module:function" names. Raises UsageError."""
-    module_name, _, name = entry.partition(":")
-    module = importlib.import_module(module_name)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(
-            f"module {module_name} has no function {name or '(none named)'}",
-            where=getattr(module, "__file__", "") or "",
-            fix='name the function to run as "module:function"',
-            code="L03",
-        )
-    return module, function
-
-
 def main() -> None:
     terms = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
@@ -174,7 +159,7 @@ def main() -> None:
     control = socket.socket(fileno=terms["control"])
     try:
         helper = _Helper(control, terms["entry"], libc)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the supervisor reports it
         wire.send_message(control, {"op": "failed", "error": crossing.describe(error)})
     else:
         with contextlib.suppress(OSError):  # the supervisor hung up while we spoke

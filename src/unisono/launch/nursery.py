@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
@@ -104,7 +104,7 @@ class Nursery:
         self._process.kill()
         self._process.wait()
 
-    def __enter__(self) -> "Nursery":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from unisono.launch import store, wire
 
@@ -51,8 +51,8 @@ class SocketStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         self._ask(b"wait", self._seconds(timeout or self._limit), *map(_bytes, keys))
 
-    def add(self, key: str, amount: int) -> int:
-        return int(self._ask(b"add", _bytes(key), str(amount).encode())[0])
+    def add(self, key: str, value: int) -> int:
+        return int(self._ask(b"add", _bytes(key), str(value).encode())[0])
 
     def check(self, keys: Sequence[str]) -> bool:
         return self._ask(b"check", *map(_bytes, keys))[0] == b"1"
@@ -63,8 +63,8 @@ class SocketStore(Store):
     def num_keys(self) -> int:
         return int(self._ask(b"count")[0])
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._ask(b"compare_set", _bytes(key), _bytes(expected), _bytes(desired))[0]
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        return self._ask(b"compare_set", _bytes(key), _bytes(expected_value), _bytes(desired_value))[0]
 
     @staticmethod
     def _seconds(limit: timedelta) -> bytes:

@@ -4,6 +4,7 @@ import signal
 import socket
 import threading
 from types import FrameType, TracebackType
+from typing import Self
 
 
 class Signals:
@@ -19,7 +20,7 @@ class Signals:
         self._before: dict[int, object] = {}
         self._wakeup = -1
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM):

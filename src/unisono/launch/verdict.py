@@ -72,12 +72,13 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    likely = {
+    causes: dict[int, str] = {
         signal.SIGKILL: "the kernel ran out of memory and killed it (dmesg says so), or somebody did",
         signal.SIGABRT: "a check in native code failed; its words are above",
         signal.SIGSEGV: "a fault in native code; its stack is above",
         signal.SIGBUS: "a mapped file was cut short, or /dev/shm is full",
-    }.get(number, stopped_because(others))
+    }
+    likely = causes.get(number, stopped_because(others))
     fix = "fewer ranks, or a smaller train.micro_batch" if number == signal.SIGKILL else ""
     error = UserCodeError(
         f"killed by {name}", where=where, likely=likely, fix=fix, rank=failure.rank, host=host, code="R02"

@@ -1,0 +1,134 @@
+"""The life of a rank that somebody else started, in its own process. Imports torch: rank side only."""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
+
+from unisono.launch import crossing
+from unisono.launch.context import PrintChannel, RankContext
+from unisono.launch.entry import find
+from unisono.launch.env import Place
+from unisono.launch.rank import choose_backend
+from unisono.launch.supervise import Outcome
+from unisono.spec.errors import UsageError
+
+
+def run(
+    place: Place,
+    entry: str,
+    argument: dict[str, Any],
+    show: Callable[[int, dict[str, Any]], None] | None,
+    threads: int | None,
+    backend: str,
+    timeout: float,
+) -> Outcome:
+    """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
+    host = socket.gethostname()
+    channel = PrintChannel(place.rank, show)
+    stopped: list[str] = []
+    _catch_signals(channel, stopped)
+    try:
+        module, function = find(entry)
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
+        torch.set_num_threads(threads)
+        ctx = RankContext(
+            rank=place.rank,
+            world=place.world,
+            local_rank=place.local_rank,
+            local_world=place.local_world,
+            host=host,
+            threads=threads,
+            backend=choose_backend(backend, place.local_world),
+            store=_meet(place, timeout),
+            channel=channel,
+            run_token=place.run_id,
+        )
+        prepare = getattr(module, "prepare", None)
+        result = function(ctx, argument, prepare(argument) if prepare is not None else None)
+        _part()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this rank and is reported
+        record = crossing.describe(error)
+        _tell_torchrun(place.error_file, record)
+        ours = crossing.revive(record, place.rank, host)
+        return Outcome([None], ours, ours.exit, "" if "ours" in record else record["traceback"])
+    how = stopped[0] if stopped else ""
+    return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], "", how)
+
+
+def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
+    """First Ctrl-C or SIGTERM: wish to stop. Second Ctrl-C: the kernel ends us, even inside a collective."""
+
+    def heard(number: int, frame: object) -> None:
+        stopped.append("interrupt" if number == signal.SIGINT else "terminate")
+        channel.stop.set()
+        channel.send("stopping", how=stopped[0])
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGTERM, heard)
+
+
+def _meet(place: Place, timeout: float) -> Store:
+    """The store all ranks share, through torch's own rendezvous, which knows torchrun's. Raises UsageError (U-L01)."""
+    os.environ.update(
+        RANK=str(place.rank),
+        WORLD_SIZE=str(place.world),
+        LOCAL_RANK=str(place.local_rank),
+        LOCAL_WORLD_SIZE=str(place.local_world),
+        MASTER_ADDR=place.master,
+        MASTER_PORT=str(place.port),
+    )
+    if place.local_world == place.world:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    address = f"{place.master}:{place.port}"
+    try:
+        met = next(iter(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=timeout))))
+    except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
+        words = str(error)
+        if "EADDRINUSE" in words or "address already in use" in words.lower():
+            raise UsageError(
+                f"port {place.port} is in use on this host",
+                where=f"MASTER_PORT={place.port}",
+                likely="another run, or one that has not ended yet",
+                fix="another MASTER_PORT (torchrun: --master-port, or --standalone to have one chosen)",
+                code="L01",
+            ) from error
+        raise UsageError(
+            f"cannot meet the other ranks at {address}",
+            where=f"MASTER_ADDR={place.master} MASTER_PORT={place.port}",
+            likely=f"not all {place.world} ranks were started, or the address or a firewall is wrong"
+            f" ({words.splitlines()[0][:120] if words else type(error).__name__})",
+            fix="start the others, or check that this host reaches that address",
+            code="L01",
+        ) from error
+    return PrefixStore(f"unisono/{place.restart}", met[0])
+
+
+def _part() -> None:
+    """Leave together: a group destroyed while another rank still uses it aborts that rank."""
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _tell_torchrun(path: str, record: crossing.Record) -> None:
+    """The error in torch's own shape, so that torchrun's summary shows it."""
+    if not path:
+        return
+    info = {"py_callstack": record["traceback"], "timestamp": str(int(time.time()))}
+    message = {"message": f"{record['type']}: {record['what']}", "extraInfo": info}
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps({"message": message}))

@@ -1,0 +1,190 @@
+"""What goes wrong in a rank is named once, and the others are gone within seconds."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.ranks import World
+from unisono.launch.nursery import Nursery
+from unisono.spec.errors import ConfigProblems, HangError, Problem, UsageError, UserCodeError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def one_raises(ctx, after):
+    for _ in range(after):
+        dist.barrier()
+    if ctx.rank == 1:
+        try:
+            raise ValueError("the data ended")
+        finally:
+            dist.destroy_process_group()  # the others notice before we have spoken
+    dist.all_reduce(torch.ones(1))
+
+
+def one_is_killed(ctx):
+    dist.barrier()
+    if ctx.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def one_leaves(ctx):
+    if ctx.rank == 0:
+        os._exit(7)
+    dist.barrier()
+
+
+def one_exits(ctx):
+    if ctx.rank == 0:
+        sys.exit(3)
+    dist.barrier()
+
+
+def one_crashes(ctx):
+    if ctx.rank == 1:
+        ctypes.string_at(0)
+    dist.barrier()
+
+
+def one_refuses(ctx):
+    if ctx.rank == 0:
+        raise UsageError("no such thing", where="here", fix="this", code="C07")
+    dist.barrier()
+
+
+def one_finds_problems(ctx):
+    if ctx.rank == 0:
+        raise ConfigProblems([Problem("C01", "first", fix="a"), Problem("C02", "second", fix="b")])
+    dist.barrier()
+
+
+def load_next_batch():
+    reads, _ = os.pipe()
+    os.read(reads, 1)  # for ever, signals or not
+
+
+def one_sleeps(ctx):
+    dist.barrier()
+    if ctx.rank == 1:
+        load_next_batch()
+    dist.all_reduce(torch.ones(1))
+
+
+def one_eats_memory(ctx):
+    if ctx.rank == 1:
+        torch.empty(1 << 58)
+    dist.barrier()
+
+
+def returns_no_json(ctx):
+    return {"x": torch.ones(1)}
+
+
+def reports_pids(ctx, path):
+    with open(f"{path}/{ctx.rank}", "w") as file:
+        file.write(str(os.getpid()))
+    dist.barrier()
+    if ctx.rank == 0:
+        raise ValueError("enough")
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    signal.pause()
+
+
+def test_a_rank_that_raises_is_named_with_its_line(world: World) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserCodeError, match="ValueError: the data ended") as caught:
+        world(one_raises, 4, after=2)
+    error = caught.value
+    assert (error.rank, error.code, error.exit) == (1, "R01", 1)
+    assert "test_failures.py" in error.where and "one_raises" in error.where
+    assert "ranks 0, 2, 3" in error.likely
+    assert "".join(error.__notes__).count("Traceback") == 1
+    assert time.monotonic() - began < 10
+
+
+def test_a_killed_rank_is_named_not_those_who_miss_it(world: World) -> None:
+    with pytest.raises(UserCodeError, match="killed by SIGKILL") as caught:
+        world(one_is_killed, 4)
+    assert (caught.value.rank, caught.value.code, caught.value.exit) == (2, "R02", 137)
+    assert "memory" in caught.value.likely
+
+
+def test_leaving_without_a_word_is_a_failure(world: World) -> None:
+    with pytest.raises(UserCodeError, match="left with status 7") as caught:
+        world(one_leaves, 2)
+    assert (caught.value.rank, caught.value.code) == (0, "R02")
+
+
+def test_sys_exit_is_a_failure(world: World) -> None:
+    with pytest.raises(UserCodeError, match="SystemExit") as caught:
+        world(one_exits, 2)
+    assert caught.value.rank == 0
+
+
+def test_a_crash_in_native_code_shows_where(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserCodeError, match="SIGSEGV") as caught:
+        world(one_crashes, 2)
+    assert caught.value.rank == 1 and caught.value.exit == 139
+    assert "one_crashes" in capfd.readouterr().err
+
+
+def test_our_errors_keep_class_code_and_exit(world: World) -> None:
+    with pytest.raises(UsageError, match="no such thing") as caught:
+        world(one_refuses, 2)
+    error = caught.value
+    assert (error.code, error.exit, error.where, error.fix, error.rank) == ("C07", 2, "here", "this", 0)
+
+
+def test_all_problems_cross(world: World) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        world(one_finds_problems, 2)
+    assert [problem.code for problem in caught.value.problems] == ["C01", "C02"]
+
+
+def test_a_hang_names_the_rank_that_others_wait_for(world: World) -> None:
+    with pytest.raises(HangError, match="no word from rank 1 for 2 s; ranks 0, 2, 3 wait") as caught:
+        world(one_sleeps, 4, timeout=2.0)
+    assert caught.value.exit == 6 and "load_next_batch" in caught.value.where
+
+
+def test_no_memory_is_exit_5(world: World) -> None:
+    with pytest.raises(Exception, match="(?i)memory|overflow") as caught:
+        world(one_eats_memory, 2)
+    assert caught.value.exit == 5
+
+
+def test_a_result_that_is_no_json_is_an_error(world: World) -> None:
+    with pytest.raises(UserCodeError, match="not JSON serializable"):
+        world(returns_no_json, 2, group=False)
+
+
+def test_nobody_stays_neither_ranks_nor_what_they_started(world: World, tmp_path) -> None:
+    with pytest.raises(UserCodeError, match="enough"):
+        world(reports_pids, 3, path=str(tmp_path))
+    for file in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.killpg(int(file.read_text()), 0)
+
+
+def test_the_nursery_survives_its_runs(world: World) -> None:
+    for after in range(3):
+        with pytest.raises(UserCodeError, match="the data ended"):
+            world(one_raises, 2, after=after)
+
+
+def test_an_entry_that_does_not_exist_is_one_clear_error() -> None:
+    with Nursery("unisono.spec.errors:nothing") as nursery:
+        outcome = nursery.run({}, ranks=2)
+    assert isinstance(outcome.error, UsageError) and "no function nothing" in outcome.error.what
+    with Nursery("unisono.no_such_module:nothing") as nursery:
+        outcome = nursery.run({}, ranks=2)
+    assert outcome.error is not None and "no_such_module" in outcome.error.what

@@ -1,0 +1,109 @@
+"""Ctrl-C, SIGTERM and `kill -9` of the supervisor: what is asked for happens, and nobody stays behind."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(90)
+
+ROOT = Path(__file__).parents[2]
+
+
+class Run:
+    """A supervisor with three ranks that are stepping, and pidfds of everyone in it."""
+
+    def __init__(self, how: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.launch.supervised", how],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pids: list[int] = []
+        self.pidfds: list[int] = []
+
+    def meet(self) -> None:
+        """Wait until the helper and all ranks have said who they are."""
+        self.pids = [self.line()["pid"] for _ in range(4)]
+        self.pidfds = [os.pidfd_open(pid) for pid in self.pids]
+
+    def line(self) -> dict:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def all_gone(self, seconds: float = 20.0) -> bool:
+        return all(select.select([fd], [], [], seconds)[0] for fd in self.pidfds)
+
+
+@contextlib.contextmanager
+def running(how: str) -> Iterator[Run]:
+    run = Run(how)
+    try:
+        run.meet()
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+        for fd in run.pidfds:
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "code"), [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75)]
+)
+def test_one_signal_lets_the_ranks_finish(number: int, how: str, code: int) -> None:
+    with running("polite") as run:
+        os.killpg(run.process.pid, number)  # as a terminal and as a scheduler do it
+        assert run.line() == {"kind": "stopping", "how": how, "rank": -1}
+        over = run.line()
+        assert (over["exit"], over["stopped"], over["error"]) == (code, how, None)
+        steps = [result["steps"] for result in over["results"]]
+        assert len(set(steps)) == 1
+        assert run.all_gone() and run.process.wait() == 0
+
+
+def test_a_second_ctrl_c_stops_at_once() -> None:
+    with running("deaf") as run:
+        run.process.send_signal(signal.SIGINT)
+        assert run.line()["kind"] == "stopping"
+        run.process.send_signal(signal.SIGINT)
+        over = run.line()
+        assert over["exit"] == 130 and over["error"] is not None
+        assert run.all_gone()
+
+
+def test_signals_sent_to_the_ranks_themselves_change_nothing() -> None:
+    with running("polite") as run:
+        for pid in run.pids:
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+        run.process.send_signal(signal.SIGTERM)
+        assert run.line()["kind"] == "stopping"
+        assert run.line()["exit"] == 75
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_nobody_outlives_a_killed_supervisor(whole_group: bool) -> None:
+    with running("deaf") as run:
+        if whole_group:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        else:
+            run.process.kill()
+        assert run.all_gone()
+
+
+def test_nobody_outlives_a_killed_helper() -> None:
+    with running("deaf") as run:
+        os.kill(run.pids[0], signal.SIGKILL)
+        over = run.line()
+        assert over["exit"] != 0 and over["error"]
+        assert run.all_gone()
