@@ -18,33 +18,37 @@ class ModelConfig(BaseModel):
 
     model_config = _FROZEN
 
-    kind: str = Field("gpt", description="gpt | convnet | mlp | FILE.py:FUNCTION")
-    n_layer: Count = Field(4, description="blocks (gpt: transformer blocks, convnet: residual blocks)")
-    n_head: Count = Field(4, description="attention heads")
-    n_kv_head: Count | None = Field(None, description="key-value heads; as many as heads when absent")
-    d_model: Count = Field(128, description="width of the residual stream")
+    kind: str = Field(default="gpt", description="gpt | convnet | mlp | FILE.py:FUNCTION")
+    n_layer: Count = Field(
+        default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
+    )
+    n_head: Count = Field(default=4, description="attention heads")
+    n_kv_head: Count | None = Field(default=None, description="key-value heads; as many as heads when absent")
+    d_model: Count = Field(default=128, description="width of the residual stream")
     d_ff: Count | None = Field(
-        None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent"
+        default=None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent"
     )
-    context: Count = Field(64, description="tokens of a sample")
-    vocab: Count | None = Field(None, description="size of the vocabulary; from the data when absent")
-    dropout: Share = Field(0.0, description="probability of dropping an element")
-    bias: bool = Field(True, description="biases in linear layers and norms")
-    tie_embeddings: bool = Field(True, description="one weight for the embedding and the classifier")
-    positions: Literal["learned", "rotary"] = Field("learned", description="how positions enter")
-    activation: Literal["gelu", "swiglu"] = Field("gelu", description="feed-forward non-linearity")
+    context: Count = Field(default=64, description="tokens of a sample")
+    vocab: Count | None = Field(default=None, description="size of the vocabulary; from the data when absent")
+    dropout: Share = Field(default=0.0, description="probability of dropping an element")
+    bias: bool = Field(default=True, description="biases in linear layers and norms")
+    tie_embeddings: bool = Field(default=True, description="one weight for the embedding and the classifier")
+    positions: Literal["learned", "rotary"] = Field(default="learned", description="how positions enter")
+    activation: Literal["gelu", "swiglu"] = Field(default="gelu", description="feed-forward non-linearity")
     norm: Literal["layer", "rms"] = Field(
-        "layer", description="normalisation before attention and feed-forward"
+        default="layer", description="normalisation before attention and feed-forward"
     )
-    rope_theta: Positive = Field(10000.0, description="base of the rotary frequencies")
+    rope_theta: Positive = Field(default=10000.0, description="base of the rotary frequencies")
     hidden: tuple[Count, ...] = Field(
-        (128, 128), min_length=1, description="mlp: widths of the hidden layers"
+        default=(128, 128), min_length=1, description="mlp: widths of the hidden layers"
     )
-    channels: Count = Field(32, description="convnet: channels of the first stage")
+    channels: Count = Field(default=32, description="convnet: channels of the first stage")
     image: tuple[Count, Count, Count] | None = Field(
-        None, description="channels, height, width; from the data when absent"
+        default=None, description="channels, height, width; from the data when absent"
     )
-    classes: Count | None = Field(None, description="mlp, convnet: classes; from the data when absent")
+    classes: Count | None = Field(
+        default=None, description="mlp, convnet: classes; from the data when absent"
+    )
 
     @property
     def kv_heads(self) -> int:
@@ -53,7 +57,10 @@ class ModelConfig(BaseModel):
 
     @property
     def ff_width(self) -> int:
-        """Feed-forward width as played; swiglu has three matrices, so 8/3 keeps the size of 4 with two (Shazeer, 2020)."""
+        """Feed-forward width as played.
+
+        Swiglu has three matrices, so 8/3 of the width keeps the size that 4 has with two (Shazeer, 2020).
+        """
         if self.d_ff is not None:
             return self.d_ff
         if self.activation == "gelu":
@@ -77,9 +84,13 @@ class DataConfig(BaseModel):
 
     model_config = _FROZEN
 
-    source: str = Field("stdlib", description="stdlib | digits | text:PATH | bin:PATH (uint16 tokens)")
-    tokenizer: str = Field("byte", description="byte | char")
-    val_fraction: Share = Field(0.1, description="share held out, the last part of the tokens for text")
+    source: str = Field(
+        default="stdlib", description="stdlib | digits | text:PATH | bin:PATH (uint16 tokens)"
+    )
+    tokenizer: str = Field(default="byte", description="byte | char")
+    val_fraction: Share = Field(
+        default=0.1, description="share held out, the last part of the tokens for text"
+    )
 
 
 class TrainConfig(BaseModel):
@@ -87,27 +98,29 @@ class TrainConfig(BaseModel):
 
     model_config = _FROZEN
 
-    steps: Natural = Field(100, description="optimiser steps")
-    global_batch: Count = Field(32, description="samples of one step over all ranks")
-    micro_batch: Count | None = Field(None, description="samples of one forward pass; derived when absent")
-    dtype: Literal["float32", "float64"] = Field("float32", description="weights and optimiser state")
-    optimizer: Literal["adamw", "sgd"] = Field("adamw")
-    lr: NotNegative = Field(1e-3, description="peak learning rate")
-    min_lr: NotNegative | None = Field(None, description="last learning rate; lr/10 when absent")
-    warmup_steps: Natural = Field(0, description="steps of linear warm-up")
-    lr_schedule: Literal["cosine", "linear", "constant"] = Field("cosine")
-    weight_decay: NotNegative = Field(0.1, description="decoupled decay of matrices")
-    betas: tuple[Share, Share] = Field((0.9, 0.95), description="adamw: decay of the two moments")
-    eps: Positive = Field(1e-8, description="adamw: added to the root of the second moment")
-    momentum: Share = Field(0.9, description="sgd: decay of the velocity")
-    clip: NotNegative = Field(1.0, description="greatest gradient norm of the whole model; 0 is off")
-    eval_every: Natural = Field(0, description="steps between validations; 0: only at the end")
-    eval_batches: Count = Field(8, description="global batches of one validation")
-    save_every: Natural = Field(0, description="steps between checkpoints; 0: only at the end")
-    compile: bool = Field(False, description="torch.compile on the blocks")
-    fused: bool = Field(True, description="the fused optimiser where there is one")
-    async_save: bool = Field(False, description="write checkpoints beside the next steps")
-    trace_steps: Natural = Field(3, description="steps drawn in the trace and the report")
+    steps: Natural = Field(default=100, description="optimiser steps")
+    global_batch: Count = Field(default=32, description="samples of one step over all ranks")
+    micro_batch: Count | None = Field(
+        default=None, description="samples of one forward pass; derived when absent"
+    )
+    dtype: Literal["float32", "float64"] = Field(default="float32", description="weights and optimiser state")
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw")
+    lr: NotNegative = Field(default=1e-3, description="peak learning rate")
+    min_lr: NotNegative | None = Field(default=None, description="last learning rate; lr/10 when absent")
+    warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
+    lr_schedule: Literal["cosine", "linear", "constant"] = Field(default="cosine")
+    weight_decay: NotNegative = Field(default=0.1, description="decoupled decay of matrices")
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
+    eps: Positive = Field(default=1e-8, description="adamw: added to the root of the second moment")
+    momentum: Share = Field(default=0.9, description="sgd: decay of the velocity")
+    clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
+    eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
+    eval_batches: Count = Field(default=8, description="global batches of one validation")
+    save_every: Natural = Field(default=0, description="steps between checkpoints; 0: only at the end")
+    compile: bool = Field(default=False, description="torch.compile on the blocks")
+    fused: bool = Field(default=True, description="the fused optimiser where there is one")
+    async_save: bool = Field(default=False, description="write checkpoints beside the next steps")
+    trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
 
 
 class LaunchConfig(BaseModel):
@@ -115,12 +128,12 @@ class LaunchConfig(BaseModel):
 
     model_config = _FROZEN
 
-    ranks: Count | None = Field(None, description="processes; the plan's world when absent")
+    ranks: Count | None = Field(default=None, description="processes; the plan's world when absent")
     threads_per_rank: Count | None = Field(
-        None, description="threads of a rank; the cores shared out when absent"
+        default=None, description="threads of a rank; the cores shared out when absent"
     )
-    backend: Literal["auto", "gloo", "nccl"] = Field("auto")
-    timeout: Positive = Field(600.0, description="seconds that a collective may take")
+    backend: Literal["auto", "gloo", "nccl"] = Field(default="auto")
+    timeout: Positive = Field(default=600.0, description="seconds that a collective may take")
 
 
 class OutConfig(BaseModel):
@@ -128,8 +141,8 @@ class OutConfig(BaseModel):
 
     model_config = _FROZEN
 
-    dir: str = Field("runs", min_length=1, description="folder of run folders")
-    report: bool = Field(True, description="write report.html and report.png")
+    dir: str = Field(default="runs", min_length=1, description="folder of run folders")
+    report: bool = Field(default=True, description="write report.html and report.png")
 
 
 class Recipe(BaseModel):
@@ -137,9 +150,11 @@ class Recipe(BaseModel):
 
     model_config = _FROZEN
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of its runs")
-    seed: Natural = Field(0, description="initialisation, sample order, dropout")
-    plan: str = Field("dp=1", description="how it is spread, as key=value words")
+    name: str = Field(
+        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of its runs"
+    )
+    seed: Natural = Field(default=0, description="initialisation, sample order, dropout")
+    plan: str = Field(default="dp=1", description="how it is spread, as key=value words")
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()

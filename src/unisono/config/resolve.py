@@ -17,7 +17,7 @@ from unisono.spec.errors import ConfigProblems, Problem, UsageError
 KINDS = ("gpt", "convnet", "mlp")
 LATER_KINDS = ("moe", "dlrm")
 SOURCES = ("stdlib", "digits")
-_SHARED = ("kind", "dropout", "bias", "activation", "norm")
+_SHARED = ("kind", "dropout", "bias")
 OWN_KEYS: Mapping[str, frozenset[str]] = {
     "mlp": frozenset((*_SHARED, "hidden", "image", "classes")),
     "convnet": frozenset((*_SHARED, "n_layer", "channels", "image", "classes")),

@@ -16,17 +16,17 @@ from unisono.spec.errors import Problem
 SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
 
 VALUES: Mapping[str, tuple[str, ...]] = {
-    "schedule": tuple(
-        ["accumulate", "gpipe", "1f1b", "interleaved", "looped_bfs", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "pipedream"]
+    "schedule": (
+        "accumulate", "gpipe", "1f1b", "interleaved", "looped_bfs",
+        "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "pipedream",
     ),
     "cp_kind": ("ring", "ulysses"),
-    "sync": tuple(
-        ["every_step", "canonical", "delayed", "local_sgd", "diloco", "gossip", "quorum", "ssp", "async", "hogwild", "adaptive"]
+    "sync": (
+        "every_step", "canonical", "delayed", "local_sgd", "diloco", "gossip",
+        "quorum", "ssp", "async", "hogwild", "adaptive",
     ),
-    "collective": tuple(["auto", "ring", "tree", "halving_doubling", "hierarchical", "torus", "engine"]),
-    "codec": tuple(
-        ["plain", "cast", "int8", "qsgd", "sign", "ternary", "topk", "threshold", "randomk", "block", "powersgd"]
-    ),
+    "collective": ("auto", "ring", "tree", "halving_doubling", "hierarchical", "torus", "engine"),
+    "codec": ("plain", "cast", "int8", "qsgd", "sign", "ternary", "topk", "threshold", "randomk", "block", "powersgd"),
     "precision": ("fp32", "bf16", "fp16", "fp64"),
     "recompute": ("none", "selective", "full", "auto"),
     "offload": ("none", "optimizer", "params", "activations"),
@@ -127,7 +127,7 @@ def value_problems(key: str, text: object, where: str) -> list[Problem]:
         what = f"{key}={text} is not known{meant(got.name, VALUES[key])}"
         return [Problem("P04", what, where, f"one of: {' '.join(VALUES[key])}")]
     problems = []
-    if got.options and key not in _WITH_OPTIONS or (":" in text and not got.options):
+    if (got.options and key not in _WITH_OPTIONS) or (":" in text and not got.options):
         problems.append(
             Problem(
                 "P05", f"{key}={text}: {got.name} takes no such options", where, f"write {key}={got.name}"

@@ -59,9 +59,10 @@ class Plan:
         return cls(**values, said=frozenset(values))
 
     def __str__(self) -> str:
-        words = [f"{k}={getattr(self, k)}" for k in KEYS if k == "dp" or getattr(self, k) != DEFAULTS[k]]
-        short = words[1:] if self.dp == 1 and len(words) > 1 else words
-        return " ".join(short)
+        changed = [key for key in KEYS if getattr(self, key) != DEFAULTS[key]]
+        if not any(key in ("dp", "shard", "pp", "tp", "cp") for key in changed):
+            changed = ["dp", *changed]
+        return " ".join(f"{key}={getattr(self, key)}" for key in changed)
 
     @property
     def inner(self) -> int:

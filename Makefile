@@ -1,0 +1,53 @@
+# Every target alone works on a fresh clone: it sets up .venv first, once.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+PIP = .venv/bin/pip install -q --disable-pip-version-check
+PYTEST = .venv/bin/python -m pytest
+ARGS ?=
+
+.PHONY: help setup demo test test-all test-gpu check fmt bench clean
+
+help:
+	@echo "make demo      train a small GPT on 4 processes, in about a minute; ends with a report"
+	@echo "make test      the tests, in under ten minutes on two cores (ARGS='-k plan' for some)"
+	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
+	@echo "make check     format, lint, types, floors      make fmt  put the format right"
+	@echo "make bench     tokens per second, beside plain PyTorch"
+
+setup: .venv/ready
+
+# The stamp is written last, so a set-up that was cut short is done again. torch first: its version is ours to choose.
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.11 ...")'
+	test -x .venv/bin/pip || $(PYTHON) -m venv .venv
+	$(PIP) "$(TORCH)"
+	$(PIP) -e ".[dev]"
+	touch .venv/ready
+
+demo: .venv/ready
+	.venv/bin/unisono train --demo $(ARGS)
+
+test: .venv/ready
+	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+test-all: .venv/ready
+	$(PYTEST) -m "not gpu" $(ARGS)
+
+test-gpu: .venv/ready
+	$(PYTEST) -m gpu $(ARGS)
+
+check: .venv/ready
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/pyright
+	.venv/bin/lint-imports --no-logo
+
+fmt: .venv/ready
+	.venv/bin/ruff check --fix-only .
+	.venv/bin/ruff format .
+
+bench: .venv/ready
+	.venv/bin/python benchmarks/step.py $(ARGS)
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,24 @@
+"""The demo: a byte-level GPT on the standard library's own source, four ranks, about a minute on two cores."""
+
+from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
+from unisono.plan import Plan
+
+
+def demo() -> tuple[Recipe, Plan]:
+    """Four blocks, 96 wide, context 128, on `dp=2 pp=2`: two replicas of two stages."""
+    recipe = Recipe(
+        name="demo",
+        model=ModelConfig(n_layer=4, n_head=4, d_model=96, context=128),
+        data=DataConfig(source="stdlib", tokenizer="byte"),
+        train=TrainConfig(
+            steps=300,
+            global_batch=32,
+            lr=3e-3,
+            warmup_steps=30,
+            weight_decay=0.1,
+            betas=(0.9, 0.95),
+            clip=1.0,
+            eval_batches=4,
+        ),
+    )
+    return recipe, Plan(dp=2, pp=2, micros=4)

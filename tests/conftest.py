@@ -1,0 +1,35 @@
+"""Tests run in any order, on any machine: what a machine lacks is skipped aloud, what the shell holds is kept out."""
+
+import importlib.util
+import os
+
+import pytest
+
+pytest_plugins = ["tests.ranks"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if needs_gpu and not _gpu():
+        for item in needs_gpu:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    if os.geteuid() != 0:
+        for item in items:
+            if item.get_closest_marker("root"):
+                item.add_marker(pytest.mark.skip(reason="not root"))
+
+
+def _gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def no_outside_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe in a test is what the test says, whatever the shell's UNISONO_* variables say."""
+    for name in list(os.environ):
+        if name.startswith("UNISONO_") or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
