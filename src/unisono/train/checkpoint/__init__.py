@@ -44,8 +44,8 @@ tensors.
 
 from unisono.train.checkpoint.boxes import Piece
 from unisono.train.checkpoint.find import latest, newest_whole, verify_folder
-from unisono.train.checkpoint.load import load, read_full, tensor_names
-from unisono.train.checkpoint.save import save
+from unisono.train.checkpoint.read import load, read_full, tensor_names
+from unisono.train.checkpoint.write import save
 from unisono.train.checkpoint.saver import Saver
 
 __all__ = [

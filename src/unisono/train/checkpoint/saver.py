@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from unisono.train.checkpoint.boxes import Piece
-from unisono.train.checkpoint.save import save
+from unisono.train.checkpoint.write import save
 
 
 @final
