@@ -22,6 +22,9 @@ from unisono.plan import Plan
 from unisono.spec.layout import Anatomy, Split
 
 
+TAIL = 2  # numbers that travel with the gradients: the loss, and the wish to stop
+
+
 @dataclass(frozen=True, slots=True)
 class Tie:
     """One weight under two names. `here`: the slots of this rank that take part, owner first. `group`: the two
@@ -56,7 +59,7 @@ class Local:
             for bucket in group:
                 bucket.fill()
                 if i == 0:  # the first group is the partial sums of `tp`
-                    self.tp.all_reduce(bucket.flat)
+                    self.tp.all_reduce(bucket.body)
         return [bucket for group in self.buckets.late for bucket in group]
 
     def join_ties(self) -> None:
@@ -212,5 +215,5 @@ def _buckets(slots: list[Slot], ties: tuple[Tie, ...], mesh: Mesh, sharded: bool
     owners = [slot.master for slot in twins if not slot.alias]
     rest = [s for s in slots if not s.partial and not any(s is twin for twin in twins)]
     if sharded:
-        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail=True)
-    return Buckets([s.live for s in rest], (partial, owners), tail=True)
+        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail=TAIL)
+    return Buckets([s.live for s in rest], (partial, owners), tail=TAIL)

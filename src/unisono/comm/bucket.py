@@ -16,9 +16,10 @@ CAP_BYTES = 25 << 20
 
 
 class Bucket:
-    """Gradients that travel together. `tail` is one spare element at the end of `flat`, for the step's loss."""
+    """Gradients that travel together in `flat`; `tail` is room at its end for a few numbers of the step itself (its
+    loss), which so need no collective of their own. `body` is the gradients alone."""
 
-    def __init__(self, params: Sequence[nn.Parameter], tail: bool = False) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], tail: int = 0) -> None:
         self.params = tuple(params)
         numel = sum(p.numel() for p in params)
         like = params[0]
@@ -28,7 +29,8 @@ class Bucket:
         for p in params:
             self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
             offset += p.numel()
-        self.tail = self.flat[-1] if tail else None
+        self.body = self.flat[:numel]
+        self.tail = self.flat[numel:] if tail else None
         self.waiting = len(self.params)
 
     def fill(self) -> None:
@@ -64,13 +66,14 @@ class Buckets:
     """
 
     def __init__(
-        self, early: Sequence[nn.Parameter], late: Sequence[Sequence[nn.Parameter]] = (), tail: bool = False
+        self, early: Sequence[nn.Parameter], late: Sequence[Sequence[nn.Parameter]] = (), tail: int = 0
     ) -> None:
         runs = deal(early)
         late_runs = [deal(group) for group in late]
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
-        self.early = [Bucket(run, tail=any(run is last for last in spare)) for run in runs]
-        self.late = [[Bucket(run, tail=any(run is last for last in spare)) for run in group] for group in late_runs]
+        last = spare[0] if spare else None
+        self.early = [Bucket(run, tail if run is last else 0) for run in runs]
+        self.late = [[Bucket(run, tail if run is last else 0) for run in group] for group in late_runs]
         everything = [*self.early, *(bucket for group in self.late for bucket in group)]
         self.tail = everything[-1].tail if everything else None
         self._on_ready: Callable[[Bucket], Any] | None = None

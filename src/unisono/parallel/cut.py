@@ -43,13 +43,7 @@ def balance(costs: Sequence[float], first: float, last: float, stages: int) -> l
 def matrix_cost(module: nn.Module) -> float:
     """Multiplications per position, by the number of matrix elements; tables that are only looked up are free."""
     return float(
-        sum(
-            p.numel()
-            for m in module.modules()
-            if not isinstance(m, nn.Embedding)
-            for p in m.parameters(recurse=False)
-            if p.dim() > 1
-        )
+        sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))
     )
 
 
@@ -65,6 +59,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})  # type: ignore[index]
         if self.last:
             self.head = model.head
+        self.ties: tuple[tuple[str, str], ...] = model.anatomy.ties  # type: ignore[union-attr]
         self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:

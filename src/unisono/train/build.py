@@ -17,7 +17,7 @@ from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
 from unisono.parallel.play import Player
 from unisono.parallel.precision import computing, dtype_of
-from unisono.parallelize import parallelize
+from unisono.parallelize import TAIL, parallelize
 from unisono.plan import Plan
 from unisono.programs import schedules
 from unisono.programs.pipeline import Action, Timetable, lower
@@ -86,6 +86,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     )
     sync = EveryStep(mesh.dp)
     stage = mesh.at["pp"]
+    wish = torch.zeros(TAIL, dtype=dtype_of(plan.precision), device=place.device)
     return Run(
         mesh=mesh,
         local=local,
@@ -94,7 +95,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
             local.wires,
             recorder,
             partial(computing, plan.precision, place.device),
-            before_backward(local, sync),
+            before_backward(local, sync, wish),
         ),
         row=timetable_of(plan).rows[stage],
         eval_row=forward_only(plan).rows[stage],
@@ -104,6 +105,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         max_norm=recipe.train.clip,
         seed=recipe.seed,
         places={name: i for i, name in enumerate(local.names)},
+        wish=wish,
         recorder=recorder,
     )
 

@@ -15,19 +15,21 @@ from unisono.parallel.params import Slot
 
 
 @torch.no_grad()
-def measure(slots: Sequence[Slot], names: dict[str, int], loss: Tensor, replica: Group) -> tuple[Tensor, Tensor]:
-    """(norm, loss), float64 scalars: the 2-norm of the whole model's gradient, and the sum of all `loss`es.
+def measure(slots: Sequence[Slot], places: dict[str, int], extra: Tensor, replica: Group) -> list[float]:
+    """The 2-norm of the whole model's gradient, then `extra` [n] summed over the replica.
 
-    names: logical name → place, over the whole model. loss: this rank's share; zero where another rank has it.
+    places: logical name → place, over the whole model. extra: this rank's share of other numbers to sum, which
+    travel along; zero where another rank has them.
     """
     held = [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()]
-    line = torch.zeros(len(names) + 1, dtype=torch.float64, device=loss.device)
+    line = torch.zeros(len(places) + len(extra), dtype=torch.float64, device=extra.device)
     if held:
         norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
-        line[[names[s.name] for s in held]] = norms * norms
-    line[-1] = loss
+        line[[places[s.name] for s in held]] = norms * norms
+    line[len(places) :] = extra
     replica.all_reduce(line)
-    return line[:-1].sum().sqrt(), line[-1]
+    norm = line[: len(places)].sum().sqrt()
+    return [norm.item(), *line[len(places) :].tolist()]
 
 
 @torch.no_grad()

@@ -1,5 +1,6 @@
 """One optimiser step, on every rank."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Run:
     max_norm: float
     seed: int
     places: dict[str, int]
+    wish: Tensor  # [loss of this rank, whether it was asked to stop]
     recorder: Recorder
     step: int = 0
 
@@ -45,42 +47,56 @@ class Report:
     norm: float
     lr: float
     verdict: Verdict
+    stop: bool = False
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and norm are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def before_backward(local: Local, sync: Sync) -> Callable[[bool, Tensor], None]:
+def before_backward(local: Local, sync: Sync, wish: Tensor) -> Callable[[bool, Tensor], None]:
     """What the player tells of each backward: the step's last one lets gradients depart as they ripen."""
 
     def about_to(last: bool, loss: Tensor) -> None:
         local.sharding.before_backward(last)
         if last:
+            wish[0] = loss
             if local.buckets.tail is not None:
-                local.buckets.tail.copy_(loss)
+                local.buckets.tail.copy_(wish)
             local.buckets.arm(sync.grad_ready)
 
     return about_to
 
 
-def train_step(run: Run, leaves: Sequence[Leaf], inspect: Callable[[], None] | None = None) -> Report:
-    """Forward, backward, meet, clip, update. `inspect` is called when gradients are final, before the update."""
-    local, recorder = run.local, run.recorder
-    targets = sum(leaf.targets.numel() for leaf in leaves) * run.mesh.shard.size
-    loss = run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
-    with recorder.span("backward", op="close"):
+def train_step(
+    run: Run, leaves: Sequence[Leaf], stop: bool = False, inspect: Callable[[], None] | None = None
+) -> Report:
+    """Forward, backward, meet, clip, update.
+
+    stop: this rank was asked to stop; the report says whether any rank was. inspect: called when gradients are
+    final, before the update. A step whose loss or norm is not finite changes nothing.
+    """
+    local, mesh = run.local, run.mesh
+    run.wish[1] = stop
+    targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.shard.size
+    run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
+    with run.recorder.span("backward", op="close"):
         for bucket in local.close_replica():
             run.sync.grad_ready(bucket)
     verdict = run.sync.settle()
-    lr = run.rate(run.step)
-    with recorder.span("optim"):
+    with run.recorder.span("optim"):
         local.join_ties()
-        total = loss if local.buckets.tail is None else local.buckets.tail
-        own = total if run.mesh.tp.index == 0 and local.stage.last else torch.zeros_like(total)
-        norm, whole = (x.item() for x in measure(local.slots, run.places, own, run.mesh.replica))
-        report = Report(run.step, whole, norm, lr, verdict)
-        if verdict is Verdict.APPLY and torch.isfinite(torch.tensor((norm, whole))).all():
+        extra = run.wish if local.buckets.tail is None else local.buckets.tail
+        if not (local.stage.last and mesh.tp.index == 0):
+            extra = extra * extra.new_tensor((0.0, 1.0))  # the loss counts once
+        norm, loss, stops = measure(local.slots, run.places, extra, mesh.replica)
+        report = Report(run.step, loss, norm, run.rate(run.step), verdict, stops > 0)
+        if verdict is Verdict.APPLY and report.finite:
             clip(local.slots, norm, run.max_norm)
             if inspect is not None:
                 inspect()
-            set_rate(run.optimizer, lr)
+            set_rate(run.optimizer, report.lr)
             run.optimizer.step()
             run.step += 1
         local.drop_gradients()
