@@ -1,9 +1,9 @@
 """Checkpoints: what a run needs to go on, on disk, in a form that any plan can read and any flipped bit betrays.
 
 **Content.** Tensors under their full logical names ("model/blocks.0.attn.qkv.weight",
-"optim/blocks.0.attn.qkv.weight/exp_avg"), each cut into boxes as it lay on the ranks that saved it, and one JSON object,
-the *state* (step, position in the data, seed, plan, fingerprint of the configuration). No rank, no plan and no device
-is part of what a tensor means, so a checkpoint loads under any plan and any number of ranks.
+"optim/blocks.0.attn.qkv.weight/exp_avg"), each cut into boxes as it lay on the ranks that saved it, and one
+JSON object, the *state* (step, position in the data, seed, plan, fingerprint of the configuration). No rank, no
+plan and no device is part of what a tensor means, so a checkpoint loads under any plan and any number of ranks.
 
 **Folder.**
 
@@ -11,13 +11,13 @@ is part of what a tensor means, so a checkpoint loads under any plan and any num
       latest                        one line, "checkpoints/step-000200": moved last
       checkpoints/step-000200/
         manifest.json               what is here, where, and its checksums
-        rank-00000.safetensors      the boxes that rank 0 wrote, under keys like "model/head.weight@0,64" (box's offset)
+        rank-00000.safetensors      the boxes that rank 0 wrote; key: "model/head.weight@0,64", the box's offset
         rank-00003.safetensors      a rank with nothing of its own to save has no file
 
 Safetensors and JSON, nothing else: no byte of a checkpoint is ever executed or unpickled.
 
-`manifest.json` is one object. Its first line is `{"blake2b": "<64 hex digits>",`, the BLAKE2b-256 of all bytes after that
-line; then
+`manifest.json` is one object. Its first line is `{"blake2b": "<64 hex digits>",`, the BLAKE2b-256 of all bytes
+after that line; then
 
     schema_version   1
     step             the optimiser step after which it was saved
@@ -38,15 +38,15 @@ beside the newest older checkpoint that is whole. These guard against accidents,
 checkpoints go last. Killed at any moment, a save leaves the checkpoint before it in force. Ranks learn of each other
 through files in the folder being written, not through collectives, so that a save can run beside training.
 
-**Errors** (exit 2): K01 damaged · K02 could not be written · K03 is of another model · K04 the ranks' pieces do not tile the
-tensors.
+**Errors** (exit 2): K01 damaged · K02 could not be written · K03 is of another model · K04 the ranks' pieces do
+not tile the tensors.
 """
 
 from unisono.train.checkpoint.boxes import Piece
 from unisono.train.checkpoint.find import latest, newest_whole, verify_folder
 from unisono.train.checkpoint.read import load, read_full, tensor_names
-from unisono.train.checkpoint.write import save
 from unisono.train.checkpoint.saver import Saver
+from unisono.train.checkpoint.write import save
 
 __all__ = [
     "Piece",

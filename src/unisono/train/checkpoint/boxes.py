@@ -37,7 +37,7 @@ class Piece:
 def inside(full: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether the box lies in a tensor of shape `full`."""
     return len(full) == len(start) == len(shape) and all(
-        0 <= at and 0 <= size and at + size <= limit
+        at >= 0 and size >= 0 and at + size <= limit
         for limit, at, size in zip(full, start, shape, strict=True)
     )
 

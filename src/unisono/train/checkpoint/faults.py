@@ -1,4 +1,4 @@
-"""The errors of checkpoints as a user meets them. K01 damaged · K02 not written · K03 does not fit · K04 caller's cut."""
+"""The errors of checkpoints: K01 damaged · K02 not written · K03 does not fit · K04 the caller's cut is wrong."""
 
 import errno
 import shutil

@@ -4,21 +4,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from unisono.train.checkpoint.boxes import Piece, tiling_fault
 from unisono.train.checkpoint.faults import damaged, misfit
 from unisono.train.checkpoint.manifest import Block, Manifest, TensorEntry, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, NAMES, Damage, TensorFile
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.planner import ReadItem
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class _Read:
     block: Block
     dtype: torch.dtype
     piece: Piece
-    item: ReadItem
+    item: "ReadItem"
 
 
 def load(folder: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -61,12 +57,21 @@ def read_full(folder: Path, names: Iterable[str] | None = None) -> dict[str, tor
     chosen = list(manifest.tensors) if names is None else list(names)
     if unknown := [name for name in chosen if name not in manifest.tensors]:
         raise misfit(folder, f"it has no tensor {unknown[0]!r}", len(unknown))
-    full = {name: _empty(manifest.tensors[name]) for name in chosen}
+    try:
+        full = {name: _empty(name, manifest.tensors[name]) for name in chosen}
+    except Damage as damage:
+        raise damaged(folder, damage) from damage
     load(folder, [Piece(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in full.items()])
     return full
 
 
-def _empty(entry: TensorEntry) -> torch.Tensor:
+def _check_whole(name: str, entry: TensorEntry) -> None:
+    if fault := tiling_fault(entry.shape, entry.extents()):
+        raise Damage(fault, tensor=name)
+
+
+def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
+    _check_whole(name, entry)  # first: a shape without blocks to fill it may be any lie
     return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
 
 
@@ -102,9 +107,8 @@ def _plan(manifest: Manifest, pieces: Sequence[Piece]) -> dict[str, dict[str, li
     reads: dict[str, dict[str, list[_Read]]] = defaultdict(lambda: defaultdict(list))
     for name, mine in wanted.items():
         entry = manifest.tensors[name]
-        if fault := tiling_fault(entry.shape, entry.extents()):
-            raise Damage(fault, tensor=name)
-        for item in create_read_items_for_chunk_list(name, _metadata(entry), [_chunk(p) for p in mine]):
+        _check_whole(name, entry)
+        for item in _overlaps(name, entry, mine):
             if item.storage_index.index is None or item.dest_index.index is None:
                 raise RuntimeError("DCP's planner gave a read item without indices")
             block = entry.blocks[item.storage_index.index]
@@ -113,13 +117,20 @@ def _plan(manifest: Manifest, pieces: Sequence[Piece]) -> dict[str, dict[str, li
     return reads
 
 
-def _metadata(entry: TensorEntry) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(b.start), torch.Size(b.shape)) for b in entry.blocks]
-    return TensorStorageMetadata(TensorProperties(DTYPES[entry.dtype]), torch.Size(entry.shape), chunks)
+def _overlaps(name: str, entry: TensorEntry, pieces: Sequence[Piece]) -> "list[ReadItem]":
+    """Every (block, piece) pair that shares elements, and where these lie in both, as DCP's planner finds them."""
+    # Late: it draws in DTensor and sympy (0.75 s), and a run that starts from nothing never needs it.
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
-    return ChunkStorageMetadata(torch.Size(piece.start), piece.tensor.shape)
+    stored = [ChunkStorageMetadata(torch.Size(b.start), torch.Size(b.shape)) for b in entry.blocks]
+    wanted = [ChunkStorageMetadata(torch.Size(p.start), p.tensor.shape) for p in pieces]
+    whole = TensorStorageMetadata(TensorProperties(DTYPES[entry.dtype]), torch.Size(entry.shape), stored)
+    return create_read_items_for_chunk_list(name, whole, wanted)
 
 
 def _fill(folder: Path, manifest: Manifest, plan: dict[str, dict[str, list[_Read]]]) -> None:

@@ -6,7 +6,8 @@ this way, a full disk arrives as OSError with its errno, and a failing disk as O
 kill the process by SIGBUS.
 
 CRC-32 (IEEE 802.3, by zlib): finds every flip of one bit and every burst of up to 32 bits, misses other damage once in
-2^32, runs at 1 to 4 GB/s on one core without holding the interpreter lock, and comes with Python. It guards
+2^32, runs at 4 to 6 GB/s on one core (faster than most disks) without holding the interpreter lock, and comes with
+Python. It guards
 against accidents and not against forgery; nothing that could run is stored, so there is nothing to forge for.
 """
 

@@ -59,10 +59,11 @@ def save(
     """Write this rank's part of `run_dir/checkpoints/step-…` and return that folder; called by every rank.
 
     `pieces`: all that lie on this rank; those with `saved=False` or without elements are only compared with what the
-    other ranks write. `state`: JSON values, rank 0's is stored. `token`: a text that all ranks of this attempt share
-    and no other attempt has ever had (only its hash is seen on disk); may be empty if `world` is 1. `keep`: afterwards remove
-    all but the newest `keep` checkpoints. `patience`: seconds without any progress after which the others are given
-    up. `wait=False`: ranks other than 0 return without knowing how the others fared.
+    other ranks write. `state`: JSON values, rank 0's is stored. `token`: a text that all ranks of this attempt
+    share and no other attempt has ever had (only its hash is seen on disk); may be empty if `world` is 1.
+    `keep`: afterwards remove all but the newest `keep` checkpoints. `patience`: seconds without any progress
+    after which the others are given up. `wait=False`: ranks other than 0 return without knowing how the others
+    fared.
 
     Raises UsageError K02 if any rank could not write, on all ranks; the folder is then not visible and no older
     checkpoint has changed. K04 if the ranks' pieces do not tile every tensor. ValueError if `state` is not JSON, the
@@ -86,9 +87,8 @@ def save(
             _clean(checkpoints, vote.folder)
         _write_rank(vote.folder, pieces, attempt, rank, world)
         if rank == 0:
-            _commit(
-                run_dir, vote, final, _gather(vote.folder, step, attempt, world, state, patience), attempt
-            )
+            manifest = _gather(vote.folder, step, attempt, world, state, patience)
+            _commit(run_dir, vote, final, manifest)
             _prune(run_dir, step, keep)
         elif wait:
             _await_commit(vote.folder, final, attempt, patience)
@@ -112,29 +112,29 @@ def _write_rank(folder: Path, pieces: Sequence[Piece], attempt: str, rank: int, 
     for piece in pieces:
         if piece.tensor.dtype not in NAMES:
             raise ValueError(f"{piece.name!r}: a checkpoint cannot hold {piece.tensor.dtype}")
-        tensors.setdefault(
-            piece.name, TensorEntry(NAMES[piece.tensor.dtype], tuple(int(n) for n in piece.full_shape), ())
-        )
+        entry = TensorEntry(NAMES[piece.tensor.dtype], tuple(int(n) for n in piece.full_shape), ())
+        if tensors.setdefault(piece.name, entry) != entry:
+            raise ValueError(f"{piece.name!r} is given with two shapes or dtypes")
         if piece.saved and piece.tensor.numel():
             key = block_key(piece.name, piece.start)
             if key in mine:
                 raise ValueError(f"{piece.name!r}: the box at {list(piece.start)} is given twice")
             mine[key] = piece
-    entry = None
+    file_entry = None
     if mine:
         file = rank_file(rank)
         need = sum(p.tensor.numel() * p.tensor.element_size() for p in mine.values())
         if shutil.disk_usage(folder).free < need:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written = write_tensors(folder / file, [(key, piece.tensor) for key, piece in mine.items()])
-        entry = written.file
+        file_entry = written.file
         for key, piece in mine.items():
             start, shape = tuple(int(n) for n in piece.start), tuple(piece.tensor.shape)
             size = prod(shape) * piece.tensor.element_size()
             known = tensors[piece.name]
             block = Block(file, key, start, shape, written.crc32[key], size)
             tensors[piece.name] = TensorEntry(known.dtype, known.shape, (*known.blocks, block))
-    marker = Marker(attempt, rank, world, entry, tensors)
+    marker = Marker(attempt, rank, world, file_entry, tensors)
     write_atomic(folder / f"rank-{rank:05d}.json", encode_marker(marker))
 
 
@@ -162,7 +162,8 @@ def _gather(
         raise bad_cut(step, str(error)) from error
 
 
-def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest, attempt: str) -> None:
+def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
+    """Make the checkpoint visible. Killed anywhere in here, the one before it is still in force, or this one is."""
     write_atomic(vote.folder / MANIFEST, encode(manifest))
     for path in vote.folder.glob("rank-*.json"):
         os.unlink(path)
@@ -170,7 +171,7 @@ def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest, attempt:
         if path.name != f"rank-{vote.rank:05d}.writing":
             os.unlink(path)
     sync_folder(vote.folder)
-    aside = final.with_name(f"{final.name}.old-{attempt}")
+    aside = final.with_name(f"{final.name}.old-{manifest.attempt}")
     if final.exists():
         os.rename(final, aside)
     try:
