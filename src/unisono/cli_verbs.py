@@ -84,9 +84,9 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         resume=given.resume, json=given.json, quiet=given.quiet, color=colour(call), dry_run=False, demo=given.demo,
         config_text=text, command=["unisono", *call.words],
     )  # fmt: skip
-    from unisono.train import command
+    from unisono.commands import train
 
-    return command.run(resolved.recipe, resolved.plan, dict(resolved.origins), call.options)
+    return train.run(resolved.recipe, resolved.plan, dict(resolved.origins), call.options)
 
 
 def _would_train(call: Call, resolved: "Resolved", text: str, resume: str | None) -> Mapping[str, Any]:
@@ -151,9 +151,9 @@ def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         steps=given.steps, dtype=recipe.train.dtype, all=given.all, json=given.json, quiet=given.quiet,
         color=colour(call), demo=given.demo,
     )  # fmt: skip
-    from unisono.verify import command
+    from unisono.commands import verify
 
-    return command.run(recipe, plans, call.options)
+    return verify.run(recipe, plans, call.options)
 
 
 # --- doctor, report, export ------------------------------------------------------------------------------------------

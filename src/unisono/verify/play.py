@@ -1,63 +1,58 @@
 """What each rank of a proof does: a few steps, everything that they made written down, and rank 0 compares."""
 
-import json
-from dataclasses import asdict
-from datetime import timedelta
-from functools import lru_cache
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
-from unisono.config import Recipe, TrainConfig, resolve
-from unisono.launch.context import RankContext
+from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.train.build import Place, build, connect, feeds
-from unisono.train.checkpoint import save
-from unisono.train.data import load
+from unisono.train.checkpoint import Piece, save
 from unisono.train.data.dataset import Corpus
 from unisono.train.state import pieces_of
-from unisono.train.step import train_step
+from unisono.train.step import Run, train_step
 from unisono.verify.compare import compare
 
 
-@lru_cache(maxsize=4)
-def _corpus(recipe_json: str) -> Corpus:
-    recipe = Recipe.model_validate_json(recipe_json)
-    return load(recipe.data, recipe.model)
-
-
-def prepare(argument: dict[str, Any]) -> Corpus:
-    """In the helper, before the fork: the data, read once for all ranks and all plans."""
-    recipe = Recipe.model_validate_json(argument["recipe"])
-    only = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
-    return _corpus(only.model_dump_json(exclude_unset=True))
-
-
-def play(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any] | None:
-    """Steps under `argument["plan"]`, a folder of tensors per step; with a reference, rank 0 returns the comparison."""
-    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
-    recipe, plan = resolved.recipe, resolved.plan
-    folder = Path(argument["folder"])
-    place = Place(ctx.rank, ctx.world, torch.device("cpu"), "gloo", timedelta(seconds=recipe.launch.timeout))
-    connect(place, ctx.store)
-    run = build(recipe, plan, place, corpus, Recorder(ctx.rank))
-    feed, _ = feeds(recipe, plan, run.mesh, corpus, place.device)
+def play(
+    resolved: Resolved,
+    place: Place,
+    store: dist.Store | None,
+    corpus: Corpus,
+    *,
+    steps: int,
+    folder: Path,
+    reference: Path | None,
+    bound: float,
+    token: str,
+) -> dict[str, Any]:
+    """`steps` steps under the plan; gradients, parameters and optimiser state of each go to `folder`. With a reference
+    folder, rank 0 returns the comparison."""
+    connect(place, store)
+    run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
+    feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)
     owners = dict(run.local.stage.ties)
-    losses: list[float] = []
-    for step in range(argument["steps"]):
-        gradients: list[Any] = []
-
-        def inspect(kept: list[Any] = gradients) -> None:
-            kept += [p for p in pieces_of(run, owners, gradients=True) if p.name.startswith("grad/")]
-            kept[:] = [type(p)(p.name, p.full_shape, p.start, p.tensor.clone(), p.saved) for p in kept]
-
-        report = train_step(run, feed.fetch(step), inspect=inspect)
-        losses.append(report.loss)
-        pieces = [*gradients, *pieces_of(run, owners)]
+    for step in range(steps):
+        gradients: list[Piece] = []
+        report = train_step(run, feed.fetch(step), inspect=lambda kept=gradients: kept.extend(_gradients(run, owners)))
         state = {"loss": report.loss, "norm": report.norm}
-        save(folder, step, pieces, state, rank=ctx.rank, world=ctx.world, token=ctx.run_token)
-    if ctx.rank or not argument.get("reference"):
-        return {"losses": losses}
-    found = compare(Path(argument["reference"]), folder, argument["steps"], argument["bound"])
-    return {"losses": losses, **json.loads(json.dumps(asdict(found)))}
+        save(
+            folder,
+            step,
+            [*gradients, *pieces_of(run, owners)],
+            state,
+            rank=place.rank,
+            world=place.world,
+            token=token,
+        )
+    if place.rank or reference is None:
+        return {}
+    return asdict(compare(reference, folder, steps, bound))
+
+
+def _gradients(run: Run, owners: dict[str, str]) -> list[Piece]:
+    """Copies: the step forgets its gradients before it ends."""
+    pieces = (p for p in pieces_of(run, owners, gradients=True) if p.name.startswith("grad/"))
+    return [replace(piece, tensor=piece.tensor.clone()) for piece in pieces]

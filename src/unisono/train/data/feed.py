@@ -43,9 +43,10 @@ class Feed:
     """Batches by step number, the same for the same arguments in every process.
 
     dataset: the samples. seed: of the order. global_batch: samples in a step. micro_batch: samples in a leaf.
-    leaves: numbers of the leaves that this rank computes. device: where the tensors shall lie.
+    leaves: numbers of the leaves that this rank computes. device: where the tensors shall lie. dtype: of inputs
+    that are not integers, as the dataset gives them if None. origin: the data's name, for messages.
+    repeat: allow a step to contain a sample twice (validation sets may be smaller than a batch).
     prefetch: read one step ahead in a thread; by itself only towards a GPU.
-    origin: the data's name, for messages. repeat: allow a step to contain a sample twice (validation sets may be smaller than a batch).
     Raises UsageError D05 where the dataset has fewer samples than a step, unless `repeat`.
     """
 
@@ -58,6 +59,7 @@ class Feed:
         leaves: range,
         device: torch.device | str = "cpu",
         *,
+        dtype: torch.dtype | None = None,
         origin: str = "",
         repeat: bool = False,
         prefetch: bool | None = None,
@@ -71,7 +73,7 @@ class Feed:
             raise ValueError(f"leaves {leaves} of {micro_batch} do not lie in a batch of {global_batch}")
         self._dataset, self._seed = dataset, seed
         self._global_batch, self._micro_batch = global_batch, micro_batch
-        self._device = torch.device(device)
+        self._device, self._dtype = torch.device(device), dtype
         starts = np.asarray(leaves, dtype=np.int64)[:, None] * micro_batch
         self._offsets = (starts + np.arange(micro_batch, dtype=np.int64)).reshape(-1)
         self._block_steps = max(1, _BLOCK // max(1, len(self._offsets)))
@@ -106,6 +108,8 @@ class Feed:
         """All of this rank's samples of a step in one go: one gather is cheaper than one per leaf."""
         positions = self._offsets + step * self._global_batch
         inputs, targets = self._dataset.fetch(self._numbers(step))
+        if self._dtype is not None and inputs.is_floating_point():
+            inputs = inputs.to(self._dtype)
         rows = (inputs, targets, torch.from_numpy(positions))
         return tuple(part.pin_memory() for part in rows) if self._pinned else rows  # type: ignore[return-value]
 

@@ -1,0 +1,70 @@
+"""A loss that is not a number: which layer made the first one, on which rank?"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unisono.parallel.play import Leaf
+from unisono.spec.errors import UserCodeError
+from unisono.train.step import Report, Run
+
+_CLEAN = 2**31
+
+
+def _finite(value: object) -> bool:
+    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
+@torch.no_grad()
+def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
+    """(order, words) of the first module on this rank whose output is not finite though its inputs are, going
+    forward once more; order 2^31 if there is none."""
+    stage = run.local.stage
+    found: list[tuple[int, str]] = []
+    names = {module: name for name, module in stage.named_modules()}
+    order = {module: i for i, module in enumerate(names)}
+
+    def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+        if not found and not _finite(output) and all(map(_finite, inputs)):
+            weights = [n for n, p in module.named_parameters(recurse=False) if not _finite(p.detach())]
+            why = f" (its {weights[0]} is not finite)" if weights else ""
+            found.append((order[module], (names[module] or "the loss") + why))
+
+    leaf_modules = [m for m in names if not any(m.children())]
+    hooks = [module.register_forward_hook(look) for module in leaf_modules]
+    try:
+        run.player.play(run.eval_row, leaves, 1.0, run.seed)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found[0] if found else (_CLEAN, "")
+
+
+def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: str) -> UserCodeError | None:
+    """The error of the rank where the first bad number arose; None on the others, which should wait to be stopped.
+
+    saved: the last good checkpoint. Every rank calls this together.
+    """
+    order, words = first_bad(run, leaves)
+    stage = run.mesh.at["pp"]
+    own = (stage * _CLEAN + order) * run.mesh.shape.world + rank if order < _CLEAN else _CLEAN * _CLEAN
+    least = torch.tensor(own, dtype=torch.int64, device=run.player.wires.device)
+    run.mesh.world.all_reduce(least, dist.ReduceOp.MIN)
+    if least.item() == _CLEAN * _CLEAN:
+        words = "no layer's output: the gradient overflowed in backward" if report.loss == report.loss else "the loss itself"
+        if rank:
+            return None
+    elif least.item() != own:
+        return None
+    what = f"step {report.step}: the loss is {report.loss}, the gradient norm {report.norm}"
+    kept = f"; {saved} is kept" if saved else ""
+    return UserCodeError(
+        what,
+        where=f"first in {words}",
+        likely="a learning rate that is too high, or bad input",
+        fix=f"a lower --train.lr, more --train.warmup_steps, or --train.clip{kept}",
+        rank=rank,
+        code="N01",
+    )

@@ -1,0 +1,224 @@
+"""A whole run on one rank: join, build, resume, loop, evaluate, save, end."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.config import Recipe
+from unisono.observe.span import Recorder
+from unisono.plan import Plan
+from unisono.spec.errors import UsageError
+from unisono.train import watch
+from unisono.train.blame import blame
+from unisono.train.build import Place, build, connect, feeds
+from unisono.train.checkpoint import Saver, load
+from unisono.train.data.dataset import Corpus
+from unisono.train.data.feed import Feed
+from unisono.train.loop import train
+from unisono.train.sample import sample
+from unisono.train.state import pieces_of
+from unisono.train.step import Report, Run, evaluate
+from unisono.train.watch import Line, Measure, Observer
+
+# What must be as it was when a run goes on; the rest of a recipe may change.
+FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
+
+    token: shared by all ranks, new at each start.
+    """
+
+    recipe: Recipe
+    plan: Plan
+    run_dir: Path
+    resume: Path | None
+    place: Place
+    store: dist.Store | None
+    line: Line
+    host: str
+    token: str
+
+
+@dataclass(slots=True)
+class Live:
+    """A session under way."""
+
+    terms: Terms
+    run: Run
+    feed: Feed
+    val: Feed
+    saver: Saver
+    owners: Mapping[str, str]
+    observers: list[Observer]
+    val_losses: list[tuple[int, float]]
+    saved: str = ""
+
+
+def session(terms: Terms, corpus: Corpus) -> dict[str, Any]:
+    """Train to the recipe's last step, or until asked to stop; the summary is the same on every rank.
+
+    Raises UsageError for a checkpoint that does not fit, UserCodeError when numbers go bad.
+    """
+    live = _start(terms, corpus)
+    run, recipe = live.run, terms.recipe
+    terms.line.send("ready", coords=run.mesh.at, step=run.step)
+    begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
+    clock = begun
+    for report in train(run, live.feed, recipe.train.steps, terms.line.stop_requested):
+        last = report
+        now = time.perf_counter()
+        seconds += now - clock
+        _look(live, report, now - clock)
+        if not report.finite:
+            _give_up(live, report)
+        _between(live, report)
+        clock = time.perf_counter()
+    stopped = last is not None and last.stop
+    if not stopped:
+        _validate(live)
+    folder = _save(live, blocking=True)
+    live.feed.close()
+    tokens = (run.step - first) * _targets(live)
+    summary = {
+        "steps": run.step,
+        "loss": last.loss if last else None,
+        "val_loss": live.val_losses[-1][1] if live.val_losses else None,
+        "tokens_per_s": tokens / seconds if seconds else 0.0,
+        "seconds": time.perf_counter() - begun,
+        "stopped": stopped,
+        "checkpoint": str(folder),
+        "val": live.val_losses,
+    }
+    if terms.place.rank == 0 and not stopped and folder is not None:
+        summary["sample"] = sample(folder, recipe, corpus)
+    return summary
+
+
+def _start(terms: Terms, corpus: Corpus) -> Live:
+    recipe, plan, place = terms.recipe, terms.plan, terms.place
+    connect(place, terms.store)
+    recorder = Recorder(place.rank)
+    run = build(recipe, plan, place, corpus, recorder)
+    owners = dict(run.local.stage.ties)
+    if terms.resume is not None:
+        state = load(terms.resume, [])
+        _check_fits(state, recipe, terms.resume)
+        load(terms.resume, pieces_of(run, owners))
+        run.step = int(state["step"])
+    feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
+    # All ranks must have read what is there before any writes over it.
+    run.mesh.world.barrier()
+    saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
+    return Live(terms, run, feed, val, saver, owners, _observers(terms, run), [])
+
+
+def _observers(terms: Terms, run: Run) -> list[Observer]:
+    rank, steps, path = terms.place.rank, terms.recipe.train.steps, terms.run_dir
+    first = run.step + min(5, max(1, (steps - run.step) // 2))
+    observers = [watch.tell(terms.line, steps)]
+    own = path / "events" / f"rank{rank}.jsonl"
+    watch.forget_from(own, run.step)
+    observers.append(watch.events(own, rank, terms.host, run.mesh.at))
+    if rank == 0:
+        watch.forget_from(path / "metrics.jsonl", run.step)
+        observers.append(watch.metrics(path / "metrics.jsonl"))
+    if terms.recipe.train.trace_steps:
+        trace = path / "trace" / f"rank{rank}.json.gz"
+        count = terms.recipe.train.trace_steps
+        observers.append(watch.tracing(trace, rank, terms.place.world, first, count, terms.host, terms.place.backend))
+    return observers
+
+
+def _targets(live: Live) -> int:
+    model = live.terms.recipe.model
+    return live.terms.recipe.train.global_batch * (model.context if model.kind == "gpt" else 1)
+
+
+def _look(live: Live, report: Report, seconds: float) -> None:
+    measure = Measure(live.run.recorder.lap(), seconds, _targets(live))
+    for observer in live.observers:
+        observer(live.run, report, measure)
+
+
+def _between(live: Live, report: Report) -> None:
+    """Evaluations and checkpoints that fall between this step and the next."""
+    train, made = live.terms.recipe.train, live.run.step
+    live.saver.poll()
+    if report.stop or made >= train.steps:
+        return
+    if train.eval_every and made % train.eval_every == 0:
+        _validate(live)
+    if train.save_every and made % train.save_every == 0:
+        _save(live, blocking=not train.async_save)
+    live.run.recorder.lap()
+
+
+def _validate(live: Live) -> None:
+    batches = [live.val.fetch(i) for i in range(live.terms.recipe.train.eval_batches)]
+    loss = evaluate(live.run, batches)
+    live.val_losses.append((live.run.step, loss))
+    if live.terms.place.rank == 0:
+        live.terms.line.send("val", step=live.run.step, loss=loss)
+
+
+def _save(live: Live, blocking: bool) -> Path | None:
+    terms, step = live.terms, live.run.step
+    state = {
+        "step": step,
+        "data": {"next_position": step * terms.recipe.train.global_batch},
+        "plan": str(terms.plan),
+        "recipe": terms.recipe.model_dump(mode="json"),
+    }
+    folder = live.saver.save(step, pieces_of(live.run, dict(live.owners)), state, blocking)
+    live.saved = f"checkpoints/step-{step:06d}"
+    if terms.place.rank == 0:
+        terms.line.send("saved", path=live.saved, step=step)
+    return folder
+
+
+def _give_up(live: Live, report: Report) -> None:
+    leaves = live.feed.fetch(report.step)
+    live.saver.wait()
+    error = blame(live.run, leaves, report, live.terms.place.rank, live.saved)
+    if error is not None:
+        raise error
+    live.run.mesh.world.barrier()  # the rank to blame has raised; whoever watches stops the rest here
+
+
+def _check_fits(state: Mapping[str, Any], recipe: Recipe, folder: Path) -> None:
+    then, now = state.get("recipe", {}), recipe.model_dump(mode="json")
+    for key in FIXED:
+        was, wanted = _dig(then, key), _dig(now, key)
+        if was != wanted:
+            parts = [k for k in was if was[k] != wanted.get(k)] if isinstance(was, dict) else []
+            name = f"{key}.{parts[0]}" if parts else key
+            old, new = (was[parts[0]], wanted.get(parts[0])) if parts else (was, wanted)
+            raise UsageError(
+                f"the run was begun with {name} = {old!r}, it cannot go on with {new!r}",
+                where=str(folder),
+                fix=f"leave {name} as it was, or start a new run",
+                code="K05",
+            )
+
+
+def _dig(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part, {}) if isinstance(tree, dict) else None
+    return tree
+
+
+def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:
+    """A rank's device: its own GPU under NCCL, the CPU under Gloo."""
+    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return Place(rank, world, device, backend, timedelta(seconds=timeout))
