@@ -1,0 +1,316 @@
+"""The numbers of a report, from what was measured: shares of a step, slowest rank, bubble, verdict."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from unisono.observe.span import Span
+from unisono.observe.trace import Trace
+from unisono.programs import schedules
+from unisono.programs.pipeline import Action, Placed, Timetable, bubble, play_costs
+from unisono.report.collect import RankFacts, Record, Run
+from unisono.spec.errors import UsageError
+
+# In the order in which they are stacked; these add up to a step's wall time.
+PARTS = ("data", "forward", "backward", "comm_exposed", "wait", "optim", "other")
+WORK = ("forward", "backward", "optim")
+BUSY = ("data", "forward", "backward", "optim", "other")
+ROWS = 48  # pages with more ranks than this show groups of neighbours
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where one rank's time (or the mean of neighbouring ranks') goes: seconds per step and part."""
+
+    name: str
+    place: str
+    parts: Mapping[str, float]
+
+    @property
+    def wall(self) -> float:
+        return sum(self.parts.get(part, 0.0) for part in PARTS)
+
+    @property
+    def busy(self) -> float:
+        return sum(self.parts.get(part, 0.0) for part in BUSY)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limited a run: one sentence, what to try, and the fractions of a step it rests on."""
+
+    sentence: str
+    advice: str = ""
+    fractions: Mapping[str, float] | None = None
+    slowest: str = ""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One step's timetable as planned (with measured costs) and as it happened; seconds from its start."""
+
+    schedule: str
+    rows: tuple[str, ...]
+    planned: tuple[Placed, ...]
+    measured: tuple[Placed, ...]
+    planned_bubble: float
+    measured_bubble: float
+    ideal_bubble: float
+    step: int
+
+
+def steady(records: Sequence[Record]) -> Sequence[Record]:
+    """The steps without the first tenth (at least one, at most ten): they pay for warming up."""
+    return records[min(10, max(1, len(records) // 10)) :] if len(records) > 2 else records
+
+
+def shares(run: Run) -> list[Share]:
+    """Mean seconds per step and part, per rank; from the ranks' events, else from the metrics of rank 0."""
+    found = [
+        Share(f"rank {facts.rank}", facts.place, _mean_parts(steady(facts.steps)))
+        for facts in run.ranks
+        if facts.steps
+    ]
+    if not found:
+        records = [r for r in steady(run.steps) if isinstance(r.get("time"), dict)]
+        found = [Share("rank 0", "", _mean_parts(records))] if records else []
+    return [share for share in found if share.wall > 0]
+
+
+def grouped(found: Sequence[Share], limit: int = ROWS) -> list[Share]:
+    """At most `limit` shares: neighbours are averaged where there are more."""
+    if len(found) <= limit:
+        return list(found)
+    size = -(-len(found) // limit)
+    groups = [found[i : i + size] for i in range(0, len(found), size)]
+    return [
+        Share(
+            name=f"{group[0].name} to {group[-1].name.split()[-1]}" if len(group) > 1 else group[0].name,
+            place="",
+            parts={
+                part: statistics.fmean(s.parts.get(part, 0.0) for s in group)
+                for part in (*PARTS, "comm_hidden")
+            },
+        )
+        for group in groups
+    ]
+
+
+def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdict:
+    """One sentence on what limited the run; every number in it is a mean over the ranks' steady steps."""
+    if run.error:
+        return Verdict(f"The run ended with an error: {run.error.get('what', 'no reason was written down')}.")
+    if not found:
+        return Verdict("Nothing was measured, so nothing can be said about what limited this run.")
+    wall = statistics.fmean(share.wall for share in found)
+    fractions = {
+        part: statistics.fmean(share.parts.get(part, 0.0) for share in found) / wall
+        for part in (*PARTS, "comm_hidden")
+    }
+    compute = sum(fractions[part] for part in WORK)
+    limits = {
+        "computing": compute,
+        "waiting": fractions["wait"],
+        "communication": fractions["comm_exposed"],
+        "input": fractions["data"],
+        "work outside the step's parts": fractions["other"],
+    }
+    # Overheads are blamed before they outweigh the compute: a third of a step lost is the thing to look at.
+    overheads = {name: value for name, value in limits.items() if name != "computing"}
+    worst = max(overheads, key=lambda name: overheads[name])
+    limiter = worst if overheads[worst] > max(0.3, 0.6 * compute) else "computing"
+    slowest, lost = _slowest(found)
+    said = [f"{percent(compute)} of a step is compute"]
+    if slowest:
+        said.append(f"{slowest} is the slowest, the others wait {percent(lost / wall)} of a step for it")
+    elif fractions["wait"] >= 0.01:
+        said.append(f"{percent(fractions['wait'])} is waiting")
+    if pipeline is not None:
+        said.append(f"the pipeline's bubble is {percent(pipeline.measured_bubble)}")
+    said.append(f"exposed communication takes {percent(fractions['comm_exposed'])}")
+    if fractions["data"] >= 0.02:
+        said.append(f"input takes {percent(fractions['data'])}")
+    sentence = f"Limited by {limiter}: {'; '.join(said)}."
+    return Verdict(sentence, _advice(run, limiter, slowest, pipeline, len(found)), fractions, slowest)
+
+
+def percent(fraction: float) -> str:
+    """`0.823` as `82 %`; below ten percent with one digit."""
+    value = 100 * fraction
+    return f"{value:.0f} %" if value >= 9.95 or value < 0.05 else f"{value:.1f} %"
+
+
+def bytes_table(run: Run) -> list[tuple[str, str, float]]:
+    """(axis, operation, bytes per step summed over ranks), largest first."""
+    sums: dict[str, float] = {}
+    for facts in run.ranks:
+        records = steady(facts.steps)
+        for record in records:
+            sent = record.get("bytes")
+            for key, nbytes in sent.items() if isinstance(sent, dict) else ():
+                if isinstance(nbytes, int | float):
+                    sums[key] = sums.get(key, 0.0) + nbytes / len(records)
+    rows = [(*_axis_op(key), nbytes) for key, nbytes in sums.items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def peak_memory(run: Run) -> list[tuple[str, float]]:
+    """(rank, most MiB seen)."""
+    rows = []
+    for facts in run.ranks:
+        sizes = [r["mem_mib"] for r in facts.steps if isinstance(r.get("mem_mib"), int | float)]
+        if sizes:
+            rows.append((f"rank {facts.rank}", float(max(sizes))))
+    if not rows:
+        sizes = [r["mem_mib"] for r in run.steps if isinstance(r.get("mem_mib"), int | float)]
+        rows = [("rank 0", float(max(sizes)))] if sizes else []
+    return rows
+
+
+def traced_step(traces: Sequence[Trace]) -> int | None:
+    """The last step that most traces hold: the one to draw; None if no span names a step."""
+    counts: dict[int, int] = {}
+    for trace in traces:
+        for step in {s.tags["step"] for s in trace.spans if isinstance(s.tags.get("step"), int)}:
+            counts[step] = counts.get(step, 0) + 1
+    most = max(counts.values(), default=0)
+    return max((step for step, count in counts.items() if count == most), default=None)
+
+
+def spans_of(trace: Trace, step: int | None) -> list[Span]:
+    """The spans of one step (all, if no step is named), by start."""
+    found = [s for s in trace.spans if step is None or s.tags.get("step") == step]
+    return sorted(found, key=lambda s: (s.start_ns, -s.stop_ns))
+
+
+def pipeline_of(run: Run) -> Pipeline | None:
+    """Planned and measured timetable of the traced step, for the replica of rank 0; None without `pp`.
+
+    The plan is played with the mean measured cost of each stage, so the two differ only by what the plan
+    does not know: communication, jitter, ranks that disturb each other.
+    """
+    name, ranks, micros = _timetable_words(run)
+    step = traced_step(run.traces)
+    if ranks < 2:
+        return None
+    happened = _measured(run, step)
+    if not happened:
+        return None
+    micros = max(micros, 1 + max(p.action.micro for p in happened))
+    try:
+        timetable: Timetable = schedules.get(name)(ranks, micros)
+    except (UsageError, TypeError):
+        return None
+    forward, backward = (
+        _stage_costs(happened, "F", timetable.stages),
+        _stage_costs(happened, "B", timetable.stages),
+    )
+    planned = play_costs(timetable, forward, backward)
+    return Pipeline(
+        schedule=name,
+        rows=tuple(f"pp={row}" for row in range(ranks)),
+        planned=tuple(planned),
+        measured=tuple(happened),
+        planned_bubble=bubble(planned, ranks),
+        measured_bubble=bubble(happened, ranks),
+        ideal_bubble=bubble(play_costs(timetable, 1.0, 2.0), ranks),
+        step=step if step is not None else 0,
+    )
+
+
+def _measured(run: Run, step: int | None) -> list[Placed]:
+    places = {facts.rank: facts.coords for facts in run.ranks}
+    first = places.get(min(places, default=0), {})
+    placed: list[Placed] = []
+    for trace in run.traces:
+        coords = places.get(trace.rank, {})
+        if any(at != first.get(axis, 0) for axis, at in coords.items() if axis != "pp"):
+            continue
+        for span in spans_of(trace, step):
+            kind = {"forward": "F", "backward": "B"}.get(span.kind)
+            micro, stage = span.tags.get("micro"), span.tags.get("stage", coords.get("pp"))
+            if kind is None or not isinstance(micro, int) or not isinstance(stage, int):
+                continue
+            row = coords.get("pp", stage)
+            action = Action("F" if kind == "F" else "B", stage, micro)
+            placed.append(Placed(row, action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
+    begin = min((p.start for p in placed), default=0.0)
+    shifted = [Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in placed]
+    return sorted(shifted, key=lambda p: (p.start, p.row))
+
+
+def _stage_costs(placed: Sequence[Placed], kind: str, stages: int) -> list[float]:
+    every = [p.stop - p.start for p in placed if p.action.kind == kind] or [0.0]
+    costs = []
+    for stage in range(stages):
+        mine = [p.stop - p.start for p in placed if p.action.kind == kind and p.action.stage == stage]
+        costs.append(statistics.fmean(mine or every))
+    return costs
+
+
+def _timetable_words(run: Run) -> tuple[str, int, int]:
+    """(schedule, ranks, micros) from the summary, or else from the plan; (…, 1, …) means no pipeline."""
+    told = run.summary.get("timetable")
+    words = dict(word.partition("=")[::2] for word in run.plan.split())
+    source = told if isinstance(told, dict) else {}
+    ranks = source.get("ranks", words.get("pp", 1))
+    micros = source.get("micros", words.get("micros", 0))
+    name = str(source.get("schedule", words.get("schedule", "1f1b")))
+    return name, _whole(ranks, 1), _whole(micros, 0)
+
+
+def _whole(value: object, otherwise: int) -> int:
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else otherwise
+
+
+def _slowest(found: Sequence[Share]) -> tuple[str, float]:
+    """(name, seconds that others wait more than it does) of a rank that holds others up; else ("", 0)."""
+    if len(found) < 2:
+        return "", 0.0
+    slow = max(found, key=lambda share: share.busy)
+    others = [share for share in found if share is not slow]
+    lost = statistics.fmean(_idle(share) for share in others) - _idle(slow)
+    behind = slow.busy / (statistics.median(share.busy for share in others) or slow.busy)
+    if behind < 1.05 or lost < 0.02 * slow.wall:
+        return "", 0.0
+    return (f"{slow.name} ({slow.place})" if slow.place else slow.name), lost
+
+
+def _idle(share: Share) -> float:
+    return share.parts.get("wait", 0.0) + share.parts.get("comm_exposed", 0.0)
+
+
+def _advice(run: Run, limiter: str, slowest: str, pipeline: Pipeline | None, ranks: int) -> str:
+    cores = run.environment.get("cores_usable") or run.environment.get("cores")
+    if isinstance(cores, int) and len({facts.host for facts in run.ranks}) <= 1 and ranks > cores:
+        return f"{ranks} ranks share {cores} cores here: a rank that waits lends its core to the others."
+    if slowest:
+        return f"Look at {slowest}: a heavier stage, a busier host, or slower hardware."
+    if limiter == "waiting" and pipeline is not None:
+        name, stages, micros = _timetable_words(run)
+        more = 2 * max(micros, 1 + max(p.action.micro for p in pipeline.measured))
+        smaller = bubble(play_costs(schedules.get(name)(stages, more), 1.0, 2.0), stages)
+        return f"With micros={more} the timetable alone would idle {percent(smaller)}."
+    if limiter == "communication":
+        return "A larger global batch, or fewer ranks per replica, sends less per sample."
+    if limiter == "input":
+        return "The ranks wait for their samples: look at the data source and its host's disk."
+    return ""
+
+
+def _mean_parts(records: Sequence[Record]) -> dict[str, float]:
+    def mean(part: str) -> float:
+        numbers = [r["time"][part] for r in records if isinstance(r["time"].get(part), int | float)]
+        return sum(numbers) / len(records) if records else 0.0
+
+    return {part: mean(part) for part in (*PARTS, "comm_hidden")}
+
+
+def _axis_op(key: str) -> tuple[str, str]:
+    axis, _, op = key.partition(".")
+    return axis, op or "(not named)"
+
+
+def place_of(facts: RankFacts) -> str:
+    """`rank 3 (dp=1 pp=1)`."""
+    return f"rank {facts.rank} ({facts.place})" if facts.place else f"rank {facts.rank}"

@@ -1,0 +1,198 @@
+"""Read a run folder, whatever is left of it: what is absent or damaged is named, never fatal."""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from unisono.observe.metrics import read_lines
+from unisono.observe.trace import Trace
+from unisono.observe.trace import read as read_trace
+from unisono.spec.errors import UsageError
+
+Record = dict[str, Any]
+T = TypeVar("T")
+
+_MARKS = ("config.resolved.toml", "metrics.jsonl", "events", "summary.json", "env.json", "trace")
+
+
+@dataclass(frozen=True)
+class RankFacts:
+    """What one rank wrote of itself: its place, and per step `time` (seconds), `bytes` and `mem_mib`."""
+
+    rank: int
+    host: str = ""
+    coords: dict[str, int] = field(default_factory=dict)
+    steps: tuple[Record, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Where it sits in the mesh, axes of one left out: `dp=1 pp=0`."""
+        return " ".join(f"{axis}={at}" for axis, at in self.coords.items())
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as plain values; `missing` says in sentences what could not be read."""
+
+    folder: Path
+    steps: tuple[Record, ...] = ()
+    ranks: tuple[RankFacts, ...] = ()
+    traces: tuple[Trace, ...] = ()
+    config_text: str = ""
+    config: Record = field(default_factory=dict)
+    environment: Record = field(default_factory=dict)
+    summary: Record = field(default_factory=dict)
+    error: Record = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("name") or self.summary.get("name") or self.folder.parent.name or "run")
+
+    @property
+    def plan(self) -> str:
+        return str(self.summary.get("plan") or self.config.get("plan") or "")
+
+
+def find(path: str | Path) -> Path:
+    """The run folder meant by `path`: itself, what its `latest` points to, or the newest run below it.
+
+    Raises UsageError if there is none.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no run folder {folder}", fix="give the folder that `unisono train` named at its end"
+        )
+    if _is_run(folder):
+        return folder
+    latest = folder / "latest"
+    if latest.is_dir():
+        return find(latest.resolve())
+    if latest.is_file() and (folder / latest.read_text().strip()).is_dir():
+        return find(folder / latest.read_text().strip())
+    below = [
+        child for depth in ("*", "*/*") for child in folder.glob(depth) if child.is_dir() and _is_run(child)
+    ]
+    if not below:
+        raise UsageError(
+            f"{folder} holds no run", where=str(folder), fix="give a folder with metrics.jsonl in it"
+        )
+    return max(below, key=lambda run: run.stat().st_mtime)
+
+
+def collect(folder: str | Path) -> Run:
+    """Everything a run folder holds. Never raises for what is absent, cut short or damaged."""
+    root = Path(folder)
+    missing: list[str] = []
+    steps = _metrics(root, missing)
+    config_text = _try(
+        lambda: (root / "config.resolved.toml").read_text(), "", "config.resolved.toml", missing
+    )
+    config = (
+        _try(lambda: tomllib.loads(config_text), {}, "config.resolved.toml", missing) if config_text else {}
+    )
+    environment = _json(root / "env.json", missing)
+    optional: list[str] = []
+    return Run(
+        folder=root,
+        steps=tuple(steps),
+        ranks=tuple(_ranks(root, missing)),
+        traces=tuple(_traces(root, missing)),
+        config_text=config_text,
+        config=config,
+        environment=environment,
+        summary=_json(root / "summary.json", optional),
+        error=_json(root / "error.json", optional),
+        missing=tuple(missing + [line for line in optional if "absent" not in line]),
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in _MARKS)
+
+
+def _metrics(root: Path, missing: list[str]) -> list[Record]:
+    records, damaged = _try(lambda: read_lines(root / "metrics.jsonl"), ([], 0), "metrics.jsonl", missing)
+    _count_damaged("metrics.jsonl", damaged, missing)
+    return _by_step(records)
+
+
+def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
+    found = []
+    for path in _numbered(root / "events", r"rank(\d+)\.jsonl"):
+        label = f"events/{path.name}"
+        records, damaged = _try(lambda path=path: read_lines(path), ([], 0), label, missing)
+        _count_damaged(label, damaged, missing)
+        info = [r for r in records if r.get("kind") == "info"]
+        place = info[-1] if info else {}
+        coords = place.get("coords")
+        steps = _by_step([r for r in records if r.get("kind") == "step" and isinstance(r.get("time"), dict)])
+        found.append(
+            RankFacts(
+                rank=_number(path),
+                host=str(place.get("host", "")),
+                coords={str(k): int(v) for k, v in coords.items() if _is_int(v)}
+                if isinstance(coords, dict)
+                else {},
+                steps=tuple(steps),
+            )
+        )
+    if not found:
+        missing.append("events/ is absent: nothing is known about single ranks")
+    return found
+
+
+def _traces(root: Path, missing: list[str]) -> list[Trace]:
+    paths = _numbered(root / "trace", r"rank(\d+)\.json\.gz")
+    read = [_try(lambda path=path: read_trace(path), None, f"trace/{path.name}", missing) for path in paths]
+    if not paths:
+        missing.append("trace/ is absent: no timeline can be drawn")
+    return [trace for trace in read if trace is not None and trace.spans]
+
+
+def _by_step(records: list[Record]) -> list[Record]:
+    """In order of steps; a step done again after a restart counts as it was done last."""
+    last = {record["step"]: record for record in records if _is_int(record.get("step"))}
+    return [last[step] for step in sorted(last)]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if re.fullmatch(pattern, p.name)), key=_number)
+
+
+def _number(path: Path) -> int:
+    return int(re.findall(r"\d+", path.name)[0])
+
+
+def _json(path: Path, missing: list[str]) -> Record:
+    value = _try(lambda: json.loads(path.read_text()), {}, path.name, missing)
+    if isinstance(value, dict):
+        return value
+    missing.append(f"{path.name} is damaged: it holds no object")
+    return {}
+
+
+def _try(read: Callable[[], T], otherwise: T, name: str, missing: list[str]) -> T:
+    try:
+        return read()
+    except FileNotFoundError:
+        missing.append(f"{name} is absent")
+    except (OSError, EOFError, ValueError) as error:
+        missing.append(f"{name} is damaged: {error}")
+    return otherwise
+
+
+def _count_damaged(name: str, damaged: int, missing: list[str]) -> None:
+    if damaged:
+        missing.append(f"{name} has {damaged} damaged line{'s' if damaged > 1 else ''}, left out")

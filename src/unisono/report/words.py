@@ -1,0 +1,58 @@
+"""Numbers as people read them."""
+
+from typing import Any
+
+PART_NAMES = {
+    "data": "input",
+    "forward": "forward",
+    "backward": "backward",
+    "comm_exposed": "communication, exposed",
+    "comm_hidden": "communication, hidden",
+    "wait": "waiting",
+    "optim": "optimiser",
+    "other": "other",
+}
+
+
+def seconds(value: float) -> str:
+    """`139 ms`, `2.3 s`, `1 h 05 min`."""
+    if value < 1e-3:
+        return f"{value * 1e6:.0f} µs"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def nbytes(value: float) -> str:
+    """`512 B`, `1.2 KiB`, `34 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1000 or unit == "GiB":
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
+        value /= 1024
+    return ""
+
+
+def mebibytes(value: float) -> str:
+    """A size in MiB: `310 MiB`, `1.25 GiB`."""
+    return f"{value / 1024:.3g} GiB" if value >= 1000 else f"{value:.0f} MiB"
+
+
+def count(value: float) -> str:
+    """`940`, `28.9k`, `1.2M`."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A figure for a tile; a dash for what is not a number."""
+    return f"{value:.{digits}g}" if isinstance(value, int | float) else "–"
+
+
+def is_number(value: Any) -> bool:
+    """A figure, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
