@@ -1,19 +1,21 @@
 """A residual convolutional network with group normalisation.
 
-Pre-activation blocks (He et al., "Identity mappings in deep residual networks", 2016); groups instead of batches
-in the norms (Wu and He, "Group normalization", 2018), because statistics of a batch would depend on how the batch
-is cut into micro-batches, and so on the layout.
+Pre-activation blocks (He et al., "Identity mappings in deep residual networks", 2016); groups instead of
+batches in the norms (Wu and He, "Group normalization", 2018), because statistics of a batch would depend on
+how the batch is cut into micro-batches, and so on the layout.
 Shapes: B batch, C channels, Y rows, X columns.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.config import ModelConfig
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
+from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
 from unisono.spec.workload import conv_stages
 
@@ -34,7 +36,7 @@ class Stem(nn.Module):
 
 
 class Block(nn.Module):
-    """Norm, ReLU, convolution, twice; with a 1 x 1 convolution beside it where width or resolution changes."""
+    """Norm, ReLU, convolution, twice; a 1 x 1 convolution beside it where width or resolution changes."""
 
     def __init__(self, before: int, channels: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -68,25 +70,28 @@ class Head(nn.Module):
 class ConvNet(nn.Module):
     """`forward(images [B, C, Y, X], noise) → logits [B, classes]`.
 
-    image: (colours, rows, columns) of a sample. channels: width of the first of up to three stages; each later
-    stage has twice the width at half the resolution. n_layer: residual blocks, dealt over the stages.
+    config: of it `channels`, the width of the first of up to three stages (each later one has twice the
+    width at half the resolution), `n_layer`, the residual blocks dealt over the stages, `dropout` between
+    the convolutions of a block, and `bias` of the classifier. classes: of the targets. shape: (colours,
+    rows, columns) of a sample.
+    Raises UsageError C04 where samples are no images.
     """
 
-    def __init__(
-        self,
-        *,
-        image: tuple[int, int, int],
-        channels: int,
-        n_layer: int,
-        classes: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-    ) -> None:
+    def __init__(self, config: ModelConfig, classes: int, shape: Sequence[int]) -> None:
         super().__init__()
-        stages = conv_stages(n_layer, channels)
-        self.stem = Stem(image[0], channels)
-        self.blocks = nn.ModuleList(Block(before, after, stride, dropout) for before, after, stride in stages)
-        self.head = Head(stages[-1][1], classes, bias)
+        if len(shape) != 3:
+            raise UsageError(
+                f"a convnet reads images, not samples of shape {tuple(shape)}",
+                code="C04",
+                where="model.kind",
+                fix='model.kind = "mlp", which reads samples of any shape',
+            )
+        stages = conv_stages(config.n_layer, config.channels)
+        self.stem = Stem(shape[0], config.channels)
+        self.blocks = nn.ModuleList(
+            Block(before, after, stride, config.dropout) for before, after, stride in stages
+        )
+        self.head = Head(stages[-1][1], classes, config.bias)
         self.anatomy = Anatomy()
 
     def forward(self, images_BCYX: Tensor, noise: Noise | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""A plain multi-layer perceptron, in blocks of two layers so that `tp` can cut the first by columns and the second by rows.
+"""A plain multi-layer perceptron, in blocks of two layers: `tp` cuts one by columns, one by rows.
 
 Shapes: B batch, I features of a sample, H hidden width.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.config import ModelConfig
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
@@ -46,16 +47,17 @@ class Head(nn.Module):
 
 
 class MLP(nn.Module):
-    """`forward(inputs [B, ...], noise) → logits [B, classes]`; each entry of `hidden` is a block of two layers.
+    """`forward(inputs [B, ...], noise) → logits [B, classes]`; each entry of `hidden` is a block of two
+    layers.
 
-    features: numbers in one sample. hidden: width of each block. dropout: after each block.
+    config: of it `hidden`, the width of each block, `dropout`, after each block, and `bias`. classes: of the
+    targets. shape: of one sample, without the batch.
     """
 
-    def __init__(
-        self, *, features: int, hidden: Sequence[int], classes: int, dropout: float = 0.0, bias: bool = True
-    ) -> None:
+    def __init__(self, config: ModelConfig, classes: int, shape: Sequence[int]) -> None:
         super().__init__()
-        widths = (features, *hidden)
+        hidden, dropout, bias = config.hidden, config.dropout, config.bias
+        widths = (math.prod(shape), *hidden)
         self.stem = Stem()
         self.blocks = nn.ModuleList(
             Block(width, inner, dropout, bias) for width, inner in zip(widths, hidden, strict=False)
@@ -82,5 +84,7 @@ class MLP(nn.Module):
         rules: dict[str, Rule] = {}
         for name, parameter in self.named_parameters():
             gain = 1.0 if name.startswith("head.") else 2.0
-            rules[name] = ("zeros", 0.0) if parameter.dim() < 2 else ("normal", math.sqrt(gain / parameter.shape[1]))
+            rules[name] = (
+                ("zeros", 0.0) if parameter.dim() < 2 else ("normal", math.sqrt(gain / parameter.shape[1]))
+            )
         return rules

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unisono.spec.errors import UsageError
-from unisono.train.data import Feed, TokenWindows, leaves_of, sample_ids
+from unisono.train.data import Feed, Images, TokenWindows, leaves_of, sample_ids
 
 DATA = TokenWindows(np.random.default_rng(0).integers(0, 256, 6401, dtype=np.uint8), 64)
 
@@ -80,6 +80,13 @@ def test_an_error_while_reading_ahead_is_raised_where_it_is_needed() -> None:
             feed.fetch(step)
         with pytest.raises(UsageError, match="position 40"):
             feed.fetch(at)
+
+
+def test_inputs_come_in_the_type_of_the_weights() -> None:
+    images = Images(torch.rand(20, 1, 2, 2), torch.arange(20))
+    (micro,) = Feed(images, 0, 4, 4, range(1), dtype=torch.float64).fetch(0)
+    assert micro.inputs.dtype == torch.float64 and micro.targets.dtype == torch.int64 and micro.count == 4
+    assert Feed(DATA, 0, 4, 4, range(1), dtype=torch.float64).fetch(0)[0].inputs.dtype == torch.int64
 
 
 def test_too_few_samples_is_one_clear_error() -> None:

@@ -1,0 +1,170 @@
+"""The closed forms agree with the modules: parameters and arithmetic exactly, kept activations nearly."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from unisono.config import ModelConfig
+from unisono.models.convnet import ConvNet
+from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.init import initialise
+from unisono.models.mlp import MLP
+from unisono.models.noise import Noise
+from unisono.spec import workload
+from unisono.spec.workload import Workload
+
+BATCH = 3
+GPTS: list[dict[str, Any]] = [
+    {},
+    {"tie_embeddings": False, "bias": False},
+    {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "n_kv_head": 2},
+    {"positions": "rotary", "norm": "rms", "activation": "swiglu", "d_ff": 72},
+    {"n_kv_head": 1},
+    {"dropout": 0.1},
+    {"norm": "rms", "n_kv_head": 4},
+]
+
+
+def gpt_pair(**fields: Any) -> tuple[GPT, Workload]:
+    config = GPTConfig(**({"vocab": 37, "n_layer": 2, "n_head": 4, "d_model": 32, "context": 16} | fields))
+    sizes = workload.gpt(
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        kv_heads=config.kv_heads,
+        d_model=config.d_model,
+        d_ff=config.hidden,
+        context=config.context,
+        vocab=config.vocab,
+        dropout=config.dropout,
+        bias=config.bias,
+        tie_embeddings=config.tie_embeddings,
+        learned_positions=config.positions == "learned",
+        gated=config.activation == "swiglu",
+        rms=config.norm == "rms",
+    )
+    return GPT(config), sizes
+
+
+def image_pair(kind: str, dropout: float, n_layer: int) -> tuple[nn.Module, Workload]:
+    config = ModelConfig(
+        kind=kind, dropout=dropout, hidden=(48, 24, 40)[:n_layer], n_layer=n_layer, channels=12
+    )
+    made = (MLP if kind == "mlp" else ConvNet)(config, 10, (1, 9, 9))
+    return made, workload.of(config, classes=10, image=(1, 9, 9))
+
+
+def every() -> list[Any]:
+    gpts = [pytest.param(lambda f=f: gpt_pair(**f), id=f"gpt-{'-'.join(map(str, f.values()))}") for f in GPTS]
+    images = [
+        pytest.param(lambda k=k, p=p, n=n: image_pair(k, p, n), id=f"{k}-{p}-{n}")
+        for k in ("mlp", "convnet")
+        for p in (0.0, 0.1)
+        for n in (1, 2, 3)
+    ]
+    return gpts + images
+
+
+def batch(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(model, GPT):
+        tokens = torch.randint(0, 37, (BATCH, 17))
+        return tokens[:, :-1], tokens[:, 1:]
+    return torch.randn(BATCH, 1, 9, 9), torch.randint(0, 10, (BATCH,))
+
+
+@pytest.mark.parametrize("pair", every())
+def test_parameters(pair: Any) -> None:
+    model, sizes = pair()
+    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    parts = (model.stem, *model.blocks, model.head)
+    assert [p.parameters for p in sizes.parts] == [sum(w.numel() for w in m.parameters()) for m in parts]
+
+
+@pytest.mark.parametrize("pair", every())
+def test_flops_and_outputs(pair: Any) -> None:
+    model, sizes = pair()
+    x, _ = batch(model)
+    for module, part in zip((model.stem, *model.blocks, model.head), sizes.parts, strict=True):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            x = module(x)
+        assert counter.get_total_flops() == BATCH * part.flops, part.name
+        assert x.numel() == BATCH * part.output, part.name
+
+
+@pytest.mark.parametrize("pair", every())
+def test_activations_are_what_autograd_keeps(pair: Any) -> None:
+    """Within 4 %: rotation tables and the like, which do not grow with the batch, are not in the closed form."""
+    model, sizes = pair()
+    initialise(model, 0)
+    inputs, targets = batch(model)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()} | {inputs.untyped_storage().data_ptr()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() and tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        noise = Noise(0, torch.arange(BATCH))
+        loss = model.loss(model(inputs, noise), targets)
+    elements = sum(t.untyped_storage().nbytes() for t in kept.values()) / 4
+    norms = sum(isinstance(module, nn.RMSNorm) for module in model.modules())
+    composed = norms * BATCH * 16 * 32  # without a fused kernel, as here, RMSNorm keeps one tensor more
+    assert elements == pytest.approx(BATCH * sizes.activations + composed, rel=0.04)
+    loss.backward()
+
+
+def test_published_sizes() -> None:
+    """GPT-2's four sizes and Llama 2 7B, Llama 3 8B, from their model cards."""
+    for layers, heads, width, count in (
+        (12, 12, 768, 124_439_808),
+        (24, 16, 1024, 354_823_168),
+        (36, 20, 1280, 774_030_080),
+        (48, 25, 1600, 1_557_611_200),
+    ):
+        sizes = workload.gpt(n_layer=layers, n_head=heads, d_model=width, context=1024, vocab=50257)
+        assert sizes.parameters == count
+    llama: dict[str, Any] = {
+        "n_layer": 32,
+        "n_head": 32,
+        "d_model": 4096,
+        "bias": False,
+        "tie_embeddings": False,
+        "learned_positions": False,
+        "gated": True,
+    }
+    assert workload.gpt(context=4096, vocab=32000, d_ff=11008, **llama).parameters == 6_738_415_616
+    assert (
+        workload.gpt(context=8192, vocab=128256, d_ff=14336, kv_heads=8, **llama).parameters == 8_030_261_248
+    )
+
+
+def test_bytes_and_steps() -> None:
+    sizes = workload.gpt(n_layer=12, n_head=12, d_model=768, context=1024, vocab=50257)
+    assert sizes.parameter_bytes(2) == 2 * 124_439_808
+    assert sizes.activation_bytes(2) == 2 * sizes.activations
+    assert sizes.step_flops == 3 * sizes.flops
+    # Kaplan et al., 2020: about 2 operations a parameter and token, plus attention.
+    exact = 2 * (124_439_808 - 1024 * 768) + 4 * 12 * 1024 * 768
+    assert sizes.flops / 1024 == pytest.approx(exact, rel=2e-3)
+
+
+def test_of_a_recipe() -> None:
+    sizes = workload.of(
+        ModelConfig(positions="rotary", activation="swiglu", norm="rms", n_kv_head=2), vocab=256
+    )
+    model = GPT(GPTConfig(vocab=256, positions="rotary", activation="swiglu", norm="rms", n_kv_head=2))
+    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    image = {"classes": 10, "image": (1, 8, 8)}
+    assert (
+        workload.of(ModelConfig(kind="mlp"), **image).parameters == 64 * 128 + 3 * 128 * 128 + 4 * 128 + 1290
+    )
+    assert len(workload.of(ModelConfig(kind="convnet"), **image).blocks) == 4
+    with pytest.raises(ValueError, match="no closed form"):
+        workload.of(ModelConfig(kind="mine.py:model"), vocab=256)
+    with pytest.raises(ValueError, match="no closed form"):
+        workload.of(ModelConfig())
