@@ -1,6 +1,7 @@
 """What the verbs of the command line share: how a call looks, how arguments are read, how one JSON object is made."""
 
 import argparse
+import contextlib
 import json
 import math
 import sys
@@ -95,7 +96,7 @@ def colour(call: Call) -> bool:
 
 
 def found_run(name: str) -> Path:
-    """The run folder that `name` means: itself, or its newest child when it is the folder of a recipe's runs.
+    """The run folder that `name` means: itself, or the latest when it is the folder of a recipe's runs.
 
     Raises UsageError.
     """
@@ -106,6 +107,10 @@ def found_run(name: str) -> Path:
         raise UsageError(f"no such run folder: {name}", where=name, fix=fix, code="C03")
     if (path / "config.resolved.toml").is_file():
         return path
+    with contextlib.suppress(OSError):
+        latest = path / (path / "latest").read_text(encoding="utf-8").strip()
+        if (latest / "config.resolved.toml").is_file():
+            return latest
     runs = [p for p in path.iterdir() if (p / "config.resolved.toml").is_file()]
     if runs:
         return max(runs, key=lambda p: (p / "config.resolved.toml").stat().st_mtime)

@@ -1,5 +1,6 @@
 """The verbs that run something. Each imports what it needs when it runs; errors in the recipe come before torch."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,7 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         return _would_train(call, resolved, text, given.resume)
     call.options.update(
         resume=given.resume, json=given.json, quiet=given.quiet, color=colour(call), dry_run=False, demo=given.demo,
-        config_text=text, command=["unisono", *call.words],
+        config_text=text, command=["unisono", *map(shlex.quote, call.words)],
     )  # fmt: skip
     from unisono.commands import train
 

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,13 +34,13 @@ class Loaded:
 def load(
     source: "str | os.PathLike[str] | None" = None,
     flags: Sequence[Flag] = (),
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = MappingProxyType({}),
     base: "Recipe | tuple[Recipe, Plan] | None" = None,
     base_origin: str = "recipe",
 ) -> Loaded:
     """Puts the layers together: defaults < `base` < `source` (FILE.toml or FILE.py:FUNCTION) < `environ` < `flags`.
 
-    environ: the variables to look at; None takes those of the process.
+    environ: the variables to look at, most likely os.environ; none unless given.
     Raises ConfigProblems with all that is wrong, UserCodeError when a recipe function raises.
     """
     problems: list[Problem] = []
@@ -49,7 +50,7 @@ def load(
     if source is not None:
         layer |= _source_layer(str(source), problems)
     unread = bool(problems) and not layer
-    layer |= env_layer(os.environ if environ is None else environ, problems)
+    layer |= env_layer(environ, problems)
     layer |= flag_layer(flags, problems)
     origins = {name: setting.origin for name, setting in layer.items()}
     recipe = _validate(layer, problems)

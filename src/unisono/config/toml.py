@@ -17,7 +17,7 @@ def key_lines(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     table: Path = ()
     inside, depth = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if inside or depth:
             inside, depth = _scan(line, 0, inside, depth)
             continue

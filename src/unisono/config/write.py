@@ -32,7 +32,7 @@ def recipe_toml(recipe: Recipe, origins: dict[str, str], head: list[str]) -> str
 
 
 def _line(leaf: str, value: Any, origin: str) -> str:
-    comment = origin.replace("\n", " ")
+    comment = "".join(c if c.isprintable() else "?" for c in origin)
     if value is None:
         return f"# {leaf} is not set  # {comment}"
     return f"{leaf} = {toml(value)}  # {comment}"

@@ -7,7 +7,7 @@ A value is a name with options after a colon and marks after a plus sign:
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
@@ -78,13 +78,14 @@ def choice(text: str) -> Choice:
     return Choice(found["name"], options, tuple(filter(None, found["marks"].split("+"))))
 
 
-def nearest(word: str, words: tuple[str, ...] | list[str]) -> str:
-    """The word that was probably meant, or ""."""
-    close = get_close_matches(word.lower(), words, n=1, cutoff=0.5)
-    return close[0] if close else ""
+def nearest(word: str, words: Sequence[str]) -> str:
+    """The word that was probably meant, or ""; among near ones, one with the same first letter."""
+    close = get_close_matches(word.lower(), words, n=3, cutoff=0.5)
+    same = [c for c in close if c[0] == word[:1].lower()]
+    return (same or close or [""])[0]
 
 
-def meant(word: str, words: tuple[str, ...] | list[str]) -> str:
+def meant(word: str, words: Sequence[str]) -> str:
     """`, did you mean X?` or nothing."""
     close = nearest(word, words)
     return f"; did you mean {close}?" if close else ""

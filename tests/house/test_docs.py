@@ -1,0 +1,122 @@
+"""What the documents show is true: every fenced snippet parses, and what is marked `run` runs.
+
+```bash        is parsed by bash; its `unisono` and `make` commands must exist, and so must their flags
+```bash run    is executed in an empty folder
+```python      is compiled
+```python run  is executed in an empty folder
+```toml        is a whole recipe, held against its plan
+```toml part   is TOML only
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from unisono import config
+from unisono.cli import VERBS
+from unisono.config.fields import keys
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    p
+    for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if p.exists()
+]
+FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@dataclass(frozen=True)
+class Snippet:
+    place: str
+    language: str
+    mark: str
+    body: str
+
+
+def snippets() -> list[Snippet]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            language, _, mark = match["info"].strip().partition(" ")
+            line = text[: match.start()].count("\n") + 1
+            body = "\n".join(row.removeprefix(match["indent"]) for row in match["body"].splitlines())
+            found.append(Snippet(f"{page.relative_to(ROOT)}:{line}", language, mark, body + "\n"))
+    return found
+
+
+def of(*languages: str, run: bool = False):
+    chosen = [s for s in snippets() if s.language in languages and (s.mark == "run" or not run)]
+    return pytest.mark.parametrize("snippet", chosen, ids=[s.place for s in chosen])
+
+
+def environment() -> dict[str, str]:
+    """Snippets find `unisono` as a reader would, in the environment that runs the tests."""
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+@of("bash", "sh", "console")
+def test_commands_exist(snippet: Snippet) -> None:
+    done = subprocess.run(["bash", "-n"], input=snippet.body, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for line in snippet.body.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["make"]:
+            assert {w for w in words[1:] if "=" not in w} <= TARGETS, line
+        if words[:1] == ["unisono"] and len(words) > 1 and not words[1].startswith("-"):
+            assert words[1] in VERBS, line
+            flags, _ = config.split_flags(words[2:])
+            assert {name for name, _ in flags} <= set(keys()), line
+
+
+@pytest.mark.slow
+@of("bash", "sh", run=True)
+@pytest.mark.timeout(600)
+def test_commands_run(snippet: Snippet, tmp_path: Path) -> None:
+    subprocess.run(["bash", "-eu", "-c", snippet.body], cwd=tmp_path, env=environment(), check=True)
+
+
+@of("python")
+def test_python_compiles(snippet: Snippet) -> None:
+    compile(snippet.body, snippet.place, "exec")
+
+
+@of("python", run=True)
+@pytest.mark.timeout(300)
+def test_python_runs(snippet: Snippet, tmp_path: Path) -> None:
+    script = tmp_path / "snippet.py"
+    script.write_text(snippet.body, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@of("toml")
+def test_recipes_hold(snippet: Snippet, tmp_path: Path) -> None:
+    tomllib.loads(snippet.body)
+    if snippet.mark:
+        return
+    path = tmp_path / "recipe.toml"
+    path.write_text(snippet.body, encoding="utf-8")
+    got = config.load(path)
+    config.resolve(got.recipe, got.plan, None, got.origins)
+
+
+def test_targets_of_the_make_file_are_there() -> None:
+    assert {"setup", "demo", "test", "test-all", "test-gpu", "check", "fmt", "bench"} <= TARGETS

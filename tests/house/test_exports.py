@@ -1,0 +1,14 @@
+"""The public names are a list that changes on purpose only."""
+
+import unisono
+
+EXPORTED = {"__version__"}
+
+
+def test_exported_names_are_these() -> None:
+    assert set(getattr(unisono, "__all__", ["__version__"])) == EXPORTED
+
+
+def test_every_exported_name_is_there() -> None:
+    for name in EXPORTED:
+        assert getattr(unisono, name) is not None

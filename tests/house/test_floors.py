@@ -1,0 +1,93 @@
+"""The house stands: floors import only lower floors, and what answers at once imports nothing heavy."""
+
+import ast
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "unisono"
+FILES = sorted(SOURCE.rglob("*.py"))
+STEP = ("train/loop.py", "train/step.py", "parallel/play.py", "sync/every_step.py")
+MAY_READ_ENVIRONMENT = ("cli.py", "commands/", "launch/")
+
+
+def test_floors_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _modules_after(code: str) -> tuple[set[str], float]:
+    """Names of the modules loaded by a fresh Python running `code`, and its CPU seconds."""
+    script = f"{code}\nimport sys\nprint('\\n' + ' '.join(sys.modules))"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return set(done.stdout.splitlines()[-1].split()), seconds
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], [], ["plan"], ["trian"]])
+def test_help_answers_at_once(words: list[str]) -> None:
+    modules, seconds = _modules_after(f"from unisono.cli import main; main({words})")
+    assert modules.isdisjoint({"torch", "numpy", "pydantic", "rich", "matplotlib"})
+    assert seconds < 1.0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--train.stpes", "3"],
+        ["train", "--demo", "--dry-run"],
+        ["verify", "--demo", "--plan", "tp=3"],
+        ["config", "show"],
+    ],
+)
+def test_recipes_are_judged_without_torch(words: list[str]) -> None:
+    modules, seconds = _modules_after(f"from unisono.cli import main; main({words})")
+    assert "pydantic" in modules
+    assert modules.isdisjoint({"torch", "numpy", "matplotlib"})
+    assert seconds < 1.0
+
+
+@pytest.mark.parametrize("package", ["spec", "programs", "plan", "config", "observe", "report", "launch"])
+def test_these_import_no_torch(package: str) -> None:
+    files = [f for f in FILES if f.is_relative_to(SOURCE / package) and "rank" not in f.stem]
+    names = [
+        ".".join(f.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__") for f in files
+    ]
+    modules, _ = _modules_after("import " + ", ".join(names))
+    assert "torch" not in modules
+
+
+def test_one_step_is_four_files_and_an_evening() -> None:
+    lines = {name: len((SOURCE / name).read_text().splitlines()) for name in STEP}
+    assert sum(lines.values()) < 700, lines
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_file_fits_in_a_head(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 450
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 80, node.name
+
+
+def test_few_files_read_the_environment() -> None:
+    readers = [str(f.relative_to(SOURCE)) for f in FILES if _reads_environment(ast.parse(f.read_text()))]
+    assert [name for name in readers if not name.startswith(MAY_READ_ENVIRONMENT)] == []
+
+
+def _reads_environment(tree: ast.AST) -> bool:
+    return any(
+        isinstance(n, ast.Attribute) and n.attr in ("environ", "getenv") and _is_os(n) for n in ast.walk(tree)
+    )
+
+
+def _is_os(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id == "os"

@@ -1,0 +1,134 @@
+"""A plan is held against its recipe: the batch adds up, the sizes divide, and every problem comes with a remedy."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.config import LaunchConfig, ModelConfig, Recipe, TrainConfig
+from unisono.plan import Batch, Plan
+from unisono.plan.checks import batch_of
+
+few = st.integers(1, 16)
+
+
+def codes(plan: str, recipe: Recipe) -> set[str]:
+    problems = Plan.parse(plan).check(recipe)
+    assert all(p.fix and p.where for p in problems)
+    return {p.code for p in problems}
+
+
+@given(few, few, few, few, st.sampled_from(["global", "micro", "micros"]))
+def test_any_two_numbers_of_the_batch_give_the_third(
+    dp: int, shard: int, micro: int, micros: int, hidden: str
+) -> None:
+    total = micro * micros * dp * shard
+    train = TrainConfig(
+        **({} if hidden == "global" else {"global_batch": total}),
+        **({} if hidden == "micro" else {"micro_batch": micro}),
+    )
+    plan = Plan(dp=dp, shard=shard, micros=None if hidden == "micros" else micros)
+    assert batch_of(plan, train) == (Batch(total, micro, micros, dp * shard), None)
+
+
+@given(few, few, few, st.none() | few, st.none() | few)
+def test_a_batch_adds_up_or_says_why_not(
+    total: int, dp: int, shard: int, micro: int | None, micros: int | None
+) -> None:
+    train = TrainConfig(global_batch=total, micro_batch=micro)
+    batch, problem = batch_of(Plan(dp=dp, shard=shard, micros=micros), train)
+    assert (batch is None) != (problem is None)
+    if batch is not None:
+        assert batch.global_batch == total == batch.micro_batch * batch.micros * batch.replicas
+        assert micro in (None, batch.micro_batch)
+        assert micros in (None, batch.micros)
+    elif problem is not None:
+        assert f"global_batch {total}" in problem.what
+        assert f"replicas {dp * shard}" in problem.what
+
+
+def test_one_micro_batch_where_nothing_is_said() -> None:
+    batch, _ = batch_of(Plan(dp=2), TrainConfig(global_batch=32))
+    assert batch == Batch(32, 16, 1, 2)
+
+
+def test_the_sum_is_shown() -> None:
+    (problem,) = Plan.parse("dp=2 micros=8").check(Recipe(train=TrainConfig(global_batch=64, micro_batch=8)))
+    assert problem.what == "global_batch 64 is not micro_batch 8 x micros 8 x replicas 2 = 128"
+    assert "micros=4" in problem.fix
+    assert "--train.global_batch 128" in problem.fix
+
+
+def test_tensor_parallel_sizes_must_divide() -> None:
+    gpt = Recipe(model=ModelConfig(n_head=6, d_model=96, n_kv_head=2, d_ff=250, context=66))
+    found = Plan.parse("tp=4").check(gpt)
+    assert {
+        w for p in found for w in ("n_head", "n_kv_head", "d_ff", "context") if f"model.{w}" in p.where
+    } == {
+        "n_head",
+        "n_kv_head",
+        "d_ff",
+        "context",
+    }
+    assert codes("tp=2", gpt) == set()
+
+
+def test_kinds_differ_in_what_they_split() -> None:
+    assert "P12" in codes("tp=2", Recipe(model=ModelConfig(kind="convnet")))
+    assert codes("tp=2", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 32)))) == set()
+    assert "P12" in codes("tp=3", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 33))))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_need_blocks(stages: int) -> None:
+    recipe = Recipe(model=ModelConfig(n_layer=3))
+    assert codes(f"pp={stages}", recipe) == ({"P13"} if stages > 3 else set())
+
+
+def test_one_stages_timetable_is_for_one_stage() -> None:
+    assert codes("schedule=accumulate", Recipe()) == set()
+    assert codes("pp=2 schedule=accumulate", Recipe()) == {"P13"}
+
+
+def test_ranks_must_be_the_plans() -> None:
+    four = Recipe(launch=LaunchConfig(ranks=4))
+    assert codes("dp=2 pp=2", four) == set()
+    assert codes("dp=-1 pp=2", four) == {"P14"}  # until it is filled
+    (problem,) = Plan.parse("dp=4 pp=2").check(four)
+    assert "8 ranks" in problem.what
+    assert "dp=2" in problem.fix
+
+
+def test_a_cluster_must_have_the_devices() -> None:
+    cluster = SimpleNamespace(devices=4)
+    assert {p.code for p in Plan(dp=8).check(None, cluster)} == {"P14"}
+    assert Plan(dp=4).check(None, cluster) == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "fits"),
+    [
+        ("fp32", "float32", True),
+        ("bf16", "float32", True),
+        ("fp64", "float64", True),
+        ("fp64", "float32", False),
+        ("fp32", "float64", False),
+        ("bf16", "float64", False),
+    ],
+)
+def test_precision_goes_with_dtype(precision: str, dtype: str, fits: bool) -> None:
+    recipe = Recipe(train=TrainConfig.model_validate({"dtype": dtype}))
+    assert codes(f"precision={precision}", recipe) == (set() if fits else {"P15"})
+
+
+def test_all_problems_at_once() -> None:
+    recipe = Recipe(launch=LaunchConfig(ranks=5), train=TrainConfig(global_batch=7))
+    assert codes("dp=2 tp=3 pp=9 cp=2 codec=int8 precision=fp64", recipe) == {
+        "P10",
+        "P11",
+        "P12",
+        "P13",
+        "P14",
+        "P15",
+    }

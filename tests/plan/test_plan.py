@@ -1,0 +1,170 @@
+"""A plan is a value and, equally, its text; what the contract does not know is refused, all of it at once."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.plan import Plan, choice
+from unisono.plan.grammar import BUILT, KEYS, SIZES, VALUES
+from unisono.spec.errors import ConfigProblems, UsageError
+
+NEEDED = {"local_sgd": ":h=8", "diloco": ":h=500", "quorum": ":k=3", "ssp": ":s=2", "powersgd": ":r=4"}
+sizes = st.integers(1, 64)
+
+
+def named(key: str) -> st.SearchStrategy[str]:
+    words = [name + NEEDED.get(name, "") for name in VALUES[key]]
+    if key == "codec":
+        words += ["topk:ratio=0.01+ef", "topk:ratio=1e-3+ef+mc", "cast:bf16", "powersgd:r=2+ef", "sign+ef"]
+    if key == "schedule":
+        words += ["interleaved:v=2"]
+    return st.sampled_from(words)
+
+
+plans = st.builds(
+    Plan,
+    dp=st.one_of(sizes, st.just(-1)),
+    zero=st.integers(1, 3),
+    micros=st.none() | sizes,
+    **dict.fromkeys(("shard", "pp", "tp", "cp", "ep"), sizes),
+    **{key: named(key) for key in VALUES},
+)
+
+
+@given(plans)
+def test_text_round_trips(plan: Plan) -> None:
+    assert Plan.parse(str(plan)) == plan
+
+
+@given(plans, st.randoms())
+def test_order_and_space_of_words_mean_nothing(plan: Plan, random) -> None:
+    words = str(plan).split()
+    random.shuffle(words)
+    assert Plan.parse("  ".join(words)) == plan
+
+
+@given(plans)
+def test_world_is_the_product_of_the_axes(plan: Plan) -> None:
+    filled = plan.fill(plan.inner * 3)
+    assert filled.world == filled.dp * plan.shard * plan.pp * plan.cp * plan.tp
+    assert filled.replicas == filled.dp * plan.shard
+    assert filled.dp == (3 if plan.dp == -1 else plan.dp)
+
+
+@given(st.text())
+def test_any_text_is_a_plan_or_a_clear_refusal(text: str) -> None:
+    try:
+        plan = Plan.parse(text)
+    except ConfigProblems as error:
+        assert error.problems
+        assert all(p.what and p.where and p.fix for p in error.problems)
+    else:
+        assert Plan.parse(str(plan)) == plan
+
+
+def test_the_empty_plan_is_one_device() -> None:
+    assert Plan.parse("") == Plan()
+    assert str(Plan()) == "dp=1"
+    assert Plan().world == 1
+
+
+def test_the_contracts_example_is_read() -> None:
+    text = (
+        "dp=2 shard=2 zero=3 pp=2 tp=2 cp=1 ep=1 schedule=1f1b micros=8 sync=every_step "
+        "codec=topk:ratio=0.01+ef precision=bf16 recompute=selective"
+    )
+    plan = Plan.parse(text)
+    assert plan.world == 16
+    assert plan.codec == "topk:ratio=0.01+ef"
+    assert plan.said >= {"zero", "sync", "precision"}
+
+
+def test_a_value_comes_apart() -> None:
+    got = choice("topk:ratio=1e-3+ef+mc")
+    assert (got.name, dict(got.options), got.marks) == ("topk", {"ratio": "1e-3"}, ("ef", "mc"))
+    assert dict(choice("cast:bf16").options) == {"": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("dpp=2", "P01", "did you mean dp?"),
+        ("recompte=full", "P01", "did you mean recompute?"),
+        ("dp=2 dp=3", "P02", "twice"),
+        ("tp=two", "P03", "not a whole number"),
+        ("tp=2.0", "P03", "not a whole number"),
+        ("pp=-2", "P03", "out of range"),
+        ("shard=0", "P03", "out of range"),
+        ("dp=-2", "P03", "out of range"),
+        ("zero=4", "P03", "none of 1, 2, 3"),
+        ("zero=0", "P03", "none of 1, 2, 3"),
+        ("schedule=1f2b", "P04", "did you mean 1f1b?"),
+        ("precision=fp8", "P04", "not known"),
+        ("dp", "P05", "key=value"),
+        ("dp=", "P05", "key=value"),
+        ("sync=local_sgd", "P05", "lacks its option h"),
+        ("sync=local_sgd:h=0", "P05", "whole number"),
+        ("codec=topk:ratio=2", "P05", "share"),
+        ("codec=topk:ratio=0.1+xx", "P05", "+xx"),
+        ("precision=fp32:x=1", "P05", "no such options"),
+    ],
+)
+def test_each_mistake_has_its_code_and_words(text: str, code: str, words: str) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        Plan.parse(text)
+    (problem,) = caught.value.problems
+    assert problem.code == code
+    assert words in problem.what
+    assert problem.fix
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        Plan.parse("dp=x dpp=3 pp=0 dp=2 schedule=no lonely")
+    assert {p.code for p in caught.value.problems} == {"P01", "P02", "P03", "P04", "P05"}
+    assert caught.value.exit == 2
+
+
+def test_a_plan_made_in_python_is_held_to_the_same_rules() -> None:
+    with pytest.raises(ConfigProblems):
+        Plan(dp=0)
+    with pytest.raises(ConfigProblems):
+        Plan(schedule="no")
+    with pytest.raises(ConfigProblems):
+        Plan(micros="4")  # type: ignore[arg-type]
+
+
+def test_filling_needs_a_world_that_fits() -> None:
+    assert Plan(dp=-1, tp=2).fill(8).dp == 4
+    assert Plan(dp=2).fill(8).dp == 2
+    with pytest.raises(UsageError):
+        Plan(dp=-1, tp=2).fill(7)
+    with pytest.raises(UsageError):
+        _ = Plan(dp=-1).world
+
+
+@pytest.mark.parametrize("key", [k for k in KEYS if k in VALUES])
+def test_every_value_of_the_contract_is_played_or_refused_as_later(key: str) -> None:
+    for name in VALUES[key]:
+        plan = dataclasses.replace(Plan(dp=2), **{key: name + NEEDED.get(name, "")})
+        codes = {p.code for p in plan.check()}
+        assert codes == (set() if name in BUILT[key] else {"P10"}), name
+
+
+@pytest.mark.parametrize("key", ["cp", "ep"])
+def test_axes_of_later_versions_are_refused(key: str) -> None:
+    (problem,) = dataclasses.replace(Plan(), **{key: 2}).check()
+    assert "not yet in this version" in problem.what
+
+
+@pytest.mark.parametrize("text", ["codec=sign", "sync=gossip", "sync=local_sgd:h=4"])
+def test_what_meets_on_dp_needs_a_dp(text: str) -> None:
+    assert "P16" in {p.code for p in Plan.parse(text).check()}
+    assert "P16" not in {p.code for p in Plan.parse(f"dp=2 {text}").check()}
+
+
+def test_every_key_has_a_kind() -> None:
+    assert set(KEYS) == set(SIZES) | set(VALUES)
+    assert set(KEYS) == {f.name for f in dataclasses.fields(Plan)} - {"said"}
