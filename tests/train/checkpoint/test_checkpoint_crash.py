@@ -174,6 +174,18 @@ def test_a_failing_disk_is_one_clear_error_and_changes_nothing(tmp_path, lasting
     assert failures > total / 3
 
 
+def test_a_refused_rename_gives_the_replaced_checkpoint_its_name_back(tmp_path):
+    start(tmp_path)
+
+    def strike(name, number, arguments):
+        if name == "rename" and ".tmp-" in str(arguments[0]):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(UsageError), file_operations(strike):
+        save_all(tmp_path, 2, tensors(2), RANKS, state_of(2, "new"), token="second")
+    assert check_whole(tmp_path, {(2, "old")}) and latest(tmp_path).name == "step-000002"
+
+
 def test_too_little_space_is_seen_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=15)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)

@@ -67,7 +67,13 @@ def test_a_flipped_bit_is_named_with_file_tensor_step_and_the_way_out(run_dir):
     assert "resuming from step-200 is possible" in error.fix
     assert newest_whole(run_dir).name == "step-000200"
     # The part that is whole still loads: a rank verifies what it reads, and nothing else.
-    load(folder, [Piece("model/w", (5, 4), (0, 0), torch.zeros(2, 4))])
+    load(
+        folder,
+        [
+            Piece("model/w", (5, 4), (0, 0), torch.zeros(2, 4)),
+            Piece("model/w", (5, 4), (4, 0), torch.zeros(0, 4)),
+        ],
+    )
 
 
 def test_files_cut_missing_emptied_or_from_another_save(run_dir):

@@ -164,13 +164,14 @@ def _gather(
 
 def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
     """Make the checkpoint visible. Killed anywhere in here, the one before it is still in force, or this one is."""
-    write_atomic(vote.folder / MANIFEST, encode(manifest))
+    write_atomic(
+        vote.folder / MANIFEST, encode(manifest)
+    )  # fsyncs the folder too, with all ranks' files in it
     for path in vote.folder.glob("rank-*.json"):
         os.unlink(path)
     for path in vote.folder.glob("rank-*.writing"):
         if path.name != f"rank-{vote.rank:05d}.writing":
             os.unlink(path)
-    sync_folder(vote.folder)
     aside = final.with_name(f"{final.name}.old-{manifest.attempt}")
     if final.exists():
         os.rename(final, aside)
