@@ -1,7 +1,7 @@
 # Every target alone works on a fresh clone: it sets up .venv first, once.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-PIP = .venv/bin/pip install -q --disable-pip-version-check
+PIP = .venv/bin/pip install -qq --disable-pip-version-check
 PYTEST = .venv/bin/python -m pytest
 ARGS ?=
 
@@ -19,6 +19,7 @@ setup: .venv/ready
 # The stamp is written last, so a set-up that was cut short is done again. torch first: its version is ours to choose.
 .venv/ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=python3.11 ...")'
+	@echo "setting up .venv: $(TORCH), then the rest; once, a minute or two ..."
 	test -x .venv/bin/pip || $(PYTHON) -m venv .venv
 	$(PIP) "$(TORCH)"
 	$(PIP) -e ".[dev]"
