@@ -208,6 +208,7 @@ def _ties(slots: list[Slot], owners: Mapping[str, str], mesh: Mesh) -> tuple[Tie
 
 def _buckets(slots: list[Slot], ties: tuple[Tie, ...], mesh: Mesh, sharded: bool) -> Buckets:
     """Which gradients leave during backward, and which wait for sums inside the replica."""
+    slots = [slot for slot in slots if slot.live.requires_grad]
     partial = [slot.master for slot in slots if slot.partial]
     if mesh.dp.size == 1:
         return Buckets((), (partial,))

@@ -16,7 +16,8 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device) -> Opt
     Every state tensor exists from the start, so that a checkpoint can be loaded into it.
     """
     # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
-    own = [s for s in slots if not (s.alias and any(s.master.data_ptr() == o.master.data_ptr() for o in slots if o is not s))]
+    owned = {s.master.data_ptr() for s in slots if not s.alias}
+    own = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
     groups = [
         {"params": [s.master for s in own if len(s.shape) >= 2], "weight_decay": train.weight_decay},
         {"params": [s.master for s in own if len(s.shape) < 2], "weight_decay": 0.0},

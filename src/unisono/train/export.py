@@ -1,0 +1,67 @@
+"""`unisono export RUN --to hf`: the weights of a run's checkpoint for other programs."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.config import DataConfig, ModelConfig
+from unisono.models.export import export_state, layout_of
+from unisono.spec.errors import UsageError
+from unisono.train.checkpoint import latest, load, read_full, tensor_names
+
+_PREFIX = "model/"
+
+
+def run(
+    run_dir: str | Path,
+    to: str = "hf",
+    out: str | Path | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write the weights of the run's latest checkpoint into `out` (RUN/export-hf), as `transformers` loads them.
+
+    options: `checkpoint`, the folder of another checkpoint. Returns run_dir, checkpoint, step, to, out and what
+    `export_state` returns. Raises UsageError: F01 no layout fits, F02 not writable, F03 no checkpoint,
+    F04 unknown target, K01 damaged.
+    """
+    if to != "hf":
+        raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix="--to hf")
+    folder = _checkpoint(Path(run_dir), (options or {}).get("checkpoint"))
+    state = load(folder, [])
+    recipe = state["recipe"]
+    # Through JSON text: there, lists may stand for tuples.
+    model = ModelConfig.model_validate_json(json.dumps(recipe["model"]))
+    data = DataConfig.model_validate_json(json.dumps(recipe["data"]))
+    layout_of(model)  # before gigabytes are read
+    names = [name for name in tensor_names(folder) if name.startswith(_PREFIX)]
+    tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_full(folder, names).items()}
+    target = Path(out) if out else Path(run_dir) / "export-hf"
+    written = export_state(tensors, model, target, tokenizer=_tokenizer(data))
+    return {
+        "schema_version": 1,
+        "run_dir": str(run_dir),
+        "checkpoint": str(folder),
+        "step": state["step"],
+        "to": to,
+        "out": str(target),
+        **written,
+    }
+
+
+def _checkpoint(run_dir: Path, named: str | Path | None) -> Path:
+    folder = Path(named) if named else latest(run_dir)
+    if folder is not None and folder.is_dir():
+        return folder
+    raise UsageError(
+        f"no checkpoint in {named or run_dir}",
+        code="F03",
+        where=str(run_dir),
+        likely="the run was stopped before its first checkpoint",
+        fix=f"unisono train --resume {run_dir}, then export again",
+    )
+
+
+def _tokenizer(data: DataConfig) -> str | None:
+    """Bytes need no file to be known; other vocabularies belong to their data."""
+    return "byte" if data.tokenizer == "byte" and not data.source.startswith("bin:") else None

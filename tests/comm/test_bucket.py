@@ -1,0 +1,69 @@
+"""Buckets: every gradient travels exactly once, in an order that arrival cannot change."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unisono.comm.bucket import Bucket, Buckets, deal
+
+sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12)
+
+
+def parameters(numels):
+    return [nn.Parameter(torch.zeros(n)) for n in numels]
+
+
+@given(sizes, st.integers(4, 400))
+def test_deal_keeps_every_parameter_once_and_in_reverse(numels, cap):
+    params = parameters(numels)
+    runs = deal(params, cap)
+    flat = [p for run in runs for p in run]
+    assert [id(p) for p in flat] == [id(p) for p in reversed(params)]
+    assert all(len(run) == 1 or sum(p.nbytes for p in run) <= cap for run in runs)
+
+
+def test_runs_are_of_one_dtype():
+    params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    assert [len(run) for run in deal(params)] == [1, 1]
+
+
+@settings(deadline=None)
+@given(sizes, st.permutations(range(12)), st.integers(1, 3))
+def test_departure_order_is_fixed_and_sums_are_right(numels, arrival, micros):
+    params = parameters(numels)
+    buckets = Buckets(params, tail=2)
+    left = []
+    for micro in range(micros):
+        if micro == micros - 1:
+            buckets.arm(lambda b: left.append(b))
+        for i in arrival:
+            if i < len(params):
+                (params[i] * float(i + 1)).sum().backward()
+    buckets.finish()
+    assert left == buckets.early
+    for bucket in left:
+        for p, view in zip(bucket.params, bucket.views, strict=True):
+            place = next(i for i, q in enumerate(params) if q is p)
+            assert p.grad is view
+            assert torch.equal(view, torch.full_like(p, float(place + 1) * micros))
+    assert buckets.tail is not None and buckets.tail.numel() == 2
+
+
+def test_an_unused_parameter_counts_as_zero_and_holds_nobody_up():
+    used, unused = parameters([3, 2])
+    buckets = Buckets([used, unused])
+    left = []
+    for _ in range(2):  # the second step must not see what the first left behind
+        buckets.arm(left.append)
+        used.sum().backward()
+        buckets.finish()
+        assert unused.grad is not None and not unused.grad.any()
+        used.grad = unused.grad = None
+    assert len(left) == 2
+
+
+def test_body_leaves_the_tail_out():
+    (p,) = parameters([4])
+    bucket = Bucket([p], tail=2)
+    assert bucket.body.numel() == 4 and bucket.flat.numel() == 6
