@@ -1,32 +1,49 @@
 """`unisono train` inside one rank."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
+from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import newest_whole
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.session import Terms, place_of, session
 
 
-def prepare(argument: dict[str, Any]) -> Corpus:
-    """Before the fork: the data, read once for all ranks of this host."""
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What is found once and shared by all ranks of this host: the data, and the checkpoint to go on from."""
+
+    corpus: Corpus
+    resume: Path | None
+
+
+def prepare(argument: dict[str, Any]) -> Shared:
+    """Before the fork: read the data, and look the checkpoints through for the newest that is whole."""
     recipe = Recipe.model_validate_json(argument["recipe"])
-    return load(recipe.data, recipe.model)
+    resume = newest_whole(Path(argument["run_dir"])) if argument["resume"] else None
+    if argument["resume"] and resume is None:
+        raise UsageError(
+            "there is no whole checkpoint to go on from",
+            where=argument["run_dir"],
+            fix="start a new run without --resume",
+            code="K06",
+        )
+    return Shared(load(recipe.data, recipe.model), resume)
 
 
-def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     recipe, plan = resolved.recipe, resolved.plan
     run_dir = _agree_on_folder(ctx, argument, recipe)
-    resume = newest_whole(run_dir) if argument["resume"] else None
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
-    terms = Terms(recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token)
-    return {"run_dir": str(run_dir), **session(terms, corpus)}
+    terms = Terms(recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token)
+    return {"run_dir": str(run_dir), **session(terms, shared.corpus)}
 
 
 def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe) -> Path:

@@ -152,7 +152,7 @@ def _look(live: Live, report: Report, seconds: float) -> None:
 def _between(live: Live, report: Report) -> None:
     """Evaluations and checkpoints that fall between this step and the next."""
     train, made = live.terms.recipe.train, live.run.step
-    live.saver.poll()
+    _announce(live, live.saver.poll())
     if report.stop or made >= train.steps:
         return
     if train.eval_every and made % train.eval_every == 0:
@@ -178,16 +178,23 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "plan": str(terms.plan),
         "recipe": terms.recipe.model_dump(mode="json"),
     }
+    _announce(live, live.saver.wait())
     folder = live.saver.save(step, pieces_of(live.run, dict(live.owners)), state, blocking)
-    live.saved = f"checkpoints/step-{step:06d}"
-    if terms.place.rank == 0:
-        terms.line.send("saved", path=live.saved, step=step)
+    _announce(live, folder)
     return folder
+
+
+def _announce(live: Live, folder: Path | None) -> None:
+    """A checkpoint is known from the moment that it is whole on disk, not before."""
+    if folder is not None:
+        live.saved = f"{folder.parent.name}/{folder.name}"
+        if live.terms.place.rank == 0:
+            live.terms.line.send("saved", path=live.saved)
 
 
 def _give_up(live: Live, report: Report) -> None:
     leaves = live.feed.fetch(report.step)
-    live.saver.wait()
+    _announce(live, live.saver.wait())
     error = blame(live.run, leaves, report, live.terms.place.rank, live.saved)
     if error is not None:
         raise error
