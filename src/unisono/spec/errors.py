@@ -1,14 +1,14 @@
 """Errors as users meet them: one block, printed last, with a code, a place, a cause and a remedy.
 
-    UnisonoError
-    ├── UserCodeError   exit 1    the user's code raised, or the numbers went bad
-    ├── UsageError      exit 2    bad flags, recipe, plan, data or environment
-    ├── VerifyMismatch  exit 3    a plan does not compute what one device computes
-    ├── DoctorFault     exit 4    the machine is not fit
-    ├── Infeasible      exit 5    no memory for the plan, or ran out of it
-    ├── HangError       exit 6    a collective never completed
-    ├── Stopped         exit 75   saved on request of the machine: start me again
-    └── Interrupted     exit 130  Ctrl-C
+UnisonoError
+├── UserCodeError   exit 1    the user's code raised, or the numbers went bad
+├── UsageError      exit 2    bad flags, recipe, plan, data or environment
+├── VerifyMismatch  exit 3    a plan does not compute what one device computes
+├── DoctorFault     exit 4    the machine is not fit
+├── Infeasible      exit 5    no memory for the plan, or ran out of it
+├── HangError       exit 6    a collective never completed
+├── Stopped         exit 75   saved on request of the machine: start me again
+└── Interrupted     exit 130  Ctrl-C
 """
 
 from collections.abc import Sequence
