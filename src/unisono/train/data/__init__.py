@@ -2,8 +2,8 @@
 
 from unisono.train.data.dataset import Corpus, Dataset, Images, TokenWindows, require_samples
 from unisono.train.data.feed import Feed, Micro, leaves_of
-from unisono.train.data.load import load
 from unisono.train.data.order import sample_ids, samples_at
+from unisono.train.data.sources import load
 
 __all__ = [
     "Corpus",
