@@ -96,6 +96,13 @@ def test_too_few_samples_is_one_clear_error() -> None:
     assert len(Feed(DATA, 0, 128, 32, range(4), repeat=True).fetch(0)) == 4
 
 
+def test_an_empty_validation_set_says_so() -> None:
+    empty = Feed(TokenWindows(DATA.tokens[:20], 64), 0, 8, 8, range(1), repeat=True)
+    assert empty.samples == 0 and Feed(DATA, 0, 8, 8, range(1)).samples == 100
+    with pytest.raises(ValueError, match="0 samples"):
+        empty.fetch(0)
+
+
 def test_leaves_outside_the_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="do not lie"):
         Feed(DATA, 0, 12, 4, range(4))

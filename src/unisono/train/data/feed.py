@@ -45,7 +45,8 @@ class Feed:
     dataset: the samples. seed: of the order. global_batch: samples in a step. micro_batch: samples in a leaf.
     leaves: numbers of the leaves that this rank computes. device: where the tensors shall lie. dtype: of inputs
     that are not integers, as the dataset gives them if None. origin: the data's name, for messages.
-    repeat: allow a step to contain a sample twice (validation sets may be smaller than a batch).
+    repeat: allow a step to contain a sample twice: validation sets may be smaller than a batch, or empty, which
+    `samples` tells.
     prefetch: read one step ahead in a thread; by itself only towards a GPU.
     Raises UsageError D05 where the dataset has fewer samples than a step, unless `repeat`.
     """
@@ -64,7 +65,8 @@ class Feed:
         repeat: bool = False,
         prefetch: bool | None = None,
     ) -> None:
-        require_samples(len(dataset), 1 if repeat else global_batch, origin)
+        if not repeat:
+            require_samples(len(dataset), global_batch, origin)
         if (
             micro_batch < 1
             or global_batch % micro_batch
@@ -82,8 +84,16 @@ class Feed:
         ahead = self._pinned if prefetch is None else prefetch
         self._read: Callable[[int], _Rows] = _Ahead(self._gather) if ahead else self._gather
 
+    @property
+    def samples(self) -> int:
+        """Different samples behind this feed; 0 if there is nothing to fetch."""
+        return len(self._dataset)
+
     def fetch(self, step: int) -> list[Micro]:
-        """The leaves of step `step` (from 0), in the order of `leaves`; copies to a GPU are asynchronous."""
+        """The leaves of step `step` (from 0), in the order of `leaves`; copies to a GPU are asynchronous.
+
+        Raises ValueError if there are no samples at all, UsageError D09 where a token file holds a wrong token.
+        """
         rows = [part.to(self._device, non_blocking=True) for part in self._read(step)]
         cut = [part.split(self._micro_batch) for part in rows]
         return [
