@@ -15,6 +15,10 @@ from unisono.spec.errors import UsageError
 PARTS = ("data", "forward", "backward", "comm_exposed", "wait", "optim", "other")
 WORK = ("forward", "backward", "optim")
 BUSY = ("data", "forward", "backward", "optim", "other")
+_REMEDIES = {
+    "communication": "A larger global batch, or fewer ranks per replica, sends less per sample.",
+    "its input": "The ranks wait for their samples: look at the data source and its host's disk.",
+}
 ROWS = 48  # pages with more ranks than this show groups of neighbours
 
 
@@ -57,6 +61,7 @@ class Pipeline:
     measured_bubble: float
     ideal_bubble: float
     step: int
+    replica: str = ""
 
 
 def steady(records: Sequence[Record]) -> Sequence[Record]:
@@ -85,7 +90,9 @@ def grouped(found: Sequence[Share], limit: int = ROWS) -> list[Share]:
     groups = [found[i : i + size] for i in range(0, len(found), size)]
     return [
         Share(
-            name=f"{group[0].name} to {group[-1].name.split()[-1]}" if len(group) > 1 else group[0].name,
+            name=f"{group[0].name.replace('rank', 'ranks')} to {group[-1].name.split()[-1]}"
+            if len(group) > 1
+            else group[0].name,
             place="",
             parts={
                 part: statistics.fmean(s.parts.get(part, 0.0) for s in group)
@@ -97,7 +104,11 @@ def grouped(found: Sequence[Share], limit: int = ROWS) -> list[Share]:
 
 
 def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdict:
-    """One sentence on what limited the run; every number in it is a mean over the ranks' steady steps."""
+    """One sentence on what limited the run; every number in it is a mean over the ranks' steady steps.
+
+    In this order: ranks that share too few cores, a rank that holds the others up, a quarter of a step or more
+    lost to one overhead, and otherwise the compute itself.
+    """
     if run.error:
         return Verdict(f"The run ended with an error: {run.error.get('what', 'no reason was written down')}.")
     if not found:
@@ -108,30 +119,35 @@ def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdic
         for part in (*PARTS, "comm_hidden")
     }
     compute = sum(fractions[part] for part in WORK)
-    limits = {
-        "computing": compute,
-        "waiting": fractions["wait"],
-        "communication": fractions["comm_exposed"],
-        "input": fractions["data"],
-        "work outside the step's parts": fractions["other"],
-    }
-    # Overheads are blamed before they outweigh the compute: a third of a step lost is the thing to look at.
-    overheads = {name: value for name, value in limits.items() if name != "computing"}
-    worst = max(overheads, key=lambda name: overheads[name])
-    limiter = worst if overheads[worst] > max(0.3, 0.6 * compute) else "computing"
     slowest, lost = _slowest(found)
+    overheads = {
+        "the pipeline's bubble" if pipeline is not None else "waiting": fractions["wait"],
+        "communication": fractions["comm_exposed"],
+        "its input": fractions["data"],
+        "work outside the parts of a step": fractions["other"],
+    }
+    worst = max(overheads, key=lambda name: overheads[name])
+    cores = _crowded_cores(run, found)
+    if cores:
+        limiter = f"this machine's cores, {cores} for {len(found)} ranks"
+    elif slowest and lost >= 0.1 * wall:
+        limiter = slowest
+    else:
+        limiter = worst if overheads[worst] >= 0.25 else "compute"
     said = [f"{percent(compute)} of a step is compute"]
     if slowest:
-        said.append(f"{slowest} is the slowest, the others wait {percent(lost / wall)} of a step for it")
+        who = "it" if limiter == slowest else f"{slowest}, the slowest"
+        said.append(f"the others wait {percent(lost / wall)} for {who}")
     elif fractions["wait"] >= 0.01:
         said.append(f"{percent(fractions['wait'])} is waiting")
     if pipeline is not None:
         said.append(f"the pipeline's bubble is {percent(pipeline.measured_bubble)}")
-    said.append(f"exposed communication takes {percent(fractions['comm_exposed'])}")
+    if len(found) > 1:
+        said.append(f"exposed communication takes {percent(fractions['comm_exposed'])}")
     if fractions["data"] >= 0.02:
         said.append(f"input takes {percent(fractions['data'])}")
-    sentence = f"Limited by {limiter}: {'; '.join(said)}."
-    return Verdict(sentence, _advice(run, limiter, slowest, pipeline, len(found)), fractions, slowest)
+    sentence = f"Limited by {limiter}: {', '.join(said)}."
+    return Verdict(sentence, _advice(run, limiter, slowest, pipeline), fractions, slowest)
 
 
 def percent(fraction: float) -> str:
@@ -145,11 +161,13 @@ def bytes_table(run: Run) -> list[tuple[str, str, float]]:
     sums: dict[str, float] = {}
     for facts in run.ranks:
         records = steady(facts.steps)
+        mine: dict[str, float] = {}
         for record in records:
             sent = record.get("bytes")
             for key, nbytes in sent.items() if isinstance(sent, dict) else ():
-                if isinstance(nbytes, int | float):
-                    sums[key] = sums.get(key, 0.0) + nbytes / len(records)
+                mine[key] = mine.get(key, 0) + (nbytes if isinstance(nbytes, int | float) else 0)
+        for key, nbytes in mine.items():
+            sums[key] = sums.get(key, 0.0) + nbytes / len(records)
     rows = [(*_axis_op(key), nbytes) for key, nbytes in sums.items()]
     return sorted(rows, key=lambda row: -row[2])
 
@@ -177,6 +195,13 @@ def traced_step(traces: Sequence[Trace]) -> int | None:
     return max((step for step, count in counts.items() if count == most), default=None)
 
 
+def chosen(traces: Sequence[Trace], limit: int) -> list[Trace]:
+    """At most `limit` traces, evenly spread over the ranks, so that all stages are among them."""
+    if len(traces) <= limit:
+        return list(traces)
+    return [traces[i * (len(traces) - 1) // (limit - 1)] for i in range(limit)]
+
+
 def spans_of(trace: Trace, step: int | None) -> list[Span]:
     """The spans of one step (all, if no step is named), by start."""
     found = [s for s in trace.spans if step is None or s.tags.get("step") == step]
@@ -184,7 +209,7 @@ def spans_of(trace: Trace, step: int | None) -> list[Span]:
 
 
 def pipeline_of(run: Run) -> Pipeline | None:
-    """Planned and measured timetable of the traced step, for the replica of rank 0; None without `pp`.
+    """Planned and measured timetable of the traced step, for its slowest replica; None without `pp`.
 
     The plan is played with the mean measured cost of each stage, so the two differ only by what the plan
     does not know: communication, jitter, ranks that disturb each other.
@@ -193,7 +218,7 @@ def pipeline_of(run: Run) -> Pipeline | None:
     step = traced_step(run.traces)
     if ranks < 2:
         return None
-    happened = _measured(run, step)
+    replica, happened = _measured(run, step)
     if not happened:
         return None
     micros = max(micros, 1 + max(p.action.micro for p in happened))
@@ -215,28 +240,34 @@ def pipeline_of(run: Run) -> Pipeline | None:
         measured_bubble=bubble(happened, ranks),
         ideal_bubble=bubble(play_costs(timetable, 1.0, 2.0), ranks),
         step=step if step is not None else 0,
+        replica=replica,
     )
 
 
-def _measured(run: Run, step: int | None) -> list[Placed]:
+def _measured(run: Run, step: int | None) -> tuple[str, list[Placed]]:
+    """The forwards and backwards of the replica that took longest, and its place on the other axes."""
     places = {facts.rank: facts.coords for facts in run.ranks}
-    first = places.get(min(places, default=0), {})
-    placed: list[Placed] = []
+    replicas: dict[str, list[Placed]] = {}
     for trace in run.traces:
         coords = places.get(trace.rank, {})
-        if any(at != first.get(axis, 0) for axis, at in coords.items() if axis != "pp"):
-            continue
+        replica = " ".join(f"{axis}={at}" for axis, at in coords.items() if axis != "pp")
+        placed = replicas.setdefault(replica, [])
         for span in spans_of(trace, step):
             kind = {"forward": "F", "backward": "B"}.get(span.kind)
             micro, stage = span.tags.get("micro"), span.tags.get("stage", coords.get("pp"))
             if kind is None or not isinstance(micro, int) or not isinstance(stage, int):
                 continue
-            row = coords.get("pp", stage)
             action = Action("F" if kind == "F" else "B", stage, micro)
-            placed.append(Placed(row, action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
-    begin = min((p.start for p in placed), default=0.0)
-    shifted = [Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in placed]
-    return sorted(shifted, key=lambda p: (p.start, p.row))
+            placed.append(Placed(coords.get("pp", stage), action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
+    replicas = {name: placed for name, placed in replicas.items() if placed}
+    if not replicas:
+        return "", []
+    name = max(
+        replicas, key=lambda name: max(p.stop for p in replicas[name]) - min(p.start for p in replicas[name])
+    )
+    begin = min(p.start for p in replicas[name])
+    shifted = [Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in replicas[name]]
+    return name if len(replicas) > 1 else "", sorted(shifted, key=lambda p: (p.start, p.row))
 
 
 def _stage_costs(placed: Sequence[Placed], kind: str, stages: int) -> list[float]:
@@ -249,14 +280,13 @@ def _stage_costs(placed: Sequence[Placed], kind: str, stages: int) -> list[float
 
 
 def _timetable_words(run: Run) -> tuple[str, int, int]:
-    """(schedule, ranks, micros) from the summary, or else from the plan; (…, 1, …) means no pipeline."""
+    """(schedule, ranks, micros) from the summary, or else from the plan; one rank means no pipeline."""
+    words: Record = {key: value for key, _, value in (word.partition("=") for word in run.plan.split())}
+    words["ranks"] = words.get("pp", 1)
     told = run.summary.get("timetable")
-    words = dict(word.partition("=")[::2] for word in run.plan.split())
-    source = told if isinstance(told, dict) else {}
-    ranks = source.get("ranks", words.get("pp", 1))
-    micros = source.get("micros", words.get("micros", 0))
-    name = str(source.get("schedule", words.get("schedule", "1f1b")))
-    return name, _whole(ranks, 1), _whole(micros, 0)
+    if isinstance(told, dict):
+        words.update(told)
+    return str(words.get("schedule", "1f1b")), _whole(words["ranks"], 1), _whole(words.get("micros"), 0)
 
 
 def _whole(value: object, otherwise: int) -> int:
@@ -280,22 +310,28 @@ def _idle(share: Share) -> float:
     return share.parts.get("wait", 0.0) + share.parts.get("comm_exposed", 0.0)
 
 
-def _advice(run: Run, limiter: str, slowest: str, pipeline: Pipeline | None, ranks: int) -> str:
+def _crowded_cores(run: Run, found: Sequence[Share]) -> int:
+    """The cores of the one host, if its ranks keep more than them busy; else 0."""
     cores = run.environment.get("cores_usable") or run.environment.get("cores")
-    if isinstance(cores, int) and len({facts.host for facts in run.ranks}) <= 1 and ranks > cores:
-        return f"{ranks} ranks share {cores} cores here: a rank that waits lends its core to the others."
+    if not isinstance(cores, int) or len(found) <= cores or len({facts.host for facts in run.ranks}) > 1:
+        return 0
+    # What a rank calls busy includes the time in which another one had its core.
+    return (
+        cores if sum(share.busy for share in found) / max(share.wall for share in found) > 0.9 * cores else 0
+    )
+
+
+def _advice(run: Run, limiter: str, slowest: str, pipeline: Pipeline | None) -> str:
+    if limiter.startswith("this machine's cores"):
+        return "Waiting costs little here: a rank that waits lends its core to the others."
     if slowest:
         return f"Look at {slowest}: a heavier stage, a busier host, or slower hardware."
-    if limiter == "waiting" and pipeline is not None:
+    if limiter == "the pipeline's bubble" and pipeline is not None:
         name, stages, micros = _timetable_words(run)
         more = 2 * max(micros, 1 + max(p.action.micro for p in pipeline.measured))
         smaller = bubble(play_costs(schedules.get(name)(stages, more), 1.0, 2.0), stages)
         return f"With micros={more} the timetable alone would idle {percent(smaller)}."
-    if limiter == "communication":
-        return "A larger global batch, or fewer ranks per replica, sends less per sample."
-    if limiter == "input":
-        return "The ranks wait for their samples: look at the data source and its host's disk."
-    return ""
+    return _REMEDIES.get(limiter, "")
 
 
 def _mean_parts(records: Sequence[Record]) -> dict[str, float]:

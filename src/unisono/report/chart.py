@@ -3,6 +3,7 @@
 Lines are stretched with their box while words stand beside them as HTML, so nothing is squeezed on a phone.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,14 @@ def thin(points: Sequence[Point], limit: int = 800) -> list[Point]:
 
 
 def smooth(points: Sequence[Point], window: int) -> list[Point]:
-    """Exponential mean over about `window` points, unbiased at its start."""
-    decay, mean, weight = 1 - 1 / max(1, window), 0.0, 0.0
+    """Mean over `window` points around each (fewer at the ends): centred, so a falling curve is not lifted."""
+    sums = [0.0, *itertools.accumulate(y for _, y in points)]
+    half = max(1, window // 2)
     out: list[Point] = []
-    for x, y in points:
-        mean, weight = decay * mean + (1 - decay) * y, decay * weight + (1 - decay)
-        out.append((x, mean / weight))
+    for i, (x, _) in enumerate(points):
+        reach = min(half, i, len(points) - 1 - i)
+        low, high = i - reach, i + reach + 1
+        out.append((x, (sums[high] - sums[low]) / (high - low)))
     return out
 
 
@@ -179,9 +182,19 @@ def heat_map(rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequen
         f'<div class="rows"><div class="names">{names}</div>'
         f'<svg width="100%" height="{len(rows) * tall}" role="img" aria-label="{escape(label)}">'
         f"{''.join(cells)}</svg></div>"
-        f'<div class="ends"><span>step {columns[0]}</span><span>step {columns[-1]}</span></div>'
+        f'<div class="ends"><span>step {columns[0].split()[0]}</span><span>step {columns[-1].split()[-1]}</span></div>'
         f'<div class="legend scale">as the median rank {scale} twice as long</div>'
     )
+
+
+def time_axis(length: float) -> str:
+    """Round times from 0 to `length` seconds, set under the bars they measure."""
+    marks = (
+        f'<span style="left:{100 * at / length:.2f}%">{words.seconds(at) if at else "0"}</span>'
+        for at in ticks(0.0, length, 6)
+        if at <= 0.97 * length
+    )
+    return f'<div class="times">{"".join(marks)}</div>'
 
 
 def _heat(value: float) -> str:

@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,6 +142,8 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
                 steps=tuple(steps),
             )
         )
+    used = {axis for facts in found for axis, at in facts.coords.items() if at > 0}
+    found = [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in found]
     if not found:
         missing.append("events/ is absent: nothing is known about single ranks")
     return found

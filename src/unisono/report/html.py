@@ -79,7 +79,7 @@ def _tiles(run: Run, found: Sequence[Share]) -> str:
     last = run.steps[-1] if run.steps else {}
     speeds = [r["tokens_per_s"] for r in run.steps[1:] or run.steps if words.is_number(r.get("tokens_per_s"))]
     validated = [r["val_loss"] for r in run.steps if words.is_number(r.get("val_loss"))]
-    facts = [("loss", words.number(last.get("loss")), "at the last step")]
+    facts = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
         facts.append(("validation loss", words.number(validated[-1]), ""))
     if speeds:
@@ -92,10 +92,12 @@ def _tiles(run: Run, found: Sequence[Share]) -> str:
     hosts = len({facts.host for facts in run.ranks if facts.host})
     if ranks:
         facts.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
-    tiles = [f"<div><dt>{a}</dt><dd>{escape(b)} <small>{escape(c)}</small></dd></div>" for a, b, c in facts]
+    tiles = [f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in facts]
     wide = [("plan", run.plan), ("parity", str(run.summary.get("parity") or ""))]
-    tiles += [f'<div class="wide"><dt>{a}</dt><dd>{escape(b)}</dd></div>' for a, b in wide if b]
-    return f'<dl class="tiles" data-testid="tiles">{"".join(tiles)}</dl>'
+    rows = [f"<div><dt>{a}</dt><dd>{escape(b)}</dd></div>" for a, b in wide if b]
+    return (f'<dl class="tiles" data-testid="tiles">{"".join(tiles)}</dl>' if run.steps or found else "") + (
+        f'<dl class="facts" data-testid="facts">{"".join(rows)}</dl>' if rows else ""
+    )
 
 
 def _tokens(steps: Sequence[Record]) -> str:

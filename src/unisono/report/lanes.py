@@ -6,7 +6,7 @@ from html import escape
 from unisono.observe.trace import Trace
 from unisono.programs import draw
 from unisono.report import chart, words
-from unisono.report.analyse import BUSY, PARTS, Pipeline, percent, spans_of, traced_step
+from unisono.report.analyse import BUSY, PARTS, Pipeline, chosen, percent, spans_of, traced_step
 from unisono.report.collect import Record, Run
 
 _TIMELINE_ROWS, _TIMELINE_SPANS = 16, 600
@@ -16,7 +16,7 @@ _HEAT_COLUMNS, _HEAT_ROWS = 60, 48
 def timeline(run: Run) -> str:
     """One step of all ranks, from the traces; "" without them."""
     step = traced_step(run.traces)
-    traces = run.traces[:_TIMELINE_ROWS]
+    traces = chosen(run.traces, _TIMELINE_ROWS)
     spans = [span for trace in traces for span in spans_of(trace, step)]
     if not spans:
         return ""
@@ -25,8 +25,7 @@ def timeline(run: Run) -> str:
     used = [p for p in (*PARTS, "comm_hidden") if any(b.fill == _fill(p) for b in blocks)]
     places = {facts.rank: facts.place for facts in run.ranks}
     which = f" {step}" if step is not None else ""
-    more = f" Of {len(run.traces)} ranks the first {len(traces)}." if len(run.traces) > len(traces) else ""
-    length = words.seconds((end - begin) * 1e-9)
+    more = f" {len(traces)} of {len(run.traces)} ranks are drawn." if len(run.traces) > len(traces) else ""
     drawn = draw.blocks_svg(
         blocks,
         [""] * len(traces),
@@ -40,7 +39,7 @@ def timeline(run: Run) -> str:
     return (
         f'<section data-testid="timeline"><h2>One step: {escape(which.strip() or "all that was traced")}</h2>'
         f'{chart.legend(used)}<div class="rows"><div class="names">{names}</div>{drawn}</div>'
-        f'<div class="ends"><span>0</span><span>{length}</span></div>'
+        f"{chart.time_axis((end - begin) * 1e-9)}"
         f'<p class="note">Numbers are micro-batches.{more} Point at a block for its time. '
         "The same spans are in trace/, for Perfetto or chrome://tracing.</p></section>"
     )
@@ -110,9 +109,11 @@ def timetables(pipeline: Pipeline | None) -> str:
             f"<h3>{title}: {length}, bubble {percent(idle)}</h3>"
             f'<div class="rows"><div class="names">{names}</div>{drawn}</div>'
         )
+    which = f", slowest replica ({escape(pipeline.replica)})" if pipeline.replica else ""
     return (
-        f'<section data-testid="pipeline"><h2>Pipeline timetable {escape(pipeline.schedule)}, step {pipeline.step}</h2>'
-        f"{chart.legend(('forward', 'backward'))}{''.join(pictures)}"
+        f'<section data-testid="pipeline"><h2>Pipeline timetable {escape(pipeline.schedule)}, '
+        f"step {pipeline.step}{which}</h2>"
+        f"{chart.legend(('forward', 'backward'))}{''.join(pictures)}{chart.time_axis(until)}"
         f'<p class="note">Both on one time axis; grey is idle. With equal stages and free messages this timetable '
         f"would idle {percent(pipeline.ideal_bubble)}.</p></section>"
     )
@@ -139,7 +140,9 @@ def heat(run: Run) -> str:
         name = f"rank {group[0].rank}" + (f" to {group[-1].rank}" if len(group) > 1 else "")
         rows.append((name, cells))
     drawn = chart.heat_map(
-        rows, [str(column[0]) for column in columns], "Busy time of each rank at each step"
+        rows,
+        [str(c[0]) if len(c) == 1 else f"{c[0]} to {c[-1]}" for c in columns],
+        "Busy time of each rank at each step",
     )
     return (
         '<section data-testid="heat"><h2>Who is slow, and when</h2>'

@@ -13,6 +13,7 @@ from unisono.report.analyse import (
     PARTS,
     Pipeline,
     Share,
+    chosen,
     grouped,
     judge,
     percent,
@@ -53,18 +54,17 @@ def write(run: Run, path: str | Path) -> Path:
     heights += [0.9 + 0.34 * min(_ROWS, len(run.traces))] if spanned else []
     heights += [0.8 + 0.34 * len(pipeline.rows)] * 2 if pipeline else []
 
-    figure = Figure(figsize=(16, 1.5 + sum(heights) + 0.5 * len(heights)), dpi=100, facecolor="white")
+    figure = Figure(figsize=(16, 1.7 + sum(heights) + 0.5 * len(heights)), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
     total = figure.get_figheight()
-    headline = textwrap.fill(verdict.sentence, 118)
+    headline = textwrap.fill(verdict.sentence, 104)
     figure.text(0.025, 1 - 0.3 / total, headline, fontsize=17, weight="bold", color=_INK, va="top")
     said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
     below = 0.3 + 0.29 * (1 + headline.count("\n")) + 0.1
     figure.text(0.025, 1 - below / total, textwrap.shorten(said, 180), fontsize=11, color=_SOFT, va="top")
-    grid = figure.add_gridspec(
-        len(heights), 2, height_ratios=heights, left=0.075, right=0.975, top=1 - 1.45 / total, bottom=0.45 / total,
-        hspace=0.62 * len(heights) / sum(heights) * 1.25, wspace=0.13,
-    )  # fmt: skip
+    edges = {"left": 0.115, "right": 0.975, "top": 1 - (below + 0.75) / total, "bottom": 0.45 / total}
+    gap = 0.78 * len(heights) / sum(heights)
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, hspace=gap, wspace=0.13, **edges)
     _loss(figure.add_subplot(grid[0, 0]), run)
     _speed(figure.add_subplot(grid[0, 1]), run)
     at = 1
@@ -84,7 +84,7 @@ def write(run: Run, path: str | Path) -> Path:
 def _loss(axes: Any, run: Run) -> None:
     points = [(r["step"], r["loss"]) for r in run.steps if words.is_number(r.get("loss"))]
     validated = [(r["step"], r["val_loss"]) for r in run.steps if words.is_number(r.get("val_loss"))]
-    _frame(axes, "Loss")
+    _frame(axes, "Loss, by step")
     if len(points) > 100:
         axes.plot(*_columns(chart.thin(points)), color=COLOURS["forward"], lw=0.8, alpha=0.35)
         points = chart.smooth(points, max(10, len(points) // 50))
@@ -98,19 +98,17 @@ def _loss(axes: Any, run: Run) -> None:
         axes.legend(frameon=False, fontsize=11, loc="upper right")
     else:
         _nothing(axes)
-    axes.set_xlabel("step", color=_SOFT, fontsize=11)
 
 
 def _speed(axes: Any, run: Run) -> None:
     points = [(r["step"], r["tokens_per_s"]) for r in run.steps if words.is_number(r.get("tokens_per_s"))][1:]
-    _frame(axes, "Tokens per second")
+    _frame(axes, "Tokens per second, by step")
     if points:
         axes.plot(*_columns(chart.thin(points)), color=COLOURS["forward"], lw=1.6)
         axes.set_ylim(0, 1.12 * max(y for _, y in points))
         axes.yaxis.set_major_formatter(lambda value, _: words.count(value))
     else:
         _nothing(axes)
-    axes.set_xlabel("step", color=_SOFT, fontsize=11)
 
 
 def _times(axes: Any, found: Sequence[Share]) -> None:
@@ -136,7 +134,7 @@ def _times(axes: Any, found: Sequence[Share]) -> None:
 
 def _timeline(axes: Any, run: Run, step: int | None) -> None:
     _frame(axes, f"One step: {step}" if step is not None else "One step", grid=False)
-    traces = run.traces[:_ROWS]
+    traces = chosen(run.traces, _ROWS)
     begin = min(span.start_ns for trace in traces for span in spans_of(trace, step))
     end = max(span.stop_ns for trace in traces for span in spans_of(trace, step))
     length = (end - begin) * 1e-9
@@ -212,6 +210,7 @@ def _frame(axes: Any, title: str, grid: bool = True) -> None:
     if grid:
         axes.grid(axis="y", color=_RULE, linewidth=0.8)
         axes.set_axisbelow(True)
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _rows(axes: Any, names: Sequence[str]) -> None:

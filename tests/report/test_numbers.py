@@ -1,0 +1,216 @@
+"""What the report says: read back from made-up runs whose causes are known."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.report.runs import write_run
+from unisono.report import analyse, chart, words
+from unisono.report.collect import collect, find
+from unisono.spec.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def straggler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "a1", dp=2, pp=2, straggler=3, steps=24)
+
+
+def test_a_whole_run_misses_nothing(straggler: Path) -> None:
+    run = collect(straggler)
+    assert run.missing == ()
+    assert (run.name, len(run.steps), len(run.ranks), len(run.traces)) == ("stdlib-gpt", 24, 4, 4)
+    assert run.ranks[3].place == "pp=1 dp=1"
+
+
+def test_the_straggler_is_blamed(straggler: Path) -> None:
+    run = collect(straggler)
+    verdict = analyse.judge(run, analyse.shares(run), analyse.pipeline_of(run))
+    assert verdict.slowest == "rank 3 (pp=1 dp=1)"
+    assert verdict.sentence.startswith("Limited by rank 3 (pp=1 dp=1): ")
+    assert "rank 3" in verdict.advice
+
+
+def test_parts_of_a_step_add_up(straggler: Path) -> None:
+    found = analyse.shares(collect(straggler))
+    assert len({round(share.wall, 9) for share in found}) == 1
+    verdict = analyse.judge(collect(straggler), found, None)
+    assert verdict.fractions
+    assert sum(verdict.fractions[part] for part in analyse.PARTS) == pytest.approx(1)
+
+
+def test_planned_and_measured_timetable_agree_but_for_messages(straggler: Path) -> None:
+    pipeline = analyse.pipeline_of(collect(straggler))
+    assert pipeline is not None
+    assert pipeline.replica == "dp=1"  # the straggler's
+    assert len(pipeline.planned) == len(pipeline.measured) == 2 * 2 * 4
+    assert pipeline.ideal_bubble == pytest.approx(1 / 5)
+    assert pipeline.planned_bubble > pipeline.ideal_bubble  # its stages are not equal
+    assert abs(pipeline.measured_bubble - pipeline.planned_bubble) < 0.05
+
+
+def test_an_even_run_is_limited_by_compute(tmp_path: Path) -> None:
+    run = collect(write_run(tmp_path / "r", dp=2, steps=12))
+    verdict = analyse.judge(run, analyse.shares(run), analyse.pipeline_of(run))
+    assert verdict.sentence.startswith("Limited by compute: ")
+    assert verdict.slowest == ""
+
+
+def test_more_ranks_than_cores_are_limited_by_the_cores(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", dp=4, steps=12)
+    environment = json.loads((folder / "env.json").read_text()) | {"cores_usable": 2}
+    (folder / "env.json").write_text(json.dumps(environment))
+    run = collect(folder)
+    assert "this machine's cores, 2 for 4 ranks" in analyse.judge(run, analyse.shares(run), None).sentence
+
+
+def _events(folder: Path, rank: int, **time: float) -> None:
+    path = folder / "events" / f"rank{rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "".join(json.dumps({"kind": "step", "step": s, "rank": rank, "time": time}) + "\n" for s in (0, 1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("time", "limiter"),
+    [
+        ({"forward": 1.0, "backward": 2.0, "comm_exposed": 2.0}, "communication"),
+        ({"forward": 1.0, "backward": 1.0, "data": 1.0}, "its input"),
+        ({"forward": 1.0, "other": 1.0}, "work outside the parts of a step"),
+        ({"forward": 1.0, "backward": 2.0, "wait": 0.5}, "compute"),
+        ({"forward": 1.0, "wait": 0.5}, "waiting"),
+    ],
+)
+def test_the_largest_overhead_is_named(tmp_path: Path, time: dict[str, float], limiter: str) -> None:
+    for rank in (0, 1):
+        _events(tmp_path, rank, **time)
+    run = collect(tmp_path)
+    assert analyse.judge(run, analyse.shares(run), None).sentence.startswith(f"Limited by {limiter}: ")
+
+
+def test_bytes_are_per_step_and_over_all_ranks(straggler: Path) -> None:
+    table = analyse.bytes_table(collect(straggler))
+    assert table == [("dp", "all_reduce", 4 * 1_150_000), ("pp", "send", 4 * 4 * 262_144)]
+
+
+def test_what_is_damaged_is_named_and_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", dp=2, pp=2, steps=6)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    (folder / "events" / "rank1.jsonl").write_bytes(
+        b"\x00\xff\n" + (folder / "events" / "rank1.jsonl").read_bytes()
+    )
+    whole = (folder / "trace" / "rank2.json.gz").read_bytes()
+    (folder / "trace" / "rank2.json.gz").write_bytes(whole[: len(whole) // 2])
+    (folder / "trace" / "rank3.json.gz").write_bytes(gzip.compress(b"[]"))
+    (folder / "config.resolved.toml").write_text("name = ")
+    (folder / "summary.json").write_text("{")
+    run = collect(folder)
+    assert len(run.steps) == 6
+    assert len(run.ranks[1].steps) == 6
+    assert [trace.rank for trace in run.traces] == [0, 1]
+    for name in (
+        "metrics.jsonl",
+        "events/rank1.jsonl",
+        "rank2.json.gz",
+        "rank3.json.gz",
+        "config.resolved",
+        "summary",
+    ):
+        assert any(name in line for line in run.missing), name
+
+
+def test_a_step_done_again_counts_as_it_was_done_last(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "loss": 5.0},
+        {"step": 1, "loss": 4.0},
+        {"step": 1, "loss": 4.5},
+        {"step": "x"},
+        {"loss": 1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [record["loss"] for record in collect(tmp_path).steps] == [5.0, 4.5]
+
+
+def test_a_run_is_found_from_its_parents(tmp_path: Path) -> None:
+    old, new = tmp_path / "demo" / "a", tmp_path / "demo" / "b"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "metrics.jsonl").write_text("")
+    assert find(new) == new
+    (tmp_path / "demo" / "latest").symlink_to("a")
+    assert find(tmp_path / "demo") == old
+    (tmp_path / "demo" / "latest").unlink()
+    (tmp_path / "demo" / "latest").write_text("b\n")
+    assert find(tmp_path / "demo") == new
+    (tmp_path / "demo" / "latest").unlink()
+    assert find(tmp_path) in (old, new)
+    with pytest.raises(UsageError, match="no run folder"):
+        find(tmp_path / "nowhere")
+    (tmp_path / "void").mkdir()
+    with pytest.raises(UsageError, match="holds no run"):
+        find(tmp_path / "void")
+
+
+def test_without_events_rank_0_speaks_for_the_run(tmp_path: Path) -> None:
+    line = {"step": 0, "loss": 1.0, "time": {"forward": 1.0, "backward": 2.0, "comm_exposed": None}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (share,) = analyse.shares(collect(tmp_path))
+    assert share.wall == 3.0
+
+
+def test_many_ranks_are_grouped() -> None:
+    found = [analyse.Share(f"rank {r}", "", {"forward": float(r)}) for r in range(100)]
+    groups = analyse.grouped(found, 48)
+    assert len(groups) <= 48
+    assert groups[0].name == "ranks 0 to 2"
+    assert groups[0].wall == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=3000))
+def test_thinning_keeps_the_extremes(ys: list[float]) -> None:
+    points = [(float(x), y) for x, y in enumerate(ys)]
+    kept = chart.thin(points, 100)
+    assert len(kept) <= 102
+    assert kept == sorted(kept)
+    assert {min(ys), max(ys)} <= {y for _, y in kept}
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_inside(low: float, wide: float) -> None:
+    found = chart.ticks(low, low + wide)
+    slack = 1e-6 * max(1, abs(low), wide)
+    assert len(found) <= 12
+    assert all(low - slack <= t <= low + wide + slack for t in found)
+
+
+@given(st.integers(3, 400), st.floats(-5, 5), st.floats(-5, 5))
+def test_smoothing_leaves_a_straight_line_alone(count: int, start: float, slope: float) -> None:
+    points = [(float(i), start + slope * i) for i in range(count)]
+    for (_, y), (_, expected) in zip(chart.smooth(points, 10), points, strict=True):
+        assert y == pytest.approx(expected, abs=1e-6)
+
+
+def test_numbers_as_people_read_them() -> None:
+    assert [words.seconds(s) for s in (3e-6, 0.139, 2.345, 600, 3900)] == [
+        "3 µs",
+        "139 ms",
+        "2.35 s",
+        "10 min",
+        "1 h 05 min",
+    ]
+    assert [words.nbytes(n) for n in (512, 1229, 35_651_584)] == ["512 B", "1.2 KiB", "34 MiB"]
+    assert [words.count(n) for n in (0, 940, 28_911, 1_234_567)] == ["0", "940", "28.9k", "1.23M"]
+    assert [analyse.percent(f) for f in (0, 0.0312, 0.82, 1)] == ["0 %", "3.1 %", "82 %", "100 %"]
+
+
+@pytest.mark.timeout(60)
+def test_neither_torch_nor_matplotlib_is_imported_early() -> None:
+    code = "import sys, unisono.report.command; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
