@@ -120,3 +120,16 @@ def test_a_small_fetch_is_cheap() -> None:
             feed.fetch(step)
         rounds.append((time.perf_counter() - begin) / 100)
     assert min(rounds) < 150e-6
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+def test_a_gpu_gets_the_same_batches() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    plain = Feed(DATA, 3, 12, 4, range(3))
+    with Feed(DATA, 3, 12, 4, range(3), "cuda") as feed:
+        for step in (0, 1, 2, 7, 8, 3):
+            rows = flat(feed, step)
+            assert all(row.is_cuda for row in rows)
+            assert all(map(torch.equal, flat(plain, step), [row.cpu() for row in rows]))

@@ -81,8 +81,10 @@ class Feed:
         self._block_steps = max(1, _BLOCK // max(1, len(self._offsets)))
         self._block: tuple[int, np.ndarray] = (-1, self._offsets[None])
         self._pinned = self._device.type == "cuda"
+        if self._pinned and self._device.index is None:
+            self._device = torch.device("cuda", torch.cuda.current_device())
         ahead = self._pinned if prefetch is None else prefetch
-        self._read: Callable[[int], _Rows] = _Ahead(self._gather) if ahead else self._gather
+        self._read: Callable[[int], _Rows] = _Ahead(self._gather, self._enter) if ahead else self._gather
 
     @property
     def samples(self) -> int:
@@ -114,6 +116,11 @@ class Feed:
     ) -> None:
         self.close()
 
+    def _enter(self) -> None:
+        """A new thread stands on GPU 0: pinning there would cost each rank memory on a GPU that is not its own."""
+        if self._pinned:
+            torch.cuda.set_device(self._device)
+
     def _gather(self, step: int) -> "_Rows":
         """All of this rank's samples of a step in one go: one gather is cheaper than one per leaf."""
         positions = self._offsets + step * self._global_batch
@@ -143,9 +150,9 @@ _Rows = tuple[Tensor, Tensor, Tensor]
 class _Ahead:
     """Reads step + 1 in a thread while step is computed. A step out of order is read where it is asked for."""
 
-    def __init__(self, read: Callable[[int], _Rows]) -> None:
+    def __init__(self, read: Callable[[int], _Rows], enter: Callable[[], None]) -> None:
         self._inner = read
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="unisono-feed")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="unisono-feed", initializer=enter)
         self._next: tuple[int, Future[_Rows]] | None = None
 
     def __call__(self, step: int) -> _Rows:
