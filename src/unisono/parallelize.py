@@ -21,7 +21,6 @@ from unisono.parallel.tensor import Cut, part_of, split_modules, vocab_loss
 from unisono.plan import Plan
 from unisono.spec.layout import Anatomy, Split
 
-
 TAIL = 2  # numbers that travel with the gradients: the loss, and the wish to stop
 
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from unisono.comm.mesh import AXES, Shape
 
 shapes = st.builds(
-    Shape, **{axis: st.integers(1, 3) for axis in AXES}  # at most 243 ranks
+    Shape,
+    **{axis: st.integers(1, 3) for axis in AXES},  # at most 243 ranks
 )
 
 

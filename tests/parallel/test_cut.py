@@ -1,6 +1,6 @@
 """Stages: consecutive, complete, and no cut would have been better."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,8 @@ costs = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 def dearest(costs, first, last, edges):
     n = len(costs)
     return max(
-        sum(costs[lo:hi]) + first * (lo == 0) + last * (hi == n) for lo, hi in zip(edges, edges[1:], strict=False)
+        sum(costs[lo:hi]) + first * (lo == 0) + last * (hi == n)
+        for lo, hi in pairwise(edges)
     )
 
 

@@ -32,7 +32,14 @@ EXACT = {"pp=2 schedule=gpipe", "pp=2 schedule=1f1b", "recompute=full", "pp=2 re
 def recipe(**model):
     given = {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "dropout": 0.1, **model}
     train = TrainConfig(
-        steps=6, global_batch=8, micro_batch=1, dtype="float64", lr=1e-2, warmup_steps=2, clip=0.5, weight_decay=0.1
+        steps=6,
+        global_batch=8,
+        micro_batch=1,
+        dtype="float64",
+        lr=1e-2,
+        warmup_steps=2,
+        clip=0.5,
+        weight_decay=0.1,
     )
     return Recipe(seed=3, model=ModelConfig(**given), train=train)
 
@@ -47,7 +54,9 @@ def test_every_plan_equals_one_device():
 
 
 def test_llamas_variant_and_sgd_too():
-    llama = recipe(positions="rotary", activation="swiglu", norm="rms", bias=False, n_kv_head=2, tie_embeddings=False)
+    llama = recipe(
+        positions="rotary", activation="swiglu", norm="rms", bias=False, n_kv_head=2, tie_embeddings=False
+    )
     sgd = llama.model_copy(update={"train": llama.train.model_copy(update={"optimizer": "sgd"})})
     plans = [Plan.parse(text) for text in ("dp=2 tp=2", "shard=2 pp=2 zero=1")]
     for proof in prove(sgd, plans, steps=3):

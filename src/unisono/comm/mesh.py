@@ -77,5 +77,6 @@ class Mesh:
         """A group of the given ranks, of which this one is a member."""
         pg = None
         if len(ranks) > 1:
-            pg = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
+            made = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
+            pg = made if isinstance(made, dist.ProcessGroup) else None
         return Group(name, ranks, ranks.index(self.rank), pg, self.recorder)

@@ -60,7 +60,9 @@ def prove(
     try:
         with Nursery(ENTRY) as nursery:
 
-            def play(recipe: Recipe, plan: Plan, name: str, reference: Path | None, bound: float) -> dict[str, Any]:
+            def play(
+                recipe: Recipe, plan: Plan, name: str, reference: Path | None, bound: float
+            ) -> dict[str, Any]:
                 argument = {
                     "recipe": recipe.model_dump_json(exclude_unset=True),
                     "plan": str(plan),
@@ -118,7 +120,9 @@ def one_line(recipe: Recipe, plan: Plan, steps: int = 3) -> str:
     """The parity of a plan in float64 as one line of text."""
     train = recipe.train.model_copy(update={"dtype": "float64", "micro_batch": recipe.train.micro_batch})
     double = replace(plan, precision="fp64")
-    proof = prove(recipe.model_copy(update={"train": train, "plan": str(double)}), [double], steps, backend="gloo")[0]
+    proof = prove(
+        recipe.model_copy(update={"train": train, "plan": str(double)}), [double], steps, backend="gloo"
+    )[0]
     return f"{summary(proof)} ({steps} steps in float64, largest relative error)"
 
 

@@ -34,7 +34,9 @@ def run(recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, 
     return _as_watcher(recipe, plan, argument, options)
 
 
-def _as_watcher(recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _as_watcher(
+    recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any]
+) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     with local.start(ENTRY, plan.world, quiet=options["quiet"]) as nursery:
         run_dir = Path(argument["run_dir"] or make_run_dir(recipe, argument["config_text"]))
@@ -82,7 +84,11 @@ def _as_rank(recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict
 
 def _screen(recipe: Recipe, plan: Plan, options: dict[str, Any]) -> Screen:
     return Screen(
-        ranks=plan.world, steps=recipe.train.steps, title=recipe.name, quiet=options["quiet"], color=options["color"]
+        ranks=plan.world,
+        steps=recipe.train.steps,
+        title=recipe.name,
+        quiet=options["quiet"],
+        color=options["color"],
     )
 
 
@@ -131,7 +137,10 @@ def closing(summary: dict[str, Any]) -> list[str]:
     val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats   "
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
     if summary.get("sample"):
-        lines += ["sample  " + line if i == 0 else "        " + line for i, line in enumerate(_lines(summary["sample"]))]
+        lines += [
+            "sample  " + line if i == 0 else "        " + line
+            for i, line in enumerate(_lines(summary["sample"]))
+        ]
     if summary.get("parity"):
         lines.append(f"verify  {summary['parity']}")
     if summary.get("report_html"):
@@ -143,5 +152,3 @@ def closing(summary: dict[str, Any]) -> list[str]:
 def _lines(text: str, most: int = 8) -> list[str]:
     clean = "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
     return clean.splitlines()[:most]
-
-

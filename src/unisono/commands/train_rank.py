@@ -42,7 +42,9 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str
     recipe, plan = resolved.recipe, resolved.plan
     run_dir = _agree_on_folder(ctx, argument, recipe)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
-    terms = Terms(recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token)
+    terms = Terms(
+        recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
+    )
     return {"run_dir": str(run_dir), **session(terms, shared.corpus)}
 
 

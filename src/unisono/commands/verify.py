@@ -30,8 +30,13 @@ def run(recipe: Recipe, plans: list[Plan], options: dict[str, Any]) -> dict[str,
     def each(proof: Proof) -> None:
         if not show:
             return
-        errors = " ".join(f"{'=' if not proof.max_rel_err[k] else format(proof.max_rel_err[k], '.1e'):>8}" for k in KINDS)
-        print(f"{proof.plan:<36} {proof.ranks:>5} {proof.fidelity:<9} {errors}  {'ok' if proof.passed else 'FAIL'}", flush=True)
+        errors = " ".join(
+            f"{'=' if not proof.max_rel_err[k] else format(proof.max_rel_err[k], '.1e'):>8}" for k in KINDS
+        )
+        print(
+            f"{proof.plan:<36} {proof.ranks:>5} {proof.fidelity:<9} {errors}  {'ok' if proof.passed else 'FAIL'}",
+            flush=True,
+        )
         if proof.first_divergence:
             print(f"    first: {proof.first_divergence}", flush=True)
 

@@ -76,12 +76,16 @@ def _own(config: ModelConfig, facts: Facts) -> nn.Module:
     if config.kind == "gpt":
         vocab = config.vocab or facts.vocab
         if not vocab:
-            raise UsageError("the size of the vocabulary is not known", where="model.vocab", fix="--model.vocab N")
+            raise UsageError(
+                "the size of the vocabulary is not known", where="model.vocab", fix="--model.vocab N"
+            )
         names = GPTConfig.__dataclass_fields__.keys() - {"vocab"}
         return GPT(GPTConfig(vocab=vocab, **{name: getattr(config, name) for name in names}))
     classes, shape = config.classes or facts.classes, config.image or facts.sample_shape
     if not classes or not shape:
-        raise UsageError(f"{config.kind} needs classes and a sample's shape", where="model", fix="--model.classes N")
+        raise UsageError(
+            f"{config.kind} needs classes and a sample's shape", where="model", fix="--model.classes N"
+        )
     if config.kind == "mlp":
         from unisono.models.mlp import MLP
 
@@ -114,8 +118,11 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UserCodeError(
-            f"the model function raised {type(error).__name__}: {error}", where=f"{last.filename}:{last.lineno}"
+            f"the model function raised {type(error).__name__}: {error}",
+            where=f"{last.filename}:{last.lineno}",
         ) from error
     if not isinstance(made, nn.Module):
-        raise UserCodeError(f"{name} returned {type(made).__name__}, not a torch.nn.Module", where=config.kind)
+        raise UserCodeError(
+            f"{name} returned {type(made).__name__}, not a torch.nn.Module", where=config.kind
+        )
     return made if all(hasattr(made, part) for part in ("stem", "blocks", "head")) else UserModel(made)

@@ -1,6 +1,7 @@
 """Cut a model into pipeline stages of about equal cost."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,12 @@ def balance(costs: Sequence[float], first: float, last: float, stages: int) -> l
     for made in range(stages, 0, -1):
         edges.append(best[made, edges[-1]][1])
     edges.reverse()
-    return [range(lo, hi) for lo, hi in zip(edges, edges[1:], strict=False)]
+    return [range(lo, hi) for lo, hi in pairwise(edges)]
 
 
 def matrix_cost(module: nn.Module) -> float:
     """Multiplications per position, by the number of matrix elements; tables that are only looked up are free."""
-    return float(
-        sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d)))
-    )
+    return float(sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))))
 
 
 class Stage(nn.Module):
@@ -65,10 +64,10 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         """Inputs or the previous stage's activations → activations, or logits on the last stage."""
         if self.first:
-            x = self.stem(x, noise)
+            x = self.stem(x, noise)  # pyright: ignore[reportCallIssue]
         for block in self.blocks.values():
             x = block(x, noise)
-        return self.head(x) if self.last else x
+        return self.head(x) if self.last else x  # pyright: ignore[reportCallIssue]
 
 
 def cut(model: nn.Module, stages: int) -> list[range]:

@@ -110,7 +110,9 @@ class ColumnLinear(nn.Module):
         self.group, self.sequence = group, sequence
         start, size = part_of(whole.out_features, group)
         self.weight = nn.Parameter(whole.weight.detach()[start : start + size].clone())
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[start : start + size].clone())
+        self.bias = (
+            None if whole.bias is None else nn.Parameter(whole.bias.detach()[start : start + size].clone())
+        )
         cut = Cut(0, start, size, whole.out_features)
         self.cuts = {"weight": cut, "bias": cut}
 
@@ -181,7 +183,11 @@ def vocab_loss(group: Group, start: int):
     """The loss over dealt logits, in place of the model's own `loss`."""
 
     def loss(logits_BTv: Tensor, targets_BT: Tensor) -> Tensor:
-        flat_Nv = logits_BTv.flatten(0, 1).float() if logits_BTv.dtype == torch.bfloat16 else logits_BTv.flatten(0, 1)
+        flat_Nv = (
+            logits_BTv.flatten(0, 1).float()
+            if logits_BTv.dtype == torch.bfloat16
+            else logits_BTv.flatten(0, 1)
+        )
         return VocabCrossEntropy.apply(flat_Nv, targets_BT.flatten(), start, group)  # type: ignore[return-value]
 
     return loss

@@ -53,7 +53,11 @@ def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: st
     least = torch.tensor(own, dtype=torch.int64, device=run.player.wires.device)
     run.mesh.world.all_reduce(least, dist.ReduceOp.MIN)
     if least.item() == _CLEAN * _CLEAN:
-        words = "no layer's output: the gradient overflowed in backward" if report.loss == report.loss else "the loss itself"
+        words = (
+            "no layer's output: the gradient overflowed in backward"
+            if report.loss == report.loss
+            else "the loss itself"
+        )
         if rank:
             return None
     elif least.item() != own:

@@ -43,10 +43,14 @@ def connect(place: Place, store: dist.Store | None) -> None:
     """Join the other ranks; a world of one joins nobody."""
     if place.world == 1:
         return
-    where = {"store": store} if store is not None else {"init_method": "env://"}
     device = place.device if place.backend == "nccl" else None
     dist.init_process_group(
-        place.backend, rank=place.rank, world_size=place.world, timeout=place.timeout, device_id=device, **where
+        place.backend,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=place.timeout,
+        device_id=device,
+        store=store,
     )
 
 

@@ -34,7 +34,7 @@ def measure(slots: Sequence[Slot], places: dict[str, int], extra: Tensor, replic
 
 @torch.no_grad()
 def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
-    """Scale all gradients so that the norm of the whole is at most `limit`; 0 switches it off (Pascanu et al., 2013)."""
+    """Scale all gradients so that the norm of the whole is at most `limit`; 0: off (Pascanu et al., 2013)."""
     if not limit or norm <= limit:
         return
     grads = [s.master.grad for s in slots if s.master.grad is not None]

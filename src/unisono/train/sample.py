@@ -16,7 +16,9 @@ LARGEST = 50_000_000  # parameters; more would make the end of a run wait
 
 
 @torch.no_grad()
-def sample(folder: Path, recipe: Recipe, corpus: Corpus, start: str = "def ", length: int = 200) -> str | None:
+def sample(
+    folder: Path, recipe: Recipe, corpus: Corpus, start: str = "def ", length: int = 200
+) -> str | None:
     """Text drawn from the weights in a checkpoint, by one process; None for models without text or too large.
 
     Draws from softmax(logits / 0.8) with a generator seeded by the recipe.
@@ -27,7 +29,9 @@ def sample(folder: Path, recipe: Recipe, corpus: Corpus, start: str = "def ", le
     model = models.build(recipe.model, facts_of(corpus))
     if sum(p.numel() for p in model.parameters()) > LARGEST:
         return None
-    state = {name.removeprefix("model/"): t for name, t in read_full(folder).items() if name.startswith("model/")}
+    state = {
+        name.removeprefix("model/"): t for name, t in read_full(folder).items() if name.startswith("model/")
+    }
     model.load_state_dict(state, strict=False, assign=True)
     for alias, owner in model.anatomy.ties:  # type: ignore[union-attr]
         module, _, leaf = alias.rpartition(".")

@@ -134,7 +134,9 @@ def _observers(terms: Terms, run: Run) -> list[Observer]:
     if terms.recipe.train.trace_steps:
         trace = path / "trace" / f"rank{rank}.json.gz"
         count = terms.recipe.train.trace_steps
-        observers.append(watch.tracing(trace, rank, terms.place.world, first, count, terms.host, terms.place.backend))
+        observers.append(
+            watch.tracing(trace, rank, terms.place.world, first, count, terms.host, terms.place.backend)
+        )
     return observers
 
 

@@ -18,7 +18,9 @@ def pieces_of(run: Run, owners: dict[str, str] | None = None, gradients: bool = 
         saved = slot.counted and first_replica
         pieces.append(Piece(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
         for key, value in state_of(run.optimizer, slot.master).items():
-            if value.dim() == 0:  # a step counter: one for the tensor, kept by whoever holds its first element
+            if (
+                value.dim() == 0
+            ):  # a step counter: one for the tensor, kept by whoever holds its first element
                 keeps = saved and not any(slot.start) and slot.master.numel() > 0
                 pieces.append(Piece(f"optim/{name}/{key}", (), (), value, keeps))
             else:

@@ -113,7 +113,14 @@ def tracing(path: Path, rank: int, world: int, first: int, count: int, host: str
             recorder.keep = False
             spans = recorder.take()
             trace.write(
-                path, spans, rank, world, epoch_ns=recorder.epoch_ns, host=host, backend=backend, coords=run.mesh.at
+                path,
+                spans,
+                rank,
+                world,
+                epoch_ns=recorder.epoch_ns,
+                host=host,
+                backend=backend,
+                coords=run.mesh.at,
             )
 
     return look

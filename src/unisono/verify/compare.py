@@ -40,7 +40,9 @@ def compare(reference: Path, other: Path, steps: int, bound: float) -> Differenc
             if name not in tensors_one or name not in tensors_two:
                 found.bit_identical = False
                 found.max_rel_err[kind] = float("inf")
-                found.first_divergence = found.first_divergence or f"step {step}: {name} is missing on one side"
+                found.first_divergence = (
+                    found.first_divergence or f"step {step}: {name} is missing on one side"
+                )
                 continue
             _note(found, kind, name, step, tensors_two[name], tensors_one[name], bound)
     return found

@@ -36,7 +36,9 @@ def play(
     owners = dict(run.local.stage.ties)
     for step in range(steps):
         gradients: list[Piece] = []
-        report = train_step(run, feed.fetch(step), inspect=lambda kept=gradients: kept.extend(_gradients(run, owners)))
+        report = train_step(
+            run, feed.fetch(step), inspect=lambda kept=gradients: kept.extend(_gradients(run, owners))
+        )
         state = {"loss": report.loss, "norm": report.norm}
         save(
             folder,
