@@ -138,6 +138,20 @@ def test_a_step_done_again_counts_as_it_was_done_last(tmp_path: Path) -> None:
     assert [record["loss"] for record in collect(tmp_path).steps] == [5.0, 4.5]
 
 
+def test_validations_come_from_metrics_and_summary(tmp_path: Path) -> None:
+    lines = [
+        {"step": 0, "loss": 5.0},
+        {"step": 9, "loss": 3.0},
+        {"step": 9, "val_loss": 3.5},
+        {"step": 0, "loss": 4.9},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "summary.json").write_text('{"val": [[20, 2.5], [30, null], 7]}')
+    run = collect(tmp_path)
+    assert [record["loss"] for record in run.steps] == [4.9, 3.0]
+    assert run.validation == [(9.0, 3.5), (20.0, 2.5)]
+
+
 def test_a_run_is_found_from_its_parents(tmp_path: Path) -> None:
     old, new = tmp_path / "demo" / "a", tmp_path / "demo" / "b"
     for folder in (old, new):

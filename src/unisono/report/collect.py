@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from unisono.observe.metrics import read_lines
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
+from unisono.report.words import is_number
 from unisono.spec.errors import UsageError
 
 Record = dict[str, Any]
@@ -52,6 +53,20 @@ class Run:
     @property
     def name(self) -> str:
         return str(self.config.get("name") or self.summary.get("name") or self.folder.parent.name or "run")
+
+    @property
+    def validation(self) -> list[tuple[float, float]]:
+        """(step, loss) of every validation; from the metrics and from the summary's `val`."""
+        told = self.summary.get("val")
+        pairs = (
+            [pair for pair in told if isinstance(pair, list) and len(pair) == 2]
+            if isinstance(told, list)
+            else []
+        )
+        pairs += [[record["step"], record.get("val_loss")] for record in self.steps]
+        return sorted(
+            {float(step): float(loss) for step, loss in pairs if is_number(step) and is_number(loss)}.items()
+        )
 
     @property
     def plan(self) -> str:
@@ -159,7 +174,13 @@ def _traces(root: Path, missing: list[str]) -> list[Trace]:
 
 def _by_step(records: list[Record]) -> list[Record]:
     """In order of steps; a step done again after a restart counts as it was done last."""
-    last = {record["step"]: record for record in records if _is_int(record.get("step"))}
+    last: dict[int, Record] = {}
+    for record in records:
+        step = record.get("step")
+        if isinstance(step, int):
+            # A line without a loss or times adds to its step (a validation); any other replaces it.
+            adds = "loss" not in record and "time" not in record
+            last[step] = {**last.get(step, {}), **record} if adds else record
     return [last[step] for step in sorted(last)]
 
 

@@ -1,5 +1,6 @@
 """`report.html`: one file that needs nobody: no request, no library, no network."""
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -78,10 +79,10 @@ def _header(run: Run, verdict: Verdict) -> str:
 def _tiles(run: Run, found: Sequence[Share]) -> str:
     last = run.steps[-1] if run.steps else {}
     speeds = [r["tokens_per_s"] for r in run.steps[1:] or run.steps if words.is_number(r.get("tokens_per_s"))]
-    validated = [r["val_loss"] for r in run.steps if words.is_number(r.get("val_loss"))]
+    validated = run.validation
     facts = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
-        facts.append(("validation loss", words.number(validated[-1]), ""))
+        facts.append(("validation loss", words.number(validated[-1][1]), ""))
     if speeds:
         facts.append(("tokens/s", words.count(sum(speeds) / len(speeds)), "mean"))
     if found:
@@ -124,41 +125,35 @@ def _error(error: Record) -> str:
 
 
 def _curves(run: Run) -> str:
-    loss, validation, speed = (_points(run.steps, key) for key in ("loss", "val_loss", "tokens_per_s"))
+    loss, speed = _points(run.steps, "loss"), _points(run.steps, "tokens_per_s")
     lines = [chart.Line("training", loss, "line-a")]
     if len(loss) > 100:
         lines = [
             chart.Line("training, each step", loss, "line-raw"),
             chart.Line("training, smoothed", chart.smooth(loss, max(10, len(loss) // 50)), "line-a"),
         ]
-    lines.append(chart.Line("validation", validation, "line-b"))
+    lines.append(chart.Line("validation", run.validation, "line-b"))
     said = f"Loss from {words.number(loss[0][1])} to {words.number(loss[-1][1])}" if loss else ""
     left = chart.line_chart(lines, said)
     right = chart.line_chart(
         [chart.Line("tokens per second", speed[1:] or speed, "line-a")], "Tokens per second", zero=True
     )
     if not left and not right:
-        return '<section><h2>Loss</h2><p class="note">No step was recorded.</p></section>'
-    left = left and f'<section data-testid="loss"><h2>Loss</h2>{left}{_loss_table(run.steps)}</section>'
+        return '<section><h2>Loss</h2><p class="note">No loss was recorded.</p></section>'
+    left = left and f'<section data-testid="loss"><h2>Loss</h2>{left}{_loss_table(run)}</section>'
     right = right and f'<section data-testid="speed"><h2>Speed</h2>{right}</section>'
     return f'<div class="pair">{left}{right}</div>'
 
 
-def _loss_table(steps: Sequence[Record]) -> str:
-    every = max(1, len(steps) // 12)
-    shown = [r for i, r in enumerate(steps) if i % every == 0 or i == len(steps) - 1 or "val_loss" in r][-40:]
-    rows = [
-        [
-            str(r["step"]),
-            words.number(r.get("loss"), 5),
-            words.number(r.get("val_loss"), 5),
-            words.number(r.get("lr"), 3),
-        ]
-        for r in shown
-    ]
-    return chart.details(
-        "As a table", chart.table(("step", "loss", "validation", "learning rate"), rows, numeric=4)
-    )
+def _loss_table(run: Run) -> str:
+    every = max(1, len(run.steps) // 12)
+    shown = [r for i, r in enumerate(run.steps) if i % every == 0 or i == len(run.steps) - 1]
+    rows = [[str(r["step"]), words.number(r.get("loss"), 5), words.number(r.get("lr"), 3)] for r in shown]
+    tables = chart.table(("step", "loss", "learning rate"), rows, numeric=3)
+    if run.validation:
+        validated = [[f"{step:.0f}", words.number(loss, 5)] for step, loss in run.validation[-20:]]
+        tables += chart.table(("step", "validation loss"), validated, numeric=2)
+    return chart.details("As a table", tables)
 
 
 def _times(found: Sequence[Share]) -> str:
@@ -218,7 +213,9 @@ def _sample(run: Run) -> str:
 
 def again(run: Run) -> str:
     """The command that repeats the run: its resolved recipe is complete, so nothing else is needed."""
-    return str(run.summary.get("command") or f"unisono train {run.folder / 'config.resolved.toml'}")
+    return str(
+        run.summary.get("command") or f"unisono train {shlex.quote(str(run.folder / 'config.resolved.toml'))}"
+    )
 
 
 def _again(run: Run) -> str:

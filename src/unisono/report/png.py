@@ -83,7 +83,7 @@ def write(run: Run, path: str | Path) -> Path:
 
 def _loss(axes: Any, run: Run) -> None:
     points = [(r["step"], r["loss"]) for r in run.steps if words.is_number(r.get("loss"))]
-    validated = [(r["step"], r["val_loss"]) for r in run.steps if words.is_number(r.get("val_loss"))]
+    validated = run.validation
     _frame(axes, "Loss, by step")
     if len(points) > 100:
         axes.plot(*_columns(chart.thin(points)), color=COLOURS["forward"], lw=0.8, alpha=0.35)
