@@ -129,6 +129,7 @@ def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdic
     worst = max(overheads, key=lambda name: overheads[name])
     cores = _crowded_cores(run, found)
     if cores:
+        slowest = ""  # who gets a core when is chance: no rank is to blame
         limiter = f"this machine's cores, {cores} for {len(found)} ranks"
     elif slowest and lost >= 0.1 * wall:
         limiter = slowest
@@ -285,7 +286,7 @@ def _timetable_words(run: Run) -> tuple[str, int, int]:
     words["ranks"] = words.get("pp", 1)
     told = run.summary.get("timetable")
     if isinstance(told, dict):
-        words.update(told)
+        words.update({key: value for key, value in told.items() if value is not None})
     return str(words.get("schedule", "1f1b")), _whole(words["ranks"], 1), _whole(words.get("micros"), 0)
 
 
