@@ -225,7 +225,7 @@ def _export(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         call.say(f"would write {out}")
         return {"dry_run": True, "run_dir": str(run), "out": str(out)}
     call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
-    from unisono.models import export
+    from unisono.train import export
 
     return export.run(run, to=given.to, out=out, options=call.options)
 

@@ -40,7 +40,7 @@ class ModelConfig(BaseModel):
     )
     rope_theta: Positive = Field(default=10000.0, description="base of the rotary frequencies")
     hidden: tuple[Count, ...] = Field(
-        default=(128, 128), min_length=1, description="mlp: widths of the hidden layers"
+        default=(128, 128), min_length=1, description="mlp: inner width of each block of two layers"
     )
     channels: Count = Field(default=32, description="convnet: channels of the first stage")
     image: tuple[Count, Count, Count] | None = Field(

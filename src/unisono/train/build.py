@@ -135,7 +135,10 @@ def feeds(recipe: Recipe, plan: Plan, mesh: Mesh, corpus: Corpus, device: torch.
     train = recipe.train
     micro = train.micro_batch or 1
     leaves = leaves_of(mesh.data.index, plan.replicas, train.global_batch // micro)
-    of = partial(Feed, global_batch=train.global_batch, micro_batch=micro, leaves=leaves, device=device)
+    dtype = dtype_of(plan.precision)
+    of = partial(
+        Feed, global_batch=train.global_batch, micro_batch=micro, leaves=leaves, device=device, dtype=dtype
+    )
     return (
         of(corpus.train, recipe.seed, origin=recipe.data.source),
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),

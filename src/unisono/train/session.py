@@ -165,6 +165,8 @@ def _between(live: Live, report: Report) -> None:
 
 
 def _validate(live: Live) -> None:
+    if not live.val.samples:
+        return
     batches = [live.val.fetch(i) for i in range(live.terms.recipe.train.eval_batches)]
     loss = evaluate(live.run, batches)
     live.val_losses.append((live.run.step, loss))
