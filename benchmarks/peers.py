@@ -1,0 +1,204 @@
+"""Training loops as one writes them by hand with PyTorch alone, and ours, ready to be raced in one process.
+
+Every loop trains the same model class from the same weights on the same samples in the same order, with AdamW
+(fused), clipping and the learning-rate schedule of the recipe. The hand-written ones do no more than that: no
+metrics, no check for bad numbers, no global loss. Ours is the generator behind `unisono train` with its observers.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import AdamW
+
+from unisono import models
+from unisono.config import Recipe, TrainConfig
+from unisono.launch.context import Channel
+from unisono.models.init import initialise
+from unisono.observe.span import Recorder
+from unisono.plan import Plan
+from unisono.train import watch
+from unisono.train.build import Place, build, facts_of, feeds
+from unisono.train.data.dataset import Corpus, TokenWindows
+from unisono.train.data.order import sample_ids
+from unisono.train.loop import train
+from unisono.train.optim import rate
+
+TABLE_STEPS = 256  # steps whose samples are looked up together
+
+Hold = Callable[[bool], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is raced: a resolved recipe, its micro-batches per step, this rank's place, and the data."""
+
+    recipe: Recipe
+    micros: int
+    place: Place
+    corpus: Corpus
+    bf16: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step over all ranks."""
+        return self.recipe.train.global_batch * self.recipe.model.context
+
+
+@dataclass(frozen=True, slots=True)
+class Racer:
+    """One loop. `step()` makes one optimiser step and returns its loss: ours the global one, by hand the rank's."""
+
+    name: str
+    step: Callable[[], float]
+    close: Callable[[], None] = lambda: None
+
+
+def model_of(task: Task) -> nn.Module:
+    """The recipe's model with its initial weights, on the rank's device."""
+    model = models.build(task.recipe.model, facts_of(task.corpus), device="cpu")
+    initialise(model, task.recipe.seed)
+    return model.to(task.place.device)
+
+
+def batches(task: Task) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """step → inputs, targets [this rank's samples, context], gathered from the tokens in memory."""
+    windows = task.corpus.train
+    if not isinstance(windows, TokenWindows):
+        raise TypeError("races are run on text")
+    count, context = len(windows), windows.context
+    inputs = windows.tokens[: count * context].reshape(count, context)
+    targets = windows.tokens[1 : count * context + 1].reshape(count, context)
+    batch = task.recipe.train.global_batch
+    share = batch // task.place.world
+    own = slice(task.place.rank * share, (task.place.rank + 1) * share)
+    known: dict[int, np.ndarray] = {}
+
+    def rows(step: int) -> np.ndarray:
+        table, row = divmod(step, TABLE_STEPS)
+        if table not in known:
+            known.clear()
+            ids = sample_ids(task.recipe.seed, table * TABLE_STEPS * batch, TABLE_STEPS * batch, count)
+            known[table] = ids.reshape(TABLE_STEPS, batch)[:, own]
+        return known[table][row]
+
+    def get(step: int) -> tuple[Tensor, Tensor]:
+        ids = rows(step)
+        pair = [torch.from_numpy(x[ids].astype(np.int64)) for x in (inputs, targets)]
+        if task.place.device.type == "cuda":
+            pair = [x.pin_memory().to(task.place.device, non_blocking=True) for x in pair]
+        return pair[0], pair[1]
+
+    return get
+
+
+def adamw(model: nn.Module, train: TrainConfig) -> AdamW:
+    """AdamW as GPT-2's reproductions have it: matrices decay, vectors do not."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": train.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+
+
+def by_hand(
+    task: Task, model: nn.Module, whole: nn.Module, hold: Hold, wait: bool = True
+) -> Callable[[], float]:
+    """The loop around a model. whole: what holds the parameters. hold(last): around one forward and backward.
+
+    wait: read the loss in every step, which on a GPU waits for it.
+    """
+    train, get = task.recipe.train, batches(task)
+    optimizer, parameters = adamw(whole, train), list(whole.parameters())
+    device, made = task.place.device.type, 0
+
+    def step() -> float:
+        nonlocal made
+        for group in optimizer.param_groups:
+            group["lr"] = rate(train, made)
+        inputs, targets = get(made)
+        size = len(inputs) // task.micros
+        total: Tensor | float = 0.0
+        for m, (x, y) in enumerate(zip(inputs.split(size), targets.split(size), strict=True)):
+            with hold(m == task.micros - 1):
+                with torch.autocast(device, torch.bfloat16) if task.bf16 else nullcontext():
+                    loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / task.micros
+                loss.backward()
+            total = total + loss.detach()
+        if train.clip:
+            clip_grad_norm_(parameters, train.clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        made += 1
+        return float(total) if wait else 0.0
+
+    return step
+
+
+def plain(task: Task, compiled: bool = False, wait: bool = True) -> Racer:
+    """One process, one device."""
+    whole = model_of(task)
+    model = torch.compile(whole) if compiled else whole
+    return Racer("plain loop", by_hand(task, model, whole, lambda last: nullcontext(), wait))  # type: ignore[arg-type]
+
+
+def ddp(task: Task) -> Racer:
+    """DistributedDataParallel, with gradients as views of its buckets."""
+    ids = [task.place.device] if task.place.device.type == "cuda" else None
+    model = DistributedDataParallel(model_of(task), device_ids=ids, gradient_as_bucket_view=True)
+    return Racer("DDP", by_hand(task, model, model, lambda last: nullcontext() if last else model.no_sync()))
+
+
+def fsdp(task: Task, reshard: bool) -> Racer:
+    """FSDP2 on every block and on the whole; reshard: parameters are let go after forward (ZeRO-3)."""
+    model = model_of(task)
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+
+    def hold(last: bool) -> AbstractContextManager[object]:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return nullcontext()
+
+    return Racer("FSDP2" if reshard else "FSDP2 no reshard", by_hand(task, model, model, hold))
+
+
+def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Racer:
+    """`unisono train` between its first and its last step: loop, step, policy, and after each step the observers
+    that write metrics and events and tell the live table. No trace (a run draws three steps), no checkpoint."""
+    recipe, place = task.recipe, task.place
+    recorder = Recorder(place.rank)
+    run = build(recipe, plan, place, task.corpus, recorder)
+    feed, val = feeds(recipe, plan, run.mesh, task.corpus, place.device)
+    steps = train(run, feed, recipe.train.steps, line.stop_requested)
+    observers: list[watch.Observer] = [
+        watch.tell(line, recipe.train.steps),
+        watch.events(folder / f"rank{place.rank}.jsonl", place.rank, "here", run.mesh.at),
+    ]
+    if place.rank == 0:
+        observers.append(watch.metrics(folder / "metrics.jsonl"))
+
+    def step() -> float:
+        begun = time.perf_counter()
+        report = next(steps)
+        measure = watch.Measure(recorder.lap(), time.perf_counter() - begun, task.tokens)
+        for look in observers:
+            look(run, report, measure)
+        return report.loss
+
+    def close() -> None:
+        feed.close()
+        val.close()
+
+    return Racer(f"ours {label}", step, close)

@@ -1,0 +1,142 @@
+"""Tokens per second of ours beside loops written by hand with PyTorch, on this machine's processors.
+
+    python benchmarks/step.py                       everything, about five minutes
+    python benchmarks/step.py --seconds 5           a quick look
+    python benchmarks/step.py --size small --peer ddp
+
+Each pair lives in the same processes and alternates in short blocks of steps; a round is A B B A, its ratio is that
+of the two times, and the figure is the median of the rounds' ratios. Above 1: ours is faster.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
+from unisono.launch.nursery import Nursery
+
+GOAL = 0.98
+SIZES = {
+    "10M": Recipe(
+        name="bench-10m",
+        model=ModelConfig(n_layer=8, n_head=5, d_model=320, context=128),
+        data=DataConfig(source="stdlib", tokenizer="byte"),
+        train=TrainConfig(steps=100_000, global_batch=8, lr=3e-4, warmup_steps=100, clip=1.0),
+    ),
+    "small": Recipe(
+        name="bench-small",
+        model=ModelConfig(n_layer=4, n_head=4, d_model=128, context=64),
+        data=DataConfig(source="stdlib", tokenizer="byte"),
+        train=TrainConfig(
+            steps=100_000, global_batch=12, lr=1e-3, warmup_steps=100, betas=(0.9, 0.99), clip=1.0
+        ),
+    ),
+}
+# (peer, our plan beside it, processes; the cores are shared out among them)
+PAIRS = (
+    ("plain", "dp=1", 1),
+    ("ddp", "dp=2", 2),
+    ("fsdp", "shard=2 zero=3", 2),
+    ("fsdp-no-reshard", "shard=2 zero=2", 2),
+)
+
+
+def main() -> int:
+    options = arguments()
+    cores = len(os.sched_getaffinity(0))
+    rows = []
+    if not options.json:
+        print(
+            f"{cores} cores; ours / by hand, median over rounds of A B B A [quarter of rounds below .. above]"
+        )
+        print(
+            f"{'model':<6} {'by hand':<18} {'ours':<20} {'ratio':>6}  {'quartiles':<14} {'rounds':>6}", end=""
+        )
+        print(f" {'by hand':>9} {'ours':>9} tokens/s   losses differ by")
+    with Nursery("race:main", path=[str(Path(__file__).parent)]) as nursery:
+        for size in options.size:
+            for peer, plan, ranks in PAIRS:
+                if peer in options.peer:
+                    rows.append(run_pair(nursery, size, peer, plan, ranks, max(1, cores // ranks), options))
+                    if not options.json:
+                        print(line_of(rows[-1]), flush=True)
+    worst = min(rows, key=lambda row: row["ratio"])
+    if options.json:
+        print(json.dumps({"schema_version": 1, "cores": cores, "goal": GOAL, "rows": rows}))
+    else:
+        print(f"least ratio {worst['ratio']:.3f} ({worst['model']}, {worst['ours']}); the goal is {GOAL}")
+    return 0 if worst["ratio"] >= GOAL or not options.strict else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
+    )
+    peers = [peer for peer, _, _ in PAIRS]
+    parser.add_argument("--seconds", type=float, default=25.0, help="of racing, per pair (default 25)")
+    parser.add_argument("--block", type=float, default=0.5, help="least seconds of one block (default 0.5)")
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), default=list(SIZES), help="models")
+    parser.add_argument("--peer", nargs="+", choices=peers, default=peers, help="hand-written loops")
+    parser.add_argument(
+        "--control", action="store_true", help="race each peer against itself: what chance does"
+    )
+    parser.add_argument("--strict", action="store_true", help=f"exit 1 where a ratio is under {GOAL}")
+    parser.add_argument("--json", action="store_true", help="one object on stdout")
+    return parser.parse_args()
+
+
+def run_pair(
+    nursery: Nursery, size: str, peer: str, plan: str, ranks: int, threads: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """One row of the table."""
+    argument = {
+        "recipe": SIZES[size].model_dump_json(exclude_unset=True),
+        "plan": plan,
+        "peer": peer,
+        "control": options.control,
+        "seconds": options.seconds,
+        "block_seconds": options.block,
+    }
+    outcome = nursery.run(argument, ranks, threads, timeout=300.0, backend="gloo")
+    result = outcome.results[0]
+    if outcome.error is not None or result is None:
+        print(outcome.trace, file=sys.stderr)
+        raise SystemExit(outcome.error.render() if outcome.error else "stopped")
+    return {"model": size, "ranks": ranks, "threads": threads, **figures(result)}
+
+
+def figures(result: dict[str, Any]) -> dict[str, Any]:
+    """Ratios and medians from what the ranks saw."""
+    ours, peer = zip(*result["rounds"], strict=True)
+    ratios = [theirs / mine for mine, theirs in result["rounds"]]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    differences = [abs(a - b) / abs(b) for a, b in result["losses"]]
+    return {
+        "ours": result["ours"],
+        "peer": result["peer"],
+        "ratio": statistics.median(ratios),
+        "ratio_vs_peer": statistics.median(ratios),
+        "quartiles": [low, high],
+        "rounds": len(ratios),
+        "steps": len(differences),
+        "peer_tokens_per_s": result["tokens"] / statistics.median(peer),
+        "ours_tokens_per_s": result["tokens"] / statistics.median(ours),
+        "loss_difference": max(differences),
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    low, high = row["quartiles"]
+    return (
+        f"{row['model']:<6} {row['peer']:<18} {row['ours']:<20} {row['ratio']:>6.3f}  {f'{low:.3f} .. {high:.3f}':<14}"
+        f" {row['rounds']:>6} {row['peer_tokens_per_s']:>9,.0f} {row['ours_tokens_per_s']:>9,.0f}"
+        f"            {row['loss_difference']:.0e}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
