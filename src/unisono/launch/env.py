@@ -51,6 +51,11 @@ def detect(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
+def place_here() -> Place | None:
+    """`detect` on this process's own environment, for programs that are a rank themselves."""
+    return detect(os.environ)
+
+
 def _plain(environ: Mapping[str, str], source: str) -> Place:
     known = dict(environ)
     if known.get("MASTER_ADDR") in LOOPBACK:

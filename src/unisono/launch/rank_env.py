@@ -16,7 +16,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.launch import crossing
-from unisono.launch.context import PrintChannel, RankContext
+from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
 from unisono.launch.env import Place
 from unisono.launch.rank import choose_backend
@@ -40,30 +40,40 @@ def run(
     _catch_signals(channel, stopped)
     try:
         module, function = find(entry)
-        threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
-        torch.set_num_threads(threads)
-        ctx = RankContext(
-            rank=place.rank,
-            world=place.world,
-            local_rank=place.local_rank,
-            local_world=place.local_world,
-            host=host,
-            threads=threads,
-            backend=choose_backend(backend, place.local_world),
-            store=_meet(place, timeout),
-            channel=channel,
-            run_token=place.run_id,
-        )
+        ctx = join(place, channel, threads, backend, timeout)
         prepare = getattr(module, "prepare", None)
         result = function(ctx, argument, prepare(argument) if prepare is not None else None)
         _part()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends this rank and is reported
+    except BaseException as error:  # whatever it is, it ends this rank and is reported
         record = crossing.describe(error)
         _tell_torchrun(place.error_file, record)
         ours = crossing.revive(record, place.rank, host)
         return Outcome([None], ours, ours.exit, "" if "ours" in record else record["traceback"])
     how = stopped[0] if stopped else ""
     return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], "", how)
+
+
+def join(
+    place: Place, channel: Channel, threads: int | None = None, backend: str = "auto", timeout: float = 600.0
+) -> RankContext:
+    """Meet the other ranks and share out the cores: this process's place as a rank knows it.
+
+    `timeout` in seconds, for meeting the others. Raises UsageError (U-L01).
+    """
+    threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
+    torch.set_num_threads(threads)
+    return RankContext(
+        rank=place.rank,
+        world=place.world,
+        local_rank=place.local_rank,
+        local_world=place.local_world,
+        host=socket.gethostname(),
+        threads=threads,
+        backend=choose_backend(backend, place.local_world),
+        store=_meet(place, timeout),
+        channel=channel,
+        run_token=place.run_id,
+    )
 
 
 def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
