@@ -157,7 +157,7 @@ def test_a_hang_names_the_rank_that_others_wait_for(world: World) -> None:
 
 
 def test_no_memory_is_exit_5(world: World) -> None:
-    with pytest.raises(Exception, match="(?i)memory|overflow") as caught:
+    with pytest.raises(Exception, match=r"(?i)memory|overflow") as caught:
         world(one_eats_memory, 2)
     assert caught.value.exit == 5
 

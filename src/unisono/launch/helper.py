@@ -110,7 +110,7 @@ class _Helper:
         try:
             prepare = getattr(self._module, "prepare", None)
             shared = prepare(order.argument) if prepare is not None else None
-        except BaseException as error:  # noqa: BLE001 - the supervisor reports it
+        except BaseException as error:  # the supervisor reports it
             self._say(op="failed", error=crossing.describe(error))
             _close(order.seats)
             return
@@ -159,7 +159,7 @@ def main() -> None:
     control = socket.socket(fileno=terms["control"])
     try:
         helper = _Helper(control, terms["entry"], libc)
-    except BaseException as error:  # noqa: BLE001 - the supervisor reports it
+    except BaseException as error:  # the supervisor reports it
         wire.send_message(control, {"op": "failed", "error": crossing.describe(error)})
     else:
         with contextlib.suppress(OSError):  # the supervisor hung up while we spoke

@@ -68,7 +68,7 @@ def _play(
         channel.send("start", pid=os.getpid(), backend=ctx.backend)
         result = entry(ctx, argument, shared)
         json.dumps(result)  # a result that cannot cross is the entry's error, not the channel's
-    except BaseException as error:  # noqa: BLE001 - SystemExit too: a rank that leaves early has failed
+    except BaseException as error:  # SystemExit too: a rank that leaves early has failed
         record = crossing.describe(error)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

@@ -2,7 +2,7 @@
 
 Each rank holds one end of a socket pair, so who speaks is known without any secret, and nothing listens on the network.
 A request is a frame of fields `[id, op, ...]`; its answer is `[id, status, ...]`. Waiting requests are answered late
-and out of order, which lets several threads of a rank use the store at once. `unisono.launch.rank_store` is the other half.
+and out of order, which lets several threads of a rank use the store at once. The other half is `rank_store`.
 """
 
 import heapq

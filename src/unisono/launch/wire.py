@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 HEAD = struct.Struct("<I")
-MOST = 1 << 30
+MOST = 1 << 28
 """Bytes; a longer frame is a sign of a stream read out of step, not of a message."""
 
 
