@@ -10,6 +10,7 @@ from rich.text import Text
 
 from unisono.launch.board import Board, duration, short, sparkline
 
+AWAITED_NOTE = "<- others wait"
 MOST_ROWS = 32
 """Ranks drawn one by one; of larger worlds the first ones, and those that others wait for."""
 
@@ -51,16 +52,23 @@ def _loss(board: Board) -> Text:
 
 
 def _ranks(board: Board) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("rank", "host", "stage", "step", "step ms", "compute", "comm", "waiting", "mem", "note"):
-        table.add_column(name, justify="left" if name in ("host", "note") else "right", no_wrap=True)
+        # Numbers are never cut: what has to give way in 80 columns is the host's name.
+        table.add_column(
+            name,
+            justify="left" if name in ("host", "note") else "right",
+            no_wrap=True,
+            min_width=4 if name == "host" else None,
+            max_width=12 if name == "host" else None,
+        )
     host = socket.gethostname()
     awaited = board.awaited()
     for rank in sorted(board.rows):
         if rank >= MOST_ROWS and rank != awaited:
             continue
         row = board.rows[rank]
-        note = "<- others wait for this one" if rank == awaited else row.note
+        note = AWAITED_NOTE if rank == awaited else row.note
         told = bool(row.step)
         table.add_row(
             str(rank),
