@@ -9,9 +9,8 @@ from typing import Any
 from unisono.commands import proof
 from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe
-from unisono.launch import env
+from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
-from unisono.launch.nursery import Nursery
 from unisono.launch.screen import Screen
 from unisono.launch.supervise import Outcome
 from unisono.observe.files import write_whole
@@ -39,7 +38,7 @@ def _as_watcher(
     recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
-    with Nursery(ENTRY) as nursery:
+    with local.start(ENTRY, plan.world, options["quiet"]) as nursery:
         run_dir = Path(argument["run_dir"] or make_run_dir(recipe, argument["config_text"]))
         argument["run_dir"] = options["run_dir"] = str(run_dir)
         screen = _screen(recipe, plan, options)
@@ -84,8 +83,8 @@ def _as_rank(recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict
 
 
 def _screen(recipe: Recipe, plan: Plan, options: dict[str, Any]) -> Screen:
-    words = f"{plan}   ({plan.world} ranks)"
-    return Screen(plan.world, recipe.train.steps, recipe.name, words, options["quiet"], options["color"])
+    title = f"{recipe.name}: {plan}"
+    return Screen(plan.world, recipe.train.steps, title, options["quiet"], options["color"])
 
 
 def _raise_if_ended(outcome: Outcome, run_dir: Path | None) -> None:
