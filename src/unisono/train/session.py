@@ -1,5 +1,6 @@
 """A whole run on one rank: join, build, resume, loop, evaluate, save, end."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from unisono.train.sample import sample
 from unisono.train.state import pieces_of
 from unisono.train.step import Report, Run, evaluate
 from unisono.train.watch import Line, Measure, Observer
+from unisono.train.writing import writing
 
 # What must be as it was when a run goes on; the rest of a recipe may change.
 FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
@@ -82,10 +84,11 @@ def session(terms: Terms, corpus: Corpus) -> dict[str, Any]:
             _give_up(live, report)
         _between(live, report)
         clock = time.perf_counter()
-    stopped = last is not None and last.stop
+    stopped = last is not None and last.stop and run.step < recipe.train.steps
     if not stopped:
         _validate(live)
-    folder = _save(live, blocking=True)
+    # A run resumed at its end has nothing new to save.
+    folder = _save(live, blocking=True) if run.step > first or terms.resume is None else terms.resume
     live.feed.close()
     tokens = (run.step - first) * _targets(live)
     summary = {
@@ -109,16 +112,21 @@ def _start(terms: Terms, corpus: Corpus) -> Live:
     recorder = Recorder(place.rank)
     run = build(recipe, plan, place, corpus, recorder)
     owners = dict(run.local.stage.ties)
+    val_losses: list[tuple[int, float]] = []
     if terms.resume is not None:
         state = load(terms.resume, [])
         _check_fits(state, recipe, terms.resume)
         load(terms.resume, pieces_of(run, owners))
         run.step = int(state["step"])
+        val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
-    return Live(terms, run, feed, val, saver, owners, _observers(terms, run), [])
+    with writing(terms.run_dir):
+        observers = _observers(terms, run)
+    saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
+    return Live(terms, run, feed, val, saver, owners, observers, val_losses, saved)
 
 
 def _observers(terms: Terms, run: Run) -> list[Observer]:
@@ -129,6 +137,7 @@ def _observers(terms: Terms, run: Run) -> list[Observer]:
     watch.forget_from(own, run.step)
     observers.append(watch.events(own, rank, terms.host, run.mesh.at))
     if rank == 0:
+        watch.forget_ranks(path, terms.place.world, run.step)
         watch.forget_from(path / "metrics.jsonl", run.step)
         observers.append(watch.metrics(path / "metrics.jsonl"))
     if terms.recipe.train.trace_steps:
@@ -147,8 +156,9 @@ def _targets(live: Live) -> int:
 
 def _look(live: Live, report: Report, seconds: float) -> None:
     measure = Measure(live.run.recorder.lap(), seconds, _targets(live))
-    for observer in live.observers:
-        observer(live.run, report, measure)
+    with writing(live.terms.run_dir):
+        for observer in live.observers:
+            observer(live.run, report, measure)
 
 
 def _between(live: Live, report: Report) -> None:
@@ -180,6 +190,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "step": step,
         "data": {"next_position": step * terms.recipe.train.global_batch},
         "plan": str(terms.plan),
+        "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": terms.recipe.model_dump(mode="json"),
     }
     _announce(live, live.saver.wait())

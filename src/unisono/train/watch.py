@@ -1,5 +1,7 @@
 """Observers: they look at each step's report and write it down; nothing that they do changes a step."""
 
+import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,11 +129,20 @@ def tracing(path: Path, rank: int, world: int, first: int, count: int, host: str
 
 
 def forget_from(path: Path, step: int) -> None:
-    """Drop the lines of steps from `step` on: a resumed run makes them again."""
+    """Drop the lines of steps from `step` on: a resumed run makes them again. Killed here, the file is as it was."""
     if not path.is_file():
         return
     kept = [r for r in read_lines(path)[0] if "step" not in r or r["step"] < step]
-    write_whole(path, "")
-    with JsonLines(path) as file:
-        for record in kept:
-            file.write(record)
+    write_whole(path, "".join(json.dumps(r, separators=(",", ":")) + "\n" for r in kept))
+
+
+def forget_ranks(run_dir: Path, world: int, step: int) -> None:
+    """Drop what ranks that no longer exist have left of steps from `step` on: a resumed run may have fewer."""
+    for path in run_dir.glob("*/rank*"):
+        number = re.fullmatch(r"rank(\d+)\.(jsonl|json\.gz)", path.name)
+        if number is None or int(number[1]) < world:
+            continue
+        if number[2] == "jsonl":
+            forget_from(path, step)
+        else:
+            path.unlink()

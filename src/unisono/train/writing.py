@@ -1,0 +1,36 @@
+"""Files of a run that cannot be written: one error for all of them. No torch."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unisono.spec.errors import UsageError
+
+_ELSEWHERE = "--out.dir FOLDER that can be written"
+_FULL = "free some space, or --out.dir FOLDER on another disk"
+_FORBIDDEN = ("the folder is read-only, or not yours", _ELSEWHERE)
+_WHY = {
+    errno.ENOSPC: ("the disk is full", _FULL),
+    errno.EDQUOT: ("your quota is used up", _FULL),
+    errno.ENOTDIR: ("a part of the path is a file, not a folder", _ELSEWHERE),
+    errno.EROFS: _FORBIDDEN,
+    errno.EACCES: _FORBIDDEN,
+    errno.EPERM: _FORBIDDEN,
+}
+
+
+@contextmanager
+def writing(run_dir: Path) -> Iterator[None]:
+    """Around anything that writes into a run folder. Raises UsageError O01 for what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        likely, fix = _WHY.get(error.errno or 0, ("the disk or the network file system fails", _ELSEWHERE))
+        raise UsageError(
+            f"cannot write into the run folder: {error.strerror or error}",
+            where=str(error.filename or run_dir),
+            likely=likely,
+            fix=fix,
+            code="O01",
+        ) from error
