@@ -148,12 +148,15 @@ def _leave(error: UnisonoError, call: Call) -> None:
         return
     target = Path(folder, "error.json")
     aside = target.with_name(f".error.json.{os.getpid()}")
-    with open(aside, "w", encoding="utf-8") as out:
-        json.dump(error.as_dict(), out, indent=2)
-        out.write("\n")
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(aside, target)
+    try:
+        with open(aside, "w", encoding="utf-8") as out:
+            json.dump(error.as_dict(), out, indent=2)
+            out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(aside, target)
+    finally:  # a full disk leaves the error on the screen alone, and no half of it here
+        aside.unlink(missing_ok=True)
 
 
 def _broken_pipe() -> int:
