@@ -55,7 +55,7 @@ def prove(
     All processes compute with one thread: sums depend on the number of threads.
     """
     folder = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
-    references: dict[tuple[int | None, str], Path] = {}
+    references: dict[tuple[int | None, str, str], Path] = {}
     proofs: list[Proof] = []
     try:
         with Nursery(ENTRY) as nursery:
@@ -81,7 +81,7 @@ def prove(
 
             for i, plan in enumerate(plans):
                 resolved = resolve(recipe, plan)
-                key = (resolved.recipe.train.micro_batch, resolved.plan.precision)
+                key = (resolved.recipe.train.micro_batch, resolved.plan.precision, resolved.plan.sync)
                 if key not in references:
                     references[key] = folder / f"one-{len(references)}"
                     play(resolved.recipe, one_device(resolved.plan), references[key].name, None, 0.0)
@@ -96,8 +96,8 @@ def prove(
 
 
 def one_device(plan: Plan) -> Plan:
-    """The plan that all others are held to: the same precision, one process."""
-    return Plan(precision=plan.precision)
+    """The plan that all others are held to: the same precision and policy, one process."""
+    return Plan(precision=plan.precision, sync=plan.sync)
 
 
 def _judge(plan: Plan, found: dict[str, Any], bound: float) -> Proof:

@@ -1,31 +1,106 @@
-"""The folder of a run: runs/NAME/ID, and what is written there before the first step."""
+"""The folder of a run, runs/NAME/ID, from the side that watches: what is in it depends on how far the run came."""
 
+import contextlib
+import json
 import os
 import secrets
+import shutil
+import tomllib
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 from unisono.config import Recipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import Interrupted, Stopped, UsageError
+from unisono.train.writing import writing
+
+CONFIG = "config.resolved.toml"
+_NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
 def make_run_dir(recipe: Recipe, config_text: str) -> Path:
     """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot."""
     parent = Path(recipe.out.dir) / recipe.name
-    name = f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     try:
-        (parent / name).mkdir(parents=True)
-        write_whole(parent / name / "config.resolved.toml", config_text)
-        environment.write(parent / name / "env.json", os.environ)
-        write_whole(parent / "latest", name + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the run folder {parent / name}: {error.strerror or error}",
-            where=f"out.dir = {recipe.out.dir!r}",
-            likely="the folder is read-only, or the disk is full",
-            fix="--out.dir FOLDER that can be written",
-            code="O01",
-        ) from error
-    return parent / name
+        with writing(made):
+            made.mkdir(parents=True)
+            write_whole(made / CONFIG, config_text)
+            environment.write(made / "env.json", os.environ)
+    except UsageError:
+        unmake(made)
+        raise
+    return made
+
+
+def unmake(run_dir: Path) -> None:
+    """Take away the folder of a run that never began, and its parent if nothing else is in there."""
+    shutil.rmtree(run_dir, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        run_dir.parent.rmdir()
+
+
+@dataclass(slots=True)
+class Watched:
+    """A run folder while its run goes on; a context manager around the run.
+
+    A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
+    on the folder is named in `options["run_dir"]`, where the command line puts `error.json`.
+    """
+
+    new: bool
+    config_text: str
+    options: dict[str, Any]
+    path: Path | None = None
+    began: bool = False
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take in what ranks report. Raises UsageError O01."""
+        if event.get("kind") == "folder":
+            self.path = Path(event["path"])
+        elif event.get("kind") == "ready" and self.path is not None and not self.began:
+            self.began = True
+            self.options["run_dir"] = str(self.path)
+            self._begin(self.path)
+
+    def _begin(self, path: Path) -> None:
+        with writing(path):
+            (path / "error.json").unlink(missing_ok=True)  # of the end before this beginning
+            if not self.new and _differ(path / CONFIG, self.config_text):
+                write_whole(path / CONFIG, self.config_text)
+            write_whole(path.parent / "latest", path.name + "\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if error is None or self.path is None:
+            return
+        if self.began or not isinstance(error, _NOTHING_RAN):
+            self.options["run_dir"] = str(self.path)
+        elif self.new:
+            unmake(self.path)
+
+
+def _differ(path: Path, text: str) -> bool:
+    """Whether two resolved recipes say different things; where their values came from does not count."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")) != tomllib.loads(text)
+    except (OSError, ValueError):
+        return True
+
+
+def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
+    """The summary of a run that has made `steps` steps already, None if it has not."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    done = isinstance(summary, dict) and isinstance(summary.get("steps"), int) and summary["steps"] >= steps
+    return summary if done else None

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from unisono.commands import proof
-from unisono.commands.run_folder import make_run_dir
+from unisono.commands.first_look import look_at_data
+from unisono.commands.run_folder import Watched, finished, make_run_dir
 from unisono.config import Recipe
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
 from unisono.launch.screen import Screen
-from unisono.launch.supervise import Outcome
+from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
 from unisono.spec.errors import Interrupted, Stopped
+from unisono.train.writing import writing
 
 ENTRY = "unisono.commands.train_rank:main"
 
@@ -29,41 +31,58 @@ def run(recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, 
         "resume": bool(options.get("resume")),
         "config_text": options.get("config_text", ""),
     }
-    if env.detect(os.environ) is not None:
-        return _as_rank(recipe, plan, argument, options)
-    return _as_watcher(recipe, plan, argument, options)
-
-
-def _as_watcher(
-    recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any]
-) -> dict[str, Any]:
-    """Own the ranks: one process that has torch is forked into as many as the plan takes."""
-    with local.start(ENTRY, plan.world, options["quiet"]) as nursery:
-        run_dir = Path(argument["run_dir"] or make_run_dir(recipe, argument["config_text"]))
-        argument["run_dir"] = options["run_dir"] = str(run_dir)
-        screen = _screen(recipe, plan, options)
-        threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
-        with screen:
-            outcome = nursery.run(
-                argument, plan.world, threads, screen.event, recipe.launch.timeout, recipe.launch.backend
-            )
-        _raise_if_ended(outcome, run_dir)
-        summary = _summary(outcome, recipe, plan, options)
-        if options.get("demo"):
-            summary["parity"] = proof.one_line(recipe, plan)
-    _finish(run_dir, recipe, summary, options)
+    place = env.detect(os.environ)
+    resume = options.get("resume")
+    done = finished(Path(resume), recipe.train.steps) if resume else None
+    if done is not None:
+        if not options["quiet"] and (place is None or place.rank == 0):
+            more = f"--train.steps {2 * recipe.train.steps} would go on"
+            print(f"nothing to do: {resume} has made its {done['steps']} steps; {more}", file=sys.stderr)
+        return done
+    look_at_data(recipe.data.source)
+    with Watched(not resume, argument["config_text"], options, Path(resume) if resume else None) as folder:
+        if place is not None:
+            summary = _as_rank(recipe, plan, argument, options, folder, place.rank == 0)
+        else:
+            summary = _as_watcher(recipe, plan, argument, options, folder)
+    _finish(Path(summary["run_dir"]), recipe, summary, options)
     return summary
 
 
-def _as_rank(recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _as_watcher(
+    recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any], folder: Watched
+) -> dict[str, Any]:
+    """Own the ranks: one process that has torch is forked into as many as the plan takes."""
+    with local.start(ENTRY, plan.world, options["quiet"]) as nursery:
+        folder.path = folder.path or make_run_dir(recipe, argument["config_text"])
+        argument["run_dir"] = str(folder.path)
+        threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
+        with _screen(recipe, plan, options) as screen:
+            hear = _heard_by(screen, folder)
+            outcome = nursery.run(
+                argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend
+            )
+        _raise_if_ended(outcome, folder, options)
+        summary = _summary(outcome, recipe, plan, options)
+        if options.get("demo"):
+            summary["parity"] = proof.one_line(recipe, plan)
+    return summary
+
+
+def _as_rank(
+    recipe: Recipe,
+    plan: Plan,
+    argument: dict[str, Any],
+    options: dict[str, Any],
+    folder: Watched,
+    first: bool,
+) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
-    screen = _screen(recipe, plan, options)
-    place = env.detect(os.environ)
-    first = place is not None and place.rank == 0
     threads = recipe.launch.threads_per_rank
-    with screen:
+    with _screen(recipe, plan, options) as screen:
+        hear = _heard_by(screen, folder)
         outcome = env.run_in_env(
-            ENTRY, argument, screen.event, os.environ, threads, recipe.launch.backend, recipe.launch.timeout
+            ENTRY, argument, hear, os.environ, threads, recipe.launch.backend, recipe.launch.timeout
         )
     if not first:
         if outcome.error is not None and outcome.trace:
@@ -71,15 +90,16 @@ def _as_rank(recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict
         if outcome.error is not None:
             print(outcome.error.render(), file=sys.stderr)
         flush_and_leave(outcome.exit)
-    result = outcome.results[0]
-    run_dir = Path(result["run_dir"]) if result else None
-    if run_dir is not None:
-        options["run_dir"] = str(run_dir)
-    _raise_if_ended(outcome, run_dir)
-    summary = _summary(outcome, recipe, plan, options)
-    if run_dir is not None:
-        _finish(run_dir, recipe, summary, options)
-    return summary
+    _raise_if_ended(outcome, folder, options)
+    return _summary(outcome, recipe, plan, options)
+
+
+def _heard_by(screen: Screen, folder: Watched) -> OnEvent:
+    def hear(rank: int, event: dict[str, Any]) -> None:
+        folder.hear(event)
+        screen.event(rank, event)
+
+    return hear
 
 
 def _screen(recipe: Recipe, plan: Plan, options: dict[str, Any]) -> Screen:
@@ -87,16 +107,32 @@ def _screen(recipe: Recipe, plan: Plan, options: dict[str, Any]) -> Screen:
     return Screen(plan.world, recipe.train.steps, title, options["quiet"], options["color"])
 
 
-def _raise_if_ended(outcome: Outcome, run_dir: Path | None) -> None:
+def _raise_if_ended(outcome: Outcome, folder: Watched, options: dict[str, Any]) -> None:
     """The errors of ranks, and the wish to stop, as the errors that the command line maps to exit codes."""
-    if outcome.error is not None:
+    error, again = outcome.error, f"unisono train --resume {folder.path}"
+    if error is not None:
         if outcome.trace:
             print(outcome.trace.rstrip(), file=sys.stderr)
-        raise outcome.error
-    if outcome.stopped:
-        again = f"unisono train --resume {run_dir}"
+        kept = _kept(folder)
+        if kept and isinstance(error, Interrupted):
+            error.fix = f"{again} (from {kept})"
+        elif kept and not options["quiet"]:
+            print(f"kept    {kept}: {again}", file=sys.stderr)
+        raise error
+    result = outcome.results[0]
+    if outcome.stopped and (result is None or result["stopped"]):
         kind = Interrupted if outcome.stopped == "interrupt" else Stopped
+        if result is None:
+            raise kind("stopped as asked, before the first step")
         raise kind("stopped as asked; the run is saved", fix=again)
+
+
+def _kept(folder: Watched) -> str:
+    """The checkpoint that a run which has begun would go on from, as its `latest` names it."""
+    try:
+        return (folder.path / "latest").read_text().strip() if folder.began and folder.path else ""
+    except OSError:
+        return ""
 
 
 def _summary(outcome: Outcome, recipe: Recipe, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
@@ -115,11 +151,12 @@ def _summary(outcome: Outcome, recipe: Recipe, plan: Plan, options: dict[str, An
 
 def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], options: dict[str, Any]) -> None:
     """summary.json, the report, and the closing lines on stderr."""
-    write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
-    if recipe.out.report:
-        from unisono.report import command as report
+    with writing(run_dir):
+        write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
+        if recipe.out.report:
+            from unisono.report import command as report
 
-        summary.update(report.run(run_dir, {"json": True, "quiet": True, "color": False}))
+            summary.update(report.run(run_dir, {"json": True, "quiet": True, "color": False}))
     if options["quiet"]:
         return
     for line in closing(summary):

@@ -8,7 +8,8 @@ from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import newest_whole
+from unisono.train.checkpoint import verify_folder
+from unisono.train.checkpoint.find import by_age
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.session import Terms, place_of, session
@@ -20,20 +21,35 @@ class Shared:
 
     corpus: Corpus
     resume: Path | None
+    notes: tuple[str, ...] = ()
 
 
 def prepare(argument: dict[str, Any]) -> Shared:
     """Before the fork: read the data, and look the checkpoints through for the newest that is whole."""
     recipe = Recipe.model_validate_json(argument["recipe"])
-    resume = newest_whole(Path(argument["run_dir"])) if argument["resume"] else None
-    if argument["resume"] and resume is None:
+    if not argument["resume"]:
+        return Shared(load(recipe.data, recipe.model), None)
+    resume, notes = _newest_whole(Path(argument["run_dir"]))
+    if resume is None:
         raise UsageError(
             "there is no whole checkpoint to go on from",
             where=argument["run_dir"],
+            likely="; ".join(notes) or "the run ended before its first checkpoint",
             fix="start a new run without --resume",
             code="K06",
         )
-    return Shared(load(recipe.data, recipe.model), resume)
+    return Shared(load(recipe.data, recipe.model), resume, tuple(notes))
+
+
+def _newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from, and what is wrong with those that would have come before it."""
+    notes: list[str] = []
+    for folder in by_age(run_dir):
+        faults = verify_folder(folder)
+        if not faults:
+            return folder, [f"{note}; going on from {folder.name}" for note in notes]
+        notes.append(f"checkpoint {folder.name} is damaged: {faults[0]}")
+    return None, notes
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str, Any]:
@@ -41,11 +57,14 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     recipe, plan = resolved.recipe, resolved.plan
     run_dir = _agree_on_folder(ctx, argument, recipe)
+    for note in shared.notes if ctx.rank == 0 else ():
+        ctx.channel.send("note", text=note)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
     terms = Terms(
         recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
     )
-    return {"run_dir": str(run_dir), **session(terms, shared.corpus)}
+    resumed = shared.resume.name if shared.resume is not None else None
+    return {"run_dir": str(run_dir), "resumed_from": resumed, **session(terms, shared.corpus)}
 
 
 def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe) -> Path:
@@ -54,6 +73,7 @@ def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe)
         return Path(argument["run_dir"])
     if ctx.rank == 0:
         made = make_run_dir(recipe, argument["config_text"])
+        ctx.channel.send("folder", path=str(made))
         ctx.store.set("run_dir", str(made))
         return made
     return Path(ctx.store.get("run_dir").decode())
