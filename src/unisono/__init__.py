@@ -1,1 +1,53 @@
+"""Unisono: train deep-learning models on many devices, computing what one device would compute.
+
+job = unisono.init(plan="dp=2")                                      the user's own loop
+model, optimizer, data = job.prepare(model, optimizer, data)
+
+def recipe() -> tuple[unisono.Recipe, unisono.Plan]: ...             a recipe in Python, for `unisono train`
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
+    from unisono.library import Job, init
+    from unisono.plan import Plan
+    from unisono.spec.errors import UnisonoError
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "DataConfig",
+    "Job",
+    "LaunchConfig",
+    "ModelConfig",
+    "OutConfig",
+    "Plan",
+    "Recipe",
+    "TrainConfig",
+    "UnisonoError",
+    "__version__",
+    "init",
+]
+
+# Nothing is imported before it is asked for: the command line answers without torch, plans without pydantic.
+_HOMES = {
+    **dict.fromkeys(
+        ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
+    ),
+    **dict.fromkeys(("Job", "init"), "unisono.library"),
+    "Plan": "unisono.plan",
+    "UnisonoError": "unisono.spec.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'unisono' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

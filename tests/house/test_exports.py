@@ -2,7 +2,19 @@
 
 import unisono
 
-EXPORTED = {"__version__"}
+EXPORTED = {
+    "DataConfig",
+    "Job",
+    "LaunchConfig",
+    "ModelConfig",
+    "OutConfig",
+    "Plan",
+    "Recipe",
+    "TrainConfig",
+    "UnisonoError",
+    "__version__",
+    "init",
+}
 
 
 def test_exported_names_are_these() -> None:

@@ -1,0 +1,141 @@
+"""`unisono.init`: from a plan and whoever started this process to a Job."""
+
+import atexit
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.mesh import Mesh, Shape
+from unisono.launch import rank_env
+from unisono.launch.context import NullChannel, RankContext
+from unisono.launch.env import place_here
+from unisono.library.job import Job
+from unisono.observe.span import Recorder
+from unisono.plan import Plan
+from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
+
+# What only `unisono train` can do, and why.
+_WHOLE = "your loop calls the whole model, and this key cuts it"
+_LOOP = "your loop decides this"
+NOT_HERE = {
+    "pp": (_WHOLE, "unisono train RECIPE --plan ..."),
+    "tp": (_WHOLE, "unisono train RECIPE --plan ..."),
+    "cp": (_WHOLE, "unisono train RECIPE --plan ..."),
+    "ep": (_WHOLE, "unisono train RECIPE --plan ..."),
+    "micros": (_LOOP, "with job.accumulate(): loss.backward() for all but a step's last batch"),
+    "precision": (_LOOP, "torch.autocast around the forward, or unisono train RECIPE"),
+    "recompute": (_LOOP, "torch.utils.checkpoint in the model, or unisono train RECIPE"),
+    "schedule": ("it orders the stages of pp", "leave it out, or unisono train RECIPE"),
+    "cp_kind": ("it belongs to cp", "leave it out"),
+}
+
+
+def init(plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, timeout: float = 600.0) -> Job:
+    """Join the other ranks of this script under a plan of `dp` and `shard` (with `zero`); `dp=-1` takes all there are.
+
+    The ranks are those that `torchrun`, Slurm, MPI or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK
+    have started, or of a process group that is already initialised; one process alone is a world of one. context: a
+    place given by a launcher of one's own. timeout: seconds that ranks wait for each other.
+
+    Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
+    """
+    with _explained():
+        wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
+        problems = [*wanted.check(), *_not_here(wanted)]
+        if problems:
+            raise ConfigProblems(list({p.where: p for p in problems}.values()))
+        place = None if context is not None or dist.is_initialized() else place_here()
+        world = _world(context, place)
+        wanted = _filled(wanted, world, alone=context is None and place is None and not dist.is_initialized())
+        if place is not None and world > 1:
+            context = rank_env.join(place, NullChannel(), timeout=timeout)
+        return _job(wanted, context, timedelta(seconds=timeout), at_exit=place is not None)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors that end a script show their remedy below the traceback."""
+    try:
+        yield
+    except UnisonoError as error:
+        error.add_note(error.render())
+        raise
+
+
+def _not_here(plan: Plan) -> list[Problem]:
+    plain = Plan()
+    return [
+        Problem("J01", f"{key}={getattr(plan, key)} in the library way: {why}", f"plan.{key}", fix)
+        for key, (why, fix) in NOT_HERE.items()
+        if getattr(plan, key) != getattr(plain, key)
+    ]
+
+
+def _world(context: RankContext | None, place: Any) -> int:
+    if context is not None:
+        return context.world
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return place.world if place is not None else 1
+
+
+def _filled(plan: Plan, world: int, alone: bool) -> Plan:
+    plan = plan.fill(world)
+    if plan.world == world:
+        return plan
+    command = f"torchrun --standalone --nproc-per-node {plan.world} {_script()}"
+    if alone:
+        raise UsageError(
+            f"the plan {str(plan)!r} takes {plan.world} ranks, and this is one process by itself",
+            where="unisono.init(plan=...)",
+            fix=command,
+            code="J09",
+        )
+    raise UsageError(
+        f"the plan {str(plan)!r} takes {plan.world} ranks, and {world} were started",
+        where="unisono.init(plan=...)",
+        fix=f"{command}, or dp=-1 to take as many as there are",
+        code="P14",
+    )
+
+
+def _script() -> str:
+    known = sys.argv if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ["script.py"]
+    return shlex.join(known)
+
+
+def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool) -> Job:
+    mine = plan.world > 1 and not dist.is_initialized()
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and (context is None or context.backend == "nccl"):
+        local = context.local_rank if context is not None else torch.cuda.current_device()
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    if mine and context is not None:
+        # With NCCL, Gloo stays beside it for what lives on the CPU: seeds, orders, weights that are still there.
+        backend = "cpu:gloo,cuda:nccl" if context.backend == "nccl" else context.backend
+        where: dict[str, Any] = (
+            {"store": context.store} if context.store is not None else {"init_method": "env://"}
+        )
+        dist.init_process_group(
+            backend, rank=context.rank, world_size=context.world, timeout=timeout, **where
+        )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout)
+    job = Job(plan, mesh, device, _wire(device), owner=mine)
+    if mine and at_exit:
+        atexit.register(job.close_at_exit)
+    return job
+
+
+def _wire(device: torch.device) -> torch.device:
+    """Where small numbers travel: the CPU unless the process group knows devices only."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return device
+    return torch.device("cpu")

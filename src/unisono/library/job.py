@@ -1,0 +1,263 @@
+"""`Job`: what a script holds while its own loop runs on several ranks."""
+
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from unisono.comm.mesh import Mesh
+from unisono.library import checks, leave
+from unisono.library.deal import Dealt, Share
+from unisono.library.gradients import Gradients
+from unisono.library.noise import Noise
+from unisono.library.sharding import shard
+from unisono.library.small import Small, spread
+from unisono.library.state import (
+    Prepared,
+    make_room,
+    persistent_buffers,
+    pieces_of,
+    restore_settings,
+    settings_of,
+)
+from unisono.observe.metrics import JsonLines
+from unisono.parallel.params import slots_of
+from unisono.plan import Plan
+from unisono.spec.errors import UsageError
+from unisono.train.checkpoint import Piece, Saver, latest, load, tensor_names
+from unisono.train.clip import ByTensor, clip
+
+
+@final
+class Job:
+    """One rank's view of a run whose loop is the user's. Made by `unisono.init`.
+
+    rank, world: this process among all. device: where this rank is to compute. step: optimiser steps made.
+    Methods that exchange something (all but `accumulate`) are called by every rank.
+    """
+
+    def __init__(self, plan: Plan, mesh: Mesh, device: torch.device, wire: torch.device, owner: bool) -> None:
+        self.plan, self.mesh, self.device = plan, mesh, device
+        self.rank, self.world = mesh.rank, mesh.shape.world
+        self.step = 0
+        self._share = Share()
+        self._small = Small(mesh.data, wire)
+        self._prepared: list[Prepared] = []
+        self._savers: dict[Path, Saver] = {}
+        self._lines: dict[Path, JsonLines] = {}
+        self._owner = owner
+        self._closed = False
+        self._seed, self._token = self._common(torch.initial_seed()), self._common(secrets.randbits(63))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes."""
+        return self.rank == 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing about the models as they were last stepped; nothing here is an error."""
+        return tuple(
+            f"{name} had no gradient in the last backward on any rank"
+            for one in self._prepared
+            for name in one.gradients.unused
+        )
+
+    def prepare(
+        self, model: nn.Module, optimizer: Optimizer, *data: Any, blocks: Sequence[nn.Module] | None = None
+    ) -> Any:
+        """Spread a model, its optimiser and its data over the ranks; returns all of them, in this order.
+
+        The model and the optimiser are the same objects, changed in place, so that schedulers and other names for
+        them stay right; initial parameters and buffers become rank 0's. Each of `data`, a loader or any iterable of
+        global batches, is replaced by one that yields this rank's samples of each. blocks: the modules that
+        `shard` gathers one at a time; the elements of the model's lists and sequences if not given.
+
+        Raises UsageError for what cannot be spread. A job may prepare several models, each with its optimiser.
+        """
+        checks.fit(model, optimizer, [one.model for one in self._prepared])
+        if self.mesh.data.size > 1:
+            spread([*model.parameters(), *model.buffers()], self.mesh.data)
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        if self.plan.shard > 1:
+            shard(model, optimizer, blocks, self.mesh.shard, self.plan.zero)
+        slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
+        gradients = Gradients(slots, self.mesh, self._share)
+        noise = None
+        if self.mesh.data.size > 1:
+            gradients.scatter_through(model)
+            noise = Noise(model, self._seed + len(self._prepared), self.mesh.data.index)
+        one = Prepared(len(self._prepared), model, optimizer, tuple(slots), gradients, noise)
+        self._prepared.append(one)
+        optimizer.register_step_pre_hook(lambda *_: self._before_step(one))
+        optimizer.register_step_post_hook(lambda *_: self._after_step(one))
+        if self.mesh.data.size > 1:
+            data = tuple(each if each is None else Dealt(each, self._share, self._small) for each in data)
+        return (model, optimizer, *data)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backwards inside keep their gradients on this rank; they meet with those of the next backward outside, or
+        at the step. It saves messages and changes no number."""
+        was = [one.gradients.hold(True) for one in self._prepared]
+        try:
+            yield
+        finally:
+            for one, holding in zip(self._prepared, was, strict=False):
+                one.gradients.hold(holding)
+
+    def weigh(self, count: float) -> None:
+        """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
+        not over its samples. Call it between the batch and its backward."""
+        total = self._small.sums([count])[0]
+        if total <= 0:
+            raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
+        self._share.ratio = count * self.mesh.data.size / total
+
+    def mean(self, value: float | Tensor) -> float:
+        """The mean over the global batch of a quantity that is a mean over this rank's samples, such as the loss."""
+        return self._means([value])[0]
+
+    def _means(self, values: Sequence[float | Tensor]) -> list[float]:
+        ratio, size = self._share.ratio, self.mesh.data.size
+        own = [float(v) * ratio / size if ratio else 0.0 for v in values]
+        return self._small.sums(own)
+
+    def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
+        """Scale gradients so that their 2-norm over the whole model, all shards of it, is at most `max_norm`.
+
+        Returns the norm before (Pascanu et al., 2013). model: one of several prepared ones; the first by default.
+        """
+        one = self._one(model)
+        one.gradients.catch_up()
+        for slot in one.slots:
+            slot.take_gradient()
+        shapes = {slot.name: slot.shape for slot in one.slots}
+        nothing = torch.zeros(0, dtype=torch.float64, device=one.slots[0].master.device)
+        norm = ByTensor(shapes, self.mesh.shard)(one.slots, nothing)[0]
+        clip(one.slots, norm, max_norm)
+        return norm
+
+    def log(self, _to: str | Path | None = None, /, **values: float | Tensor) -> dict[str, float]:
+        """Means over the global batch, the same on every rank; the first rank prints them on stderr.
+
+        With a folder as the first argument they are also appended, with `step`, to `metrics.jsonl` in it.
+        """
+        means = dict(zip(values, self._means(list(values.values())), strict=True))
+        if self.is_main:
+            print(f"step {self.step}", *(f"{k} {v:.6g}" for k, v in means.items()), sep="  ", file=sys.stderr)
+            if _to is not None:
+                path = Path(_to) / "metrics.jsonl"
+                if path not in self._lines:
+                    self._lines[path] = JsonLines(path)
+                self._lines[path].write({"step": self.step, **means})
+        return means
+
+    def save(self, folder: str | Path, state: Mapping[str, Any] | None = None, keep: int | None = 3) -> Path:
+        """Save models, buffers, optimisers and random states as `folder/checkpoints/step-N`; returns that folder.
+
+        state: JSON values of yours, such as an epoch or a scheduler's `state_dict()`. keep: how many checkpoints
+        to leave. The files load under any plan, and hold no pickle. Raises UsageError K02 if it cannot be written.
+        """
+        path = Path(folder)
+        token = f"{self._token:x}"
+        saver = self._savers.setdefault(path, Saver(path, self.rank, self.world, token=token, keep=keep))
+        known = {
+            "step": self.step,
+            "plan": str(self.plan),
+            "optim": [settings_of(one) for one in self._prepared],
+            "yours": dict(state or {}),
+        }
+        folder_made = saver.save(self.step, list(self._pieces()), known)
+        if folder_made is None:
+            raise RuntimeError("a blocking save returned no folder")
+        return folder_made
+
+    def load(self, folder: str | Path) -> dict[str, Any] | None:
+        """Go on from the last checkpoint in `folder` (or from `folder`, if it is one); returns the `state` given to
+        `save`, or None if there is none yet.
+
+        Raises UsageError: K01 if it is damaged, K03 if it is of another model.
+        """
+        path = Path(folder)
+        found = path if (path / "manifest.json").is_file() else latest(path)
+        if found is None:
+            return None
+        kept = load(found, [])
+        for one, settings in zip(self._prepared, kept.get("optim", []), strict=False):
+            make_room(one, found)
+            restore_settings(one, settings, found)
+        names = set(tensor_names(found))
+        randomness = {piece.name: piece for piece in self._random_pieces() if piece.name in names}
+        load(found, [*(p for one in self._prepared for p in self._tensors(one)), *randomness.values()])
+        for name, piece in randomness.items():
+            if name == "random/outside":
+                torch.set_rng_state(piece.tensor)
+        self.step = int(kept.get("step", 0))
+        self.mesh.data.barrier()  # nobody may save over what another rank still reads
+        return dict(kept.get("yours", {}))
+
+    def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """Parameters and buffers, whole and on the CPU, under the names that `state_dict` gives them on one device."""
+        one = self._one(model)
+        whole: dict[str, Tensor] = {}
+        for slot in one.slots:
+            live = slot.live.detach()
+            whole[slot.name] = (live.full_tensor() if isinstance(live, DTensor) else live).cpu().clone()
+        whole |= {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.model)}
+        return whole
+
+    def close(self) -> None:
+        """Leave together with the others; done by itself when the script ends."""
+        if not self._closed and self._owner:
+            leave.part(self.mesh.world)
+        self._closed = True
+
+    def close_at_exit(self) -> None:
+        """What `init` registers for the interpreter's end."""
+        if not self._closed:
+            self._closed = True
+            leave.part_at_exit(self.mesh.world)
+
+    def _common(self, number: int) -> int:
+        own = torch.tensor([number & ((1 << 63) - 1)], dtype=torch.int64)
+        return int(self._small.from_first(own).item())
+
+    def _one(self, model: nn.Module | None) -> Prepared:
+        for one in self._prepared:
+            if model is None or one.model is model:
+                return one
+        what = "no model is prepared yet" if model is None else "this model is not prepared"
+        raise UsageError(what, fix="job.prepare(model, optimizer, data) first", code="J08")
+
+    def _before_step(self, one: Prepared) -> None:
+        one.gradients.catch_up()
+        if self.mesh.data.size > 1:
+            checks.all_known(one.optimizer, one.gradients.slots)
+
+    def _after_step(self, one: Prepared) -> None:
+        self.step += one.number == 0
+
+    def _tensors(self, one: Prepared) -> Iterator[Piece]:
+        return pieces_of(one, first=self.mesh.data.index == 0, first_replica=self.mesh.dp.index == 0)
+
+    def _pieces(self) -> Iterator[Piece]:
+        for one in self._prepared:
+            yield from self._tensors(one)
+        yield from self._random_pieces()
+
+    def _random_pieces(self) -> Iterator[Piece]:
+        """The script's random state, and of every rank that of its models."""
+        outside = torch.get_rng_state()
+        yield Piece("random/outside", tuple(outside.shape), (0,), outside, saved=self.rank == 0)
+        for one in self._prepared:
+            if one.noise is not None:
+                own = one.noise.state
+                yield Piece(f"random/model{one.number}/rank{self.rank}", tuple(own.shape), (0,), own)
