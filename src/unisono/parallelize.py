@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
+from unisono.comm.tree import TreeSum
 from unisono.parallel.cut import Stage, boundary_shapes, cut
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.play import Wires
@@ -20,9 +21,6 @@ from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.tensor import Cut, part_of, split_modules, vocab_loss
 from unisono.plan import Plan
 from unisono.spec.layout import Anatomy, Split
-
-TAIL = 2  # numbers that travel with the gradients: the loss, and the wish to stop
-
 
 @dataclass(frozen=True, slots=True)
 class Tie:
@@ -39,20 +37,35 @@ class Local:
 
     stage: Stage
     slots: tuple[Slot, ...]
-    names: tuple[str, ...]  # every parameter of the whole model that counts, in its own order
+    shapes: Mapping[str, tuple[int, ...]]  # of every parameter of the whole model that counts, in its own order
     buckets: Buckets
     sharding: Whole
     ties: tuple[Tie, ...]
     wires: Wires
     tp: Group
+    trees: Mapping[str, TreeSum]  # canonical: how this rank's leaves are added up; else empty
+
+    def leaf_done(self, leaf: int) -> None:
+        """Canonical: after the backward of one leaf, take its gradients into the trees."""
+        for slot in self.slots:
+            slot.take_gradient()
+            grad = slot.master.grad
+            slot.drop_gradient()
+            if grad is not None:
+                slot.master.grad = self.trees[slot.name].add(leaf, grad)
 
     def close_replica(self) -> list[Bucket]:
         """After the last backward: finish the sums inside this replica; returns the late buckets, ready to leave."""
         self.buckets.finish()
-        for slot in self.slots:
-            slot.take_gradient()
+        if self.trees:
+            for slot in self.slots:
+                if slot.master.grad is None:
+                    slot.master.grad = self.trees[slot.name].close()
+        else:
+            for slot in self.slots:
+                slot.take_gradient()
         for tie in self.ties:
-            if len(tie.here) == 2:
+            if len(tie.here) == 2 and not self.trees:
                 _add_gradient(tie.here[0].master, tie.here[1].master)
         for i, group in enumerate(self.buckets.late):
             for bucket in group:
@@ -64,13 +77,18 @@ class Local:
     def join_ties(self) -> None:
         """After replicas have met: sum the two halves of each tied gradient that lie on two stages."""
         for tie in self.ties:
+            master = tie.here[0].master
             if len(tie.here) == 1:
-                master = tie.here[0].master
                 if master.grad is None:
                     master.grad = torch.zeros_like(master)
                 tie.group.all_reduce(master.grad)
-            else:
-                tie.here[1].master.grad = None
+                continue
+            alias = tie.here[1].master
+            if self.trees:  # one order for all layouts: replicas first, then the two uses
+                _add_gradient(master, alias)
+            # An alias that is sharded has storage of its own, and takes the same step as its owner.
+            same = alias.data_ptr() == master.data_ptr() or master.grad is None
+            alias.grad = None if same else master.grad.clone()
 
     def drop_gradients(self) -> None:
         """Forget this step's gradients."""
@@ -94,17 +112,19 @@ def parallelize(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    tail: int,
     compiled: bool = False,
 ) -> Local:
     """Build this rank's part.
 
     model: whole and uncut, on the meta device or not; it is consumed. values(name): the full initial tensor of a
-    logical name. sample: a meta tensor shaped like the inputs of one micro-batch.
+    logical name. sample: a meta tensor shaped like the inputs of one micro-batch. tail: how many numbers of the step
+    travel with its gradients.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     owners = dict(anatomy.ties)
-    names = tuple(name for name in shapes if name not in owners)
+    canonical = plan.sync == "canonical"
     stage, wires = _stage(model, plan, mesh, sample, dtype, device)
     _untie(stage, owners)
     cuts = split_modules(stage, anatomy, mesh.tp)
@@ -113,20 +133,25 @@ def parallelize(
         start, _ = part_of(shapes[f"{head}.weight"][0], mesh.tp)
         stage.loss = vocab_loss(mesh.tp, start)
     _fill(stage, values, owners, cuts, dtype, device)
-    if plan.shard == 1 or plan.pp > 1:
+    apart = plan.shard == 1 or plan.pp > 1 or canonical  # the uses of a tied weight collect gradients of their own
+    if plan.shard == 1:
         _share_storage(stage, owners)
-    else:
+    elif not apart:
         _share_parameter(stage, owners)
     if plan.recompute == "full":
         recompute_blocks(stage.blocks.values())
     if compiled:
         for block in stage.blocks.values():
             block.compile()
-    sharding = Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero) if plan.shard > 1 else Whole()
+    sharding = Whole()
+    if plan.shard > 1:
+        sharding = Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero, each=canonical)
     slots = slots_of(stage, shapes, cuts, mesh.shard, mesh.tp, anatomy.sequence > 0, frozenset(owners))
-    ties = _ties(slots, owners, mesh) if plan.shard == 1 or plan.pp > 1 else ()
-    buckets = _buckets(slots, ties, mesh, sharded=plan.shard > 1)
-    return Local(stage, tuple(slots), names, buckets, sharding, ties, wires, mesh.tp)
+    ties = _ties(slots, owners, mesh) if apart else ()
+    buckets = _buckets(slots, ties, mesh, plan.shard > 1, canonical, tail)
+    counted = {name: shape for name, shape in shapes.items() if name not in owners}
+    trees = {slot.name: TreeSum(plan.micros or 1) for slot in slots} if canonical else {}
+    return Local(stage, tuple(slots), counted, buckets, sharding, ties, wires, mesh.tp, trees)
 
 
 def _stage(
@@ -205,15 +230,20 @@ def _ties(slots: list[Slot], owners: Mapping[str, str], mesh: Mesh) -> tuple[Tie
     return tuple(ties)
 
 
-def _buckets(slots: list[Slot], ties: tuple[Tie, ...], mesh: Mesh, sharded: bool) -> Buckets:
+def _buckets(
+    slots: list[Slot], ties: tuple[Tie, ...], mesh: Mesh, sharded: bool, canonical: bool, tail: int
+) -> Buckets:
     """Which gradients leave during backward, and which wait for sums inside the replica."""
     slots = [slot for slot in slots if slot.live.requires_grad]
     partial = [slot.master for slot in slots if slot.partial]
     if mesh.dp.size == 1:
         return Buckets((), (partial,))
+    rest = [slot for slot in slots if not slot.partial]
+    if canonical:  # leaves are added up first, and both uses of a tied weight travel
+        return Buckets((), (partial, [s.master for s in rest]), tail, multiple=mesh.dp.size)
     twins = [slot for tie in ties if len(tie.here) == 2 for slot in tie.here]
     owners = [slot.master for slot in twins if not slot.alias]
-    rest = [s for s in slots if not s.partial and not any(s is twin for twin in twins)]
+    rest = [s for s in rest if not any(s is twin for twin in twins)]
     if sharded:
-        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail=TAIL)
-    return Buckets([s.live for s in rest], (partial, owners), tail=TAIL)
+        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail)
+    return Buckets([s.live for s in rest], (partial, owners), tail)

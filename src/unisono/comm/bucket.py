@@ -17,30 +17,44 @@ CAP_BYTES = 25 << 20
 
 class Bucket:
     """Gradients that travel together in `flat`; `tail` is room at its end for a few numbers of the step itself (its
-    loss), which so need no collective of their own. `body` is the gradients alone."""
+    loss), which so need no collective of their own. `body` is the gradients alone. `flat` is as long as some multiple of
+    `multiple`, so that it can be dealt."""
 
-    def __init__(self, params: Sequence[nn.Parameter], tail: int = 0) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], tail: int = 0, multiple: int = 1) -> None:
         self.params = tuple(params)
         numel = sum(p.numel() for p in params)
         like = params[0]
-        self.flat = torch.zeros(numel + tail, dtype=like.dtype, device=like.device)
+        length = -(-(numel + tail) // multiple) * multiple
+        self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
         self.views: list[Tensor] = []
         offset = 0
         for p in params:
             self.views.append(self.flat[offset : offset + p.numel()].view(p.shape))
             offset += p.numel()
         self.body = self.flat[:numel]
-        self.tail = self.flat[numel:] if tail else None
+        self.tail = self.flat[numel : numel + tail] if tail else None
         self.waiting = len(self.params)
 
+    def gather(self) -> None:
+        """Move every gradient that there is, and that is not yet a view, into the buffer: all in one call, since
+        one call for each from a hook costs more than the copies of a small model."""
+        found = [
+            (p, view, p.grad)
+            for p, view in zip(self.params, self.views, strict=True)
+            if p.grad is not None and p.grad is not view
+        ]
+        if found:
+            with torch.no_grad():
+                torch._foreach_copy_([view for _, view, _ in found], [grad for *_, grad in found])
+            for p, view, _ in found:
+                p.grad = view
+
     def fill(self) -> None:
-        """Move every gradient that is not yet a view into the buffer; absent ones count as zero."""
+        """As `gather`, and absent gradients count as zero."""
+        self.gather()
         for p, view in zip(self.params, self.views, strict=True):
             if p.grad is None:
-                view.zero_()
-            elif p.grad is not view:
-                view.copy_(p.grad)
-            p.grad = view
+                p.grad = view.zero_()
 
 
 def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
@@ -61,28 +75,37 @@ class Buckets:
     """All gradients of one rank on their way out.
 
     early: filled by backward's own hooks and handed over while backward goes on. late: groups of parameters whose
-    gradients need something done inside the replica first; the caller fills and hands those over.
+    gradients need something done inside the replica first; the caller fills and hands those over. The last run of
+    early parameters is there only when backward ends anyway, so it joins the last late group where both fit into one
+    bucket: one collective less.
     on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order.
     """
 
     def __init__(
-        self, early: Sequence[nn.Parameter], late: Sequence[Sequence[nn.Parameter]] = (), tail: int = 0
+        self,
+        early: Sequence[nn.Parameter],
+        late: Sequence[Sequence[nn.Parameter]] = (),
+        tail: int = 0,
+        multiple: int = 1,
     ) -> None:
         runs = deal(early)
         late_runs = [deal(group) for group in late]
+        if runs and late_runs and len(late_runs[-1]) == 1:
+            both = [*runs[-1], *late_runs[-1][0]]
+            if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= CAP_BYTES:
+                late_runs[-1] = [both]
+                runs.pop()
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
         last = spare[0] if spare else None
-        self.early = [Bucket(run, tail if run is last else 0) for run in runs]
-        self.late = [[Bucket(run, tail if run is last else 0) for run in group] for group in late_runs]
+        self.early = [Bucket(run, tail if run is last else 0, multiple) for run in runs]
+        self.late = [[Bucket(run, tail if run is last else 0, multiple) for run in group] for group in late_runs]
         everything = [*self.early, *(bucket for group in self.late for bucket in group)]
         self.tail = everything[-1].tail if everything else None
         self._on_ready: Callable[[Bucket], Any] | None = None
         self._next = 0
         self._final = False
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook(bucket, view))
-            for bucket in self.early
-            for p, view in zip(bucket.params, bucket.views, strict=True)
+            p.register_post_accumulate_grad_hook(self._hook(bucket)) for bucket in self.early for p in bucket.params
         ]
 
     def arm(self, on_ready: Callable[[Bucket], Any]) -> None:
@@ -107,18 +130,23 @@ class Buckets:
             if self._on_ready is not None:
                 self._on_ready(bucket)
 
-    def _hook(self, bucket: Bucket, view: Tensor) -> Callable[[nn.Parameter], None]:
-        def arrived(p: nn.Parameter) -> None:
-            if p.grad is not view:
-                if p.grad is not None:
-                    view.copy_(p.grad)
-                p.grad = view
-            if self._final:
-                bucket.waiting -= 1
-                if bucket.waiting == 0:
-                    self._depart()
+    def _hook(self, bucket: Bucket) -> Callable[[nn.Parameter], None]:
+        def arrived(_: nn.Parameter) -> None:
+            bucket.waiting -= 1
+            if bucket.waiting == 0:
+                self._full(bucket)
 
         return arrived
+
+    def _full(self, bucket: Bucket) -> None:
+        """All gradients of a bucket are there. In a backward that is not the step's last they only move into the
+        buffer, where the next ones are added to them in place."""
+        if self._final:
+            bucket.fill()
+            self._depart()
+        else:
+            bucket.gather()
+            bucket.waiting = len(bucket.params)
 
     def remove(self) -> None:
         """Take the hooks off."""

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
 
 
@@ -31,15 +32,22 @@ class Group:
     """The ranks that differ only in their coordinate on `axis`.
 
     ranks: global ranks in coordinate order. index: this rank's place among them. pg: torch's process group, or
-    None for a group of one.
+    None for a group of one. ordered: scattered sums follow one tree on every backend, at the cost of the backend's
+    own algorithm.
     """
 
     def __init__(
-        self, axis: str, ranks: Sequence[int], index: int, pg: dist.ProcessGroup | None, recorder: Recorder
+        self,
+        axis: str,
+        ranks: Sequence[int],
+        index: int,
+        pg: dist.ProcessGroup | None,
+        recorder: Recorder,
+        ordered: bool = False,
     ) -> None:
         self.axis, self.ranks, self.index, self.pg = axis, tuple(ranks), index, pg
         self.size = len(self.ranks)
-        self.recorder = recorder
+        self.recorder, self.ordered = recorder, ordered
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce x in place over the group; returns x."""
@@ -67,7 +75,7 @@ class Group:
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x [size · n, ...] → [n, ...]: this rank's part of the sum, added in rank order.
+        """x [size · n, ...] → [n, ...]: this rank's part of the sum, along the tree over the ranks.
 
         Gloo's own reduce-scatter sends what an all-reduce sends; an exchange of parts sends half of that.
         """
@@ -76,13 +84,13 @@ class Group:
         x = x.contiguous()
         part = (x.shape[0] // self.size, *x.shape[1:])
         with self._timed("reduce_scatter", x.nbytes * (self.size - 1) // self.size):
-            if x.is_cuda:
+            if x.is_cuda and not self.ordered:
                 out = x.new_empty(part)
                 dist.reduce_scatter_single(out, x, group=self.pg)
                 return out
             parts = torch.empty_like(x)
             dist.all_to_all_single(parts, x, group=self.pg)
-        return parts.view(self.size, *part).sum(0)
+        return tree_sum(parts.view(self.size, *part).unbind(0))
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite x with that of the rank at index `source`."""
@@ -96,6 +104,24 @@ class Group:
         if self.pg is not None:
             with self.recorder.span("wait", axis=self.axis, op="barrier"):
                 dist.barrier(group=self.pg)
+
+    def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
+        """x [size · n] → [size, n] after `wait`: part i is what rank i holds of this rank's part."""
+        if self.pg is None:
+            return x.view(1, -1), Done()
+        self.recorder.count(self.axis, "all_to_all", x.nbytes * (self.size - 1) // self.size)
+        parts = torch.empty_like(x)
+        work = dist.all_to_all_single(parts, x, group=self.pg, async_op=True)
+        return parts.view(self.size, -1), work if work is not None else Done()
+
+    def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
+        """part [n] of every rank → out [size · n] after `wait`."""
+        if self.pg is None:
+            out.copy_(part)
+            return Done()
+        self.recorder.count(self.axis, "all_gather", part.nbytes * (self.size - 1))
+        work = dist.all_gather_single(out, part, group=self.pg, async_op=True)
+        return work if work is not None else Done()
 
     def start_send(self, x: Tensor, to: int) -> Pending:
         """Send x to the rank at index `to`; x must not change before `wait`."""

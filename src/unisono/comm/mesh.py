@@ -52,11 +52,11 @@ class Shape:
 
 
 class Mesh:
-    """Live groups of one rank. `replica` is all of a replica: every axis but dp."""
+    """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered: see Group."""
 
-    def __init__(self, shape: Shape, rank: int, recorder: Recorder, timeout: timedelta) -> None:
+    def __init__(self, shape: Shape, rank: int, recorder: Recorder, timeout: timedelta, ordered: bool = False) -> None:
         self.shape, self.rank, self.recorder = shape, rank, recorder
-        self._timeout = timeout
+        self._timeout, self._ordered = timeout, ordered
         self.at = shape.coordinates(rank)
         self.dp = self.group("dp", ("dp",))
         self.shard = self.group("shard", ("shard",))
@@ -79,4 +79,4 @@ class Mesh:
         if len(ranks) > 1:
             made = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
             pg = made if isinstance(made, dist.ProcessGroup) else None
-        return Group(name, ranks, ranks.index(self.rank), pg, self.recorder)
+        return Group(name, ranks, ranks.index(self.rank), pg, self.recorder, self._ordered)

@@ -61,6 +61,22 @@ class TreeSum:
             node = parent
         return x
 
+    def close(self) -> Tensor | None:
+        """The sum of the leaves that came, absent ones counting as nothing; None if none came. Forgets them."""
+        whole = self._gather(0, self.count)
+        self._nodes.clear()
+        return whole
+
+    def _gather(self, low: int, high: int) -> Tensor | None:
+        node = self._nodes.get((low, high))
+        if node is not None or high - low == 1:
+            return node
+        middle = low + split(high - low)
+        left, right = self._gather(low, middle), self._gather(middle, high)
+        if left is None or right is None:
+            return right if left is None else left
+        return left.add_(right)
+
     def _family(self, node: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """(parent, its left child, its right child) of a node that is not the root."""
         low, high = 0, self.count

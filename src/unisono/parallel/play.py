@@ -48,8 +48,9 @@ class Wires:
 class Player:
     """Interprets rows for one stage; live only while a step is under way.
 
-    computing() is the context of a forward (autocast or nothing). before_backward(last) is told of each backward,
-    last if it is the stage's last of the step. seed is None in evaluation: no dropout.
+    computing() is the context of a forward (autocast or nothing). before_backward(last, losses) is told of each
+    backward, last if it is the stage's last of the step; after_backward(micro) when its
+    gradients are there.
     """
 
     def __init__(
@@ -59,14 +60,17 @@ class Player:
         recorder: Recorder,
         computing: Callable[[], AbstractContextManager[object]],
         before_backward: Callable[[bool, Tensor], None],
+        after_backward: Callable[[int], None] | None = None,
     ) -> None:
         self.stage, self.wires, self.recorder = stage, wires, recorder
         self.computing, self.before_backward = computing, before_backward
+        self.after_backward = after_backward
 
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """The sum over the leaves of loss × weight, on the last stage; zero elsewhere.
+        """The loss × weight of each leaf, [leaves], on the last stage; zeros elsewhere.
 
-        weight: what one token's loss counts for. Gradients accumulate on the parameters.
+        weight: what one token's loss counts for. seed: None in evaluation, without dropout. Gradients accumulate on
+        the parameters.
         """
         self._leaves, self._weight, self._seed = leaves, weight, seed
         self._arrived: dict[int, Tensor] = {}  # micro → input of this stage
@@ -74,7 +78,7 @@ class Player:
         self._grads: dict[int, Tensor] = {}  # micro → gradient of the output
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
         self._backwards = sum(action.kind == "B" for action in row)
-        self._loss = torch.zeros((), dtype=self.wires.dtype, device=self.wires.device)
+        self._losses = torch.zeros(len(leaves), dtype=self.wires.dtype, device=self.wires.device)
         do = {
             "F": self._forward,
             "B": self._backward,
@@ -90,7 +94,7 @@ class Player:
                 for _, pending in self._sent:
                     pending.wait()
         self._arrived, self._made, self._sent = {}, {}, []
-        return self._loss
+        return self._losses
 
     def _forward(self, action: Action) -> None:
         leaf = self._leaves[action.micro]
@@ -101,7 +105,7 @@ class Player:
                 y = self.stage(x, noise)
                 if self.stage.last:
                     y = self.stage.loss(y, leaf.targets) * self._weight
-                    self._loss += y.detach()
+                    self._losses[action.micro] = y.detach()
                 else:
                     y = y.to(self.wires.dtype)
         self._made[action.micro] = y
@@ -110,8 +114,10 @@ class Player:
         self._backwards -= 1
         y = self._made.pop(action.micro)
         with self.recorder.span("backward", micro=action.micro, stage=action.stage):
-            self.before_backward(self._backwards == 0, self._loss)
+            self.before_backward(self._backwards == 0, self._losses)
             torch.autograd.backward(y, self._grads.pop(action.micro, None))
+            if self.after_backward is not None:
+                self.after_backward(action.micro)
 
     def _send_activation(self, action: Action) -> None:
         y = self._made[action.micro].detach().contiguous()

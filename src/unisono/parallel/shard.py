@@ -63,12 +63,13 @@ class Whole:
 class Sharded(Whole):
     """A stage whose parameters FSDP2 has sharded in place."""
 
-    def __init__(self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int) -> None:
+    def __init__(self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int, each: bool = False) -> None:
         device = next(stage.parameters()).device
         if group.pg is None:
             raise ValueError("a group of one shards nothing")
         mesh = DeviceMesh.from_group(group.pg, device.type, mesh_dim_names=("shard",))
         self._zero = zero
+        self._each = each  # scatter the gradients of each backward, whatever the stage
         for module in (*blocks, stage):
             fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3 and module is not stage)
         if not isinstance(stage, FSDPModule):
@@ -83,7 +84,7 @@ class Sharded(Whole):
                     module.set_custom_all_gather(_Gather(group))  # type: ignore[arg-type]
 
     def before_backward(self, last: bool) -> None:
-        if self._zero == 1:
+        if self._zero == 1 and not self._each:
             self._stage.set_requires_gradient_sync(last)
         if self._zero < 3:
             self._stage.set_reshard_after_backward(last)

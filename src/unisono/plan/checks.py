@@ -56,8 +56,9 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [*_tensor(plan, recipe.model), *_stages(plan, recipe.model)]
         if plan.dp != -1:
-            _, wrong = batch_of(plan, recipe.train)
+            batch, wrong = batch_of(plan, recipe.train)
             problems += [wrong] if wrong else []
+            problems += _canonical(plan, batch) if batch else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
         what = f"the plan takes {plan.world} ranks, the cluster has {cluster.devices} devices"
         problems.append(Problem("P14", what, "plan", "lower dp, shard, pp or tp, or name a larger cluster"))
@@ -88,6 +89,20 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
     if choice(plan.sync).name not in ("every_step", "canonical"):
         what = f"sync={plan.sync} with dp=1: {reason}"
         yield Problem("P16", what, "plan.sync, plan.dp", "dp=2 or sync=every_step")
+
+
+def _canonical(plan: "Plan", batch: "Batch") -> Iterator[Problem]:
+    """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
+    if choice(plan.sync).name != "canonical" or plan.replicas == 1:
+        return
+    for key, size in (("micros", batch.micros), ("shard", plan.shard)):
+        if size & (size - 1):
+            yield Problem(
+                "P18",
+                f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}",
+                f"plan.{key}, plan.sync",
+                f"{key}={1 << (size - 1).bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any number",
+            )
 
 
 def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:

@@ -35,7 +35,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 BUILT: Mapping[str, tuple[str, ...]] = {
     "schedule": ("accumulate", "gpipe", "1f1b"),
     "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
-    "sync": ("every_step",),
+    "sync": ("every_step", "canonical"),
     "collective": ("auto", "engine"),
     "codec": ("plain",),
     "precision": ("fp32", "bf16", "fp64"),

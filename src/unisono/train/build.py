@@ -17,15 +17,18 @@ from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
 from unisono.parallel.play import Player
 from unisono.parallel.precision import computing, dtype_of
-from unisono.parallelize import TAIL, parallelize
+from unisono.parallelize import parallelize
 from unisono.plan import Plan
 from unisono.programs import schedules
 from unisono.programs.pipeline import Action, Timetable, lower
+from unisono.sync.canonical import Canonical
 from unisono.sync.every_step import EveryStep
+from unisono.train.clip import ByRow, ByTensor
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, leaves_of
 from unisono.train.optim import make, rate
 from unisono.train.step import Run, before_backward
+from unisono.train.tally import Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +77,29 @@ def forward_only(plan: Plan) -> Timetable:
 def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
     """A run at step 0. recipe and plan are resolved; every rank calls this together."""
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
-    mesh = Mesh(shape, place.rank, recorder, place.timeout)
+    canonical = plan.sync == "canonical"
+    mesh = Mesh(shape, place.rank, recorder, place.timeout, ordered=canonical)
     model = models.build(recipe.model, facts_of(corpus))
     values = initial_values(model, recipe.seed)
-    micro = recipe.train.micro_batch or 1
+    train = recipe.train
+    micro = train.micro_batch or 1
+    leaves = train.global_batch // micro
+    dtype = dtype_of(plan.precision)
+    tally = Tally(leaves if canonical else 1, own_leaves(mesh, leaves), dtype, place.device)
     local = parallelize(
         model,
         plan,
         mesh,
         values,
         _sample(corpus, micro),
-        dtype=dtype_of(plan.precision),
+        dtype=dtype,
         device=place.device,
-        compiled=recipe.train.compile,
+        tail=len(tally.line),
+        compiled=train.compile,
     )
-    sync = EveryStep(mesh.dp)
+    sync = (Canonical if canonical else EveryStep)(mesh.dp)
+    measure = (ByRow if canonical else ByTensor)(local.shapes, mesh.replica)
     stage = mesh.at["pp"]
-    wish = torch.zeros(TAIL, dtype=dtype_of(plan.precision), device=place.device)
     return Run(
         mesh=mesh,
         local=local,
@@ -99,7 +108,8 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
             local.wires,
             recorder,
             partial(computing, plan.precision, place.device),
-            before_backward(local, sync, wish),
+            before_backward(local, sync, tally),
+            local.leaf_done if canonical else None,
         ),
         row=timetable_of(plan).rows[stage],
         eval_row=forward_only(plan).rows[stage],
@@ -108,8 +118,8 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         rate=partial(rate, recipe.train),
         max_norm=recipe.train.clip,
         seed=recipe.seed,
-        places={name: i for i, name in enumerate(local.names)},
-        wish=wish,
+        tally=tally,
+        measure=measure,
         recorder=recorder,
     )
 
@@ -130,11 +140,20 @@ def _sample(corpus: Corpus, micro_batch: int) -> Tensor:
     return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")
 
 
+def own_leaves(mesh: Mesh, leaves: int) -> range:
+    """The leaves of a step that this rank computes: a replica has a stretch of them, dealt out to its shards in turn.
+
+    So the sum over shards of one micro-batch, and then over micro-batches, and then over replicas, is one tree.
+    """
+    stretch = leaves_of(mesh.dp.index, mesh.dp.size, leaves)
+    return stretch[mesh.shard.index :: mesh.shard.size]
+
+
 def feeds(recipe: Recipe, plan: Plan, mesh: Mesh, corpus: Corpus, device: torch.device) -> tuple[Feed, Feed]:
     """(training, validation) batches of this rank."""
     train = recipe.train
     micro = train.micro_batch or 1
-    leaves = leaves_of(mesh.data.index, plan.replicas, train.global_batch // micro)
+    leaves = own_leaves(mesh, train.global_batch // micro)
     dtype = dtype_of(plan.precision)
     of = partial(
         Feed, global_batch=train.global_batch, micro_batch=micro, leaves=leaves, device=device, dtype=dtype

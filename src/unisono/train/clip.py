@@ -5,31 +5,63 @@ parts into it, and everybody sums the vector in that order. So a model cut into 
 that it has on one device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from unisono.comm.group import Group
+from unisono.comm.tree import fold
 from unisono.parallel.params import Slot
 
 
-@torch.no_grad()
-def measure(slots: Sequence[Slot], places: dict[str, int], extra: Tensor, replica: Group) -> list[float]:
-    """The 2-norm of the whole model's gradient, then `extra` [n] summed over the replica.
+Measure = Callable[[Sequence[Slot], Tensor], list[float]]
+"""(slots, extra [n]) → the 2-norm of the whole model's gradient, then `extra` summed over the replica."""
 
-    places: logical name → place, over the whole model. extra: this rank's share of other numbers to sum, which
-    travel along; zero where another rank has them.
+
+class ByTensor:
+    """One number a parameter. shapes: logical name → full shape, over the whole model, in its own order.
+
+    `extra` is this rank's share of other numbers to sum, which travel along; zero where another rank has them.
     """
-    held = [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()]
-    line = torch.zeros(len(places) + len(extra), dtype=torch.float64, device=extra.device)
-    if held:
-        norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
-        line[[places[s.name] for s in held]] = norms * norms
-    line[len(places) :] = extra
-    replica.all_reduce(line)
-    norm = line[: len(places)].sum().sqrt()
-    return [norm.item(), *line[len(places) :].tolist()]
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group) -> None:
+        self.replica = replica
+        self.at = {name: i for i, name in enumerate(shapes)}
+        self.length = len(shapes)
+
+    @torch.no_grad()
+    def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
+        line = torch.zeros(self.length + len(extra), dtype=torch.float64, device=extra.device)
+        self._fill([s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line)
+        line[self.length :] = extra
+        self.replica.all_reduce(line)
+        norm = line[: self.length].sum().sqrt()
+        return [norm.item(), *line[self.length :].tolist()]
+
+    def _fill(self, held: Sequence[Slot], line: Tensor) -> None:
+        if held:
+            norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
+            line[[self.at[s.name] for s in held]] = norms * norms
+
+
+class ByRow(ByTensor):
+    """One number for each row (dim 0) of each parameter, so that cutting rows over ranks changes no bit of the norm."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group) -> None:
+        super().__init__(shapes, replica)
+        self.length = 0
+        for name, shape in shapes.items():
+            self.at[name] = self.length
+            self.length += shape[0] if shape else 1
+
+    def _fill(self, held: Sequence[Slot], line: Tensor) -> None:
+        for slot in held:
+            grad = slot.master.grad
+            if grad is not None:
+                rows = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
+                first = self.at[slot.name] + (slot.start[0] if slot.start else 0)
+                line[first : first + len(rows)] += fold(rows * rows)
 
 
 @torch.no_grad()

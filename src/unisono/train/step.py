@@ -14,8 +14,9 @@ from unisono.parallel.play import Leaf, Player
 from unisono.parallelize import Local
 from unisono.programs.pipeline import Action
 from unisono.sync.base import Sync, Verdict
-from unisono.train.clip import clip, measure
+from unisono.train.clip import Measure, clip
 from unisono.train.optim import set_rate
+from unisono.train.tally import Tally
 
 
 @dataclass(slots=True)
@@ -32,8 +33,8 @@ class Run:
     rate: Callable[[int], float]
     max_norm: float
     seed: int
-    places: dict[str, int]
-    wish: Tensor  # [loss of this rank, whether it was asked to stop]
+    tally: Tally
+    measure: Measure
     recorder: Recorder
     step: int = 0
 
@@ -55,15 +56,15 @@ class Report:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def before_backward(local: Local, sync: Sync, wish: Tensor) -> Callable[[bool, Tensor], None]:
+def before_backward(local: Local, sync: Sync, tally: Tally) -> Callable[[bool, Tensor], None]:
     """What the player tells of each backward: the step's last one lets gradients depart as they ripen."""
 
-    def about_to(last: bool, loss: Tensor) -> None:
+    def about_to(last: bool, losses: Tensor) -> None:
         local.sharding.before_backward(last)
         if last:
-            wish[0] = loss
+            tally.put(losses)
             if local.buckets.tail is not None:
-                local.buckets.tail.copy_(wish)
+                local.buckets.tail.copy_(tally.line)
             local.buckets.arm(sync.grad_ready)
 
     return about_to
@@ -78,7 +79,7 @@ def train_step(
     final, before the update. A step whose loss or norm is not finite changes nothing.
     """
     local, mesh = run.local, run.mesh
-    run.wish[1] = stop
+    run.tally.wish(stop)
     targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.shard.size
     run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
     with run.recorder.span("backward", op="close"):
@@ -87,11 +88,11 @@ def train_step(
     verdict = run.sync.settle()
     with run.recorder.span("optim"):
         local.join_ties()
-        extra = run.wish if local.buckets.tail is None else local.buckets.tail
+        line = run.tally.line if local.buckets.tail is None else local.buckets.tail
         if not (local.stage.last and mesh.tp.index == 0):
-            extra = extra * extra.new_tensor((0.0, 1.0))  # the loss counts once
-        norm, loss, stops = measure(local.slots, run.places, extra, mesh.replica)
-        report = Report(run.step, loss, norm, run.rate(run.step), verdict, stops > 0)
+            line[:-1] = 0.0  # losses count once
+        norm, *losses, stops = run.measure(local.slots, line)
+        report = Report(run.step, math.fsum(losses), norm, run.rate(run.step), verdict, stops > 0)
         if verdict is Verdict.APPLY and report.finite:
             clip(local.slots, norm, run.max_norm)
             if inspect is not None:
@@ -112,7 +113,7 @@ def evaluate(run: Run, batches: Sequence[Sequence[Leaf]]) -> float:
     run.local.stage.eval()
     for leaves in batches:
         targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.data.size
-        total += run.player.play(run.eval_row, leaves, 1.0 / (targets * len(batches)), None)
+        total += run.player.play(run.eval_row, leaves, 1.0 / (targets * len(batches)), None).sum()
     run.local.stage.train()
     if not (run.local.stage.last and mesh.tp.index == 0):
         total.zero_()

@@ -9,8 +9,9 @@ BOUND = {"fp64": 1e-10, "fp32": 2e-2, "bf16": 2e-1}
 
 
 def fidelity_of(plan: Plan) -> Fidelity:
-    """EXACT where only stages and recomputation differ from one device: every sum keeps its order."""
-    spread = plan.dp * plan.shard * plan.tp * plan.cp
+    """EXACT where every sum keeps its order: stages and recomputation alone, and in canonical mode replicas and shards
+    too. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order."""
+    spread = plan.tp * plan.cp if plan.sync == "canonical" else plan.dp * plan.shard * plan.tp * plan.cp
     return Fidelity.EXACT if spread == 1 else Fidelity.ROUNDING
 
 
