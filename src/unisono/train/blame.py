@@ -20,7 +20,11 @@ def _finite(value: object) -> bool:
 @torch.no_grad()
 def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
     """(order, words) of the first module on this rank whose output is not finite though its inputs are, going
-    forward once more; order 2^31 if there is none."""
+    forward once more; order 2^31 if there is none.
+
+    Inner modules are done before those around them, so the first hit is the innermost; what happens between modules,
+    in attention or in a user's own forward, is the outer one's.
+    """
     stage = run.local.stage
     found: list[tuple[int, str]] = []
     names = {module: name for name, module in stage.named_modules()}
@@ -30,10 +34,9 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
         if not found and not _finite(output) and all(map(_finite, inputs)):
             weights = [n for n, p in module.named_parameters(recurse=False) if not _finite(p.detach())]
             why = f" (its {weights[0]} is not finite)" if weights else ""
-            found.append((order[module], (names[module] or "the loss") + why))
+            found.append((order[module], f"{names[module] or 'the stage'} ({type(module).__name__}){why}"))
 
-    leaf_modules = [m for m in names if not any(m.children())]
-    hooks = [module.register_forward_hook(look) for module in leaf_modules]
+    hooks = [module.register_forward_hook(look) for module in names]
     try:
         run.player.play(run.eval_row, leaves, 1.0, run.seed)
     finally:
