@@ -111,7 +111,7 @@ def _failed(error: BaseException, call: Call) -> int:
         traceback.print_exception(error)
     with contextlib.suppress(OSError):
         _leave(known, call)
-    if call.json:
+    if call.json and call.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
         print(one_object(known.as_dict()), flush=True)
     print(known.render(), file=sys.stderr, flush=True)
     return known.exit

@@ -1,5 +1,6 @@
 """`unisono train`, on the side that watches: start ranks, draw, and say at the end what came of it. No torch."""
 
+import atexit
 import json
 import os
 import sys
@@ -12,17 +13,20 @@ from unisono.commands.run_folder import Watched, finished, make_run_dir
 from unisono.config import Recipe
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
+from unisono.launch.crossing import ECHO
 from unisono.launch.screen import Screen
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
-from unisono.spec.errors import Interrupted, Stopped
+from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 from unisono.train.writing import writing
 
 ENTRY = "unisono.commands.train_rank:main"
 
 
-def run(recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, Any]) -> dict[str, Any]:
+def run(
+    recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, Any]
+) -> dict[str, Any] | None:
     """Train a resolved recipe under a resolved plan. Returns the object of `--json`; raises UnisonoError."""
     argument = {
         "recipe": recipe.model_dump_json(exclude_unset=True),
@@ -34,15 +38,17 @@ def run(recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, 
     place = env.detect(os.environ)
     resume = options.get("resume")
     done = finished(Path(resume), recipe.train.steps) if resume else None
+    if done is not None and place is not None and place.rank:
+        return None
     if done is not None:
-        if not options["quiet"] and (place is None or place.rank == 0):
+        if not options["quiet"]:
             more = f"--train.steps {2 * recipe.train.steps} would go on"
             print(f"nothing to do: {resume} has made its {done['steps']} steps; {more}", file=sys.stderr)
         return done
     look_at_data(recipe.data.source)
     with Watched(not resume, argument["config_text"], options, Path(resume) if resume else None) as folder:
         if place is not None:
-            summary = _as_rank(recipe, plan, argument, options, folder, place.rank == 0)
+            summary = _as_rank(recipe, plan, argument, options, folder, place)
         else:
             summary = _as_watcher(recipe, plan, argument, options, folder)
     _finish(Path(summary["run_dir"]), recipe, summary, options)
@@ -75,7 +81,7 @@ def _as_rank(
     argument: dict[str, Any],
     options: dict[str, Any],
     folder: Watched,
-    first: bool,
+    place: env.Place,
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     threads = recipe.launch.threads_per_rank
@@ -84,14 +90,29 @@ def _as_rank(
         outcome = env.run_in_env(
             ENTRY, argument, hear, os.environ, threads, recipe.launch.backend, recipe.launch.timeout
         )
-    if not first:
-        if outcome.error is not None and outcome.trace:
-            print(outcome.trace, file=sys.stderr)
-        if outcome.error is not None:
-            print(outcome.error.render(), file=sys.stderr)
+    folder.path = Path(argument["run_dir"]) if argument["run_dir"] else folder.path
+    folder.new = folder.new and place.rank == 0  # whoever made it may take it away again
+    if outcome.error is not None:
+        # Groups are still alive, and torch's own way out of the process aborts at random then.
+        atexit.register(flush_and_leave, outcome.exit)
+        if outcome.error.likely == ECHO:
+            _echo(outcome, folder, options, place.rank)
+    elif place.rank:
         flush_and_leave(outcome.exit)
     _raise_if_ended(outcome, folder, options)
     return _summary(outcome, recipe, plan, options)
+
+
+def _echo(outcome: Outcome, folder: Watched, options: dict[str, Any], rank: int) -> None:
+    """Leave because of another rank's error, which that rank tells; one object on stdout is still rank 0's duty."""
+    what = "another rank has gone, and its error is the one to read"
+    if rank or not options["json"]:
+        print(f"rank {rank} stops: {what}", file=sys.stderr)
+        flush_and_leave(outcome.exit)
+    if folder.path is not None and (folder.path / "error.json").exists():
+        folder.path = None
+        options.pop("run_dir", None)
+    raise UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
 def _heard_by(screen: Screen, folder: Watched) -> OnEvent:

@@ -68,12 +68,15 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str
 
 
 def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe) -> Path:
-    """The folder that whoever watches has made, or, where every rank was started by others, rank 0's."""
+    """The folder that whoever watches has made, or, where every rank was started by others, rank 0's.
+
+    The latter is put into `argument`, which is then the caller's own: should this rank fail, it knows where to say so.
+    """
     if argument["run_dir"]:
         return Path(argument["run_dir"])
     if ctx.rank == 0:
         made = make_run_dir(recipe, argument["config_text"])
         ctx.channel.send("folder", path=str(made))
         ctx.store.set("run_dir", str(made))
-        return made
-    return Path(ctx.store.get("run_dir").decode())
+    argument["run_dir"] = ctx.store.get("run_dir").decode()
+    return Path(argument["run_dir"])

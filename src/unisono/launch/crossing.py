@@ -14,6 +14,9 @@ _PACKAGE = str(Path(errors.__file__).parents[1])
 _LAUNCH = str(Path(__file__).parent)
 FOREIGN = (_PACKAGE, sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"], "<frozen")
 
+ECHO = "another process of the run went away first"
+"""The likely cause of an error that only echoes another rank's."""
+
 # What a healthy rank says when another one has left. Such words never name the culprit.
 _ECHOES = (
     "connection closed by peer",
@@ -105,7 +108,7 @@ def revive(record: Record, rank: int | None, host: str) -> errors.UnisonoError:
             rank=rank,
             host=host,
         )
-    likely = "another process of the run went away first" if record["echo"] else ""
+    likely = ECHO if record["echo"] else ""
     return errors.UserCodeError(
         _first_line(words), where=record["place"], likely=likely, rank=rank, host=host, code="R01"
     )
