@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from unisono.parallel.params import Slot
@@ -19,9 +20,13 @@ def fit(model: nn.Module, optimizer: Optimizer, known: Sequence[nn.Module]) -> N
     if any(model is other for other in known):
         raise _cannot("this model is prepared already", "prepare each model once")
     own = dict(model.named_parameters())
-    unborn = [name for name, p in own.items() if p.is_meta]
+    unborn = [name for name, p in own.items() if p.is_meta or isinstance(p, UninitializedParameter)]
     if not own or unborn:
-        what = f"{unborn[0]} has no values yet (meta device)" if unborn else "the model has no parameters"
+        what = (
+            f"{unborn[0]} has no values yet (meta device, or lazy)"
+            if unborn
+            else "the model has no parameters"
+        )
         raise _cannot(what, "give a model with its initial weights")
     sparse = [
         n for n, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.sparse

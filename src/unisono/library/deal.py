@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from unisono.library.small import Small
 from unisono.spec.errors import UsageError
@@ -73,7 +73,9 @@ class Dealt:
         self._slices: Slices | None = None
         self._data = data
         _refuse(data)
-        if isinstance(data, DataLoader) and data.batch_sampler is not None:
+        # A stream has no samples to choose among: its loader's batch sampler says how many come next.
+        chosen = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+        if chosen and data.batch_sampler is not None:
             self._slices = Slices(data.batch_sampler, small.group.index, small.group.size)
             self._data = copy.copy(data)
             # A loader guards these names against assignment, for its own iterators may be on their way; this copy's

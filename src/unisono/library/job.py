@@ -17,6 +17,7 @@ from unisono.library import checks, leave
 from unisono.library.deal import Dealt, Share
 from unisono.library.gradients import Gradients
 from unisono.library.noise import Noise
+from unisono.library.norms import join_batches
 from unisono.library.sharding import shard
 from unisono.library.small import Small, spread
 from unisono.library.state import (
@@ -85,6 +86,7 @@ class Job:
         checks.fit(model, optimizer, [one.model for one in self._prepared])
         if self.mesh.data.size > 1:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
+            join_batches(model, self.mesh.data, self._share)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         if self.plan.shard > 1:
             shard(model, optimizer, blocks, self.mesh.shard, self.plan.zero)
@@ -127,7 +129,8 @@ class Job:
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
         ratio, size = self._share.ratio, self.mesh.data.size
-        own = [float(v) * ratio / size if ratio else 0.0 for v in values]
+        plain = [v.item() if isinstance(v, Tensor) else v for v in values]
+        own = [v * ratio / size if ratio else 0.0 for v in plain]
         return self._small.sums(own)
 
     def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
