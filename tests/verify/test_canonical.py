@@ -1,0 +1,40 @@
+"""Canonical mode: one set of weights, to the last bit, for any number of replicas, shards and stages."""
+
+import pytest
+
+from unisono.commands.proof import prove
+from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
+from unisono.plan import Plan
+from unisono.spec.errors import ConfigProblems
+
+pytestmark = pytest.mark.timeout(300)
+
+PLANS = ["dp=2", "shard=2 zero=3", "shard=2 zero=1", "dp=2 shard=2 zero=2", "pp=2", "dp=2 pp=2"]
+
+
+def recipe(global_batch=12, **train):
+    model = ModelConfig(n_layer=2, n_head=2, d_model=16, context=8, dropout=0.1)
+    given = {"steps": 6, "global_batch": global_batch, "micro_batch": 1, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
+    return Recipe(seed=3, model=model, train=TrainConfig(**{**given, **train}))
+
+
+def canonical(text):
+    return Plan.parse(f"{text} sync=canonical")
+
+
+def test_float32_weights_are_the_same_bits():
+    twelve = prove(recipe(12), [canonical("dp=3")], steps=3)
+    eight = prove(recipe(8), [canonical(text) for text in PLANS], steps=3)
+    for proof in (*twelve, *eight):
+        assert proof.fidelity == "EXACT" and proof.bit_identical and proof.passed, proof
+
+
+def test_without_it_replicas_round_differently():
+    (proof,) = prove(recipe(8), [Plan.parse("dp=4")], steps=3)
+    assert proof.passed and not proof.bit_identical
+
+
+def test_ranks_that_do_not_hold_whole_branches_are_refused():
+    with pytest.raises(ConfigProblems, match="power of two"):
+        resolve(recipe(12), canonical("dp=2"))
+    assert resolve(recipe(12), canonical("dp=1")).batch.micros == 12
