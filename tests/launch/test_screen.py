@@ -57,9 +57,11 @@ def test_time_left_follows_the_pace_after_the_first_step() -> None:
 def test_few_plain_lines_the_first_and_the_last_always() -> None:
     stream, clock = io.StringIO(), Clock()
     with Screen(2, 40, stream=stream, clock=clock) as screen:
+        for rank in range(2):
+            screen.event(rank, {"kind": "start"})
         for number in range(1, 38):
             clock.now += PLAIN_EVERY / 10
-            for rank in range(2):
+            for rank in (1, 0):
                 screen.event(rank, step(number))
         screen.event(0, {"kind": "saved", "path": "checkpoints/step-37"})
     lines = stream.getvalue().splitlines()

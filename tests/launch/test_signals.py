@@ -81,6 +81,16 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         assert run.all_gone()
 
 
+def test_ctrl_c_during_the_import_ends_it_at_once() -> None:
+    run = Run("polite")
+    helper = os.pidfd_open(run.line()["pid"])
+    run.process.send_signal(signal.SIGINT)
+    over = run.line()
+    assert over["exit"] == 130 and "before the ranks" in over["error"]
+    assert select.select([helper], [], [], 20)[0] and run.process.wait() == 0
+    os.close(helper)
+
+
 def test_signals_sent_to_the_ranks_themselves_change_nothing() -> None:
     with running("polite") as run:
         for pid in run.pids:

@@ -55,13 +55,22 @@ class Board:
             case "saved":
                 self.saved = event["path"]
 
+    def expect(self, ranks: int) -> None:
+        """Rows for ranks that will come, so that the ones that do not are seen to be missing."""
+        for rank in range(ranks):
+            self.rows.setdefault(rank, Row())
+
+    def speaker(self) -> int:
+        """The rank whose losses and speed are taken: they are the whole run's on every rank."""
+        return min(self.rows, default=0)
+
     def _stepped(self, rank: int, event: Mapping[str, Any], now: float) -> None:
         row = self.rows.setdefault(rank, Row())
         row.host, row.stage = event.get("host", row.host), event.get("stage", row.stage)
         row.step, row.ms = event["step"], event.get("ms", 0.0)
         row.mem_mib, row.note = event.get("mem_mib", 0.0), ""
         row.compute, row.comm, row.waiting = shares(event.get("times", {}))
-        if rank != min(self.rows):  # losses and speed are the whole run's on every rank: hear them once
+        if rank != self.speaker():
             return
         self.steps = event.get("steps", self.steps)
         self.step, self.per_second = event["step"], event.get("tokens_per_s", 0.0)

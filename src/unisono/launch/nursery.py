@@ -7,6 +7,7 @@ Four ranks are ready in the time of one import, several runs share it, no port i
 process: the helper dies with it and the ranks with the helper (see `helper`).
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
-from unisono.spec.errors import UsageError, UserCodeError
+from unisono.spec.errors import UsageError
 
 
 class Nursery:
@@ -39,7 +40,6 @@ class Nursery:
                 code="L04",
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._broken = False
         terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": list(path)}
         # One thread in numpy's BLAS, whose pool would otherwise start at import and not survive the fork; asking
         # the driver's library for GPUs instead of CUDA itself, which cannot be used in a child once touched.
@@ -85,18 +85,14 @@ class Nursery:
             "token": secrets.token_hex(16),
             "store_timeout": timeout or 600.0,
         }
-        watch = Supervision(self._control, ranks, on_event or print_output, timeout, host)
+        hear = on_event or print_output
+        watch = Supervision(self._control, ranks, hear, timeout, host, self._process.kill)
         with Signals() as signals:
-            try:
+            with contextlib.suppress(
+                ConnectionError
+            ):  # a helper that has gone may have left word why: hear it below
                 watch.order(terms, argument)
-            except OSError:
-                error = UserCodeError("the process that starts the ranks has gone", host=host, code="R02")
-                if not self._broken:
-                    raise
-                return Outcome([None] * ranks, error, error.exit)
-            outcome = watch.watch(signals)
-        self._broken |= watch.helper_gone
-        return outcome
+            return watch.watch(signals)
 
     def close(self) -> None:
         """End the helper and with it all ranks; harmless when repeated."""

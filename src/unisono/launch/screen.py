@@ -43,7 +43,7 @@ class Screen:
         self._console: Any = None
         self._live: Any = None
         self._shown_at: float | None = None
-        self._shown_step = -1
+        self._shown_step = 0
 
     def __enter__(self) -> Self:
         return self
@@ -68,13 +68,16 @@ class Screen:
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
                 self.say(f"stopping after this step, then saving{how}")
-            case "imported" if event["threads"] > 1:
-                self.say(
-                    f"note  importing the program started {event['threads'] - 1} threads; forks may hang"
-                )
+            case "imported":
+                self.board.expect(self._ranks)
+                if event["threads"] > 1:
+                    self.say(
+                        f"note  the program's import started {event['threads'] - 1} threads; forks may hang"
+                    )
+                self._show(news=False)
             case _:
                 self.board.hear(rank, event, self._clock())
-                self._show(event["kind"])
+                self._show(news=event["kind"] == "step" and rank == self.board.speaker())
 
     def say(self, line: str) -> None:
         """One line, above the table where there is one."""
@@ -83,14 +86,14 @@ class Screen:
         else:
             print(line, file=self._stream, flush=True)
 
-    def _show(self, kind: str) -> None:
+    def _show(self, news: bool) -> None:
         if self._quiet:
             return
         if self._wants_table:
             now = self._clock()
             if self._shown_at is None or now - self._shown_at >= DRAW_EVERY:
                 self._draw()
-        elif kind == "step":
+        elif news:
             self._plain()
 
     def _plain(self) -> None:

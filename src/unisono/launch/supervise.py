@@ -19,7 +19,7 @@ from unisono.launch import crossing, verdict, wire
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals
 from unisono.launch.store import StoreServer
-from unisono.spec.errors import Interrupted, UnisonoError, UserCodeError
+from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeError
 
 ECHO_GRACE = 2.0
 """Seconds to wait for the true failure after one that is only an echo of another."""
@@ -46,13 +46,16 @@ class Outcome:
 
 @dataclass
 class Supervision:
-    """State of one run; `control` leads to the helper, `timeout` is the longest silence of a rank in seconds."""
+    """State of one run; `control` leads to the helper, `abandon` kills it, `timeout` is the longest silence of a
+    rank in seconds.
+    """
 
     control: socket.socket
     ranks: int
     on_event: OnEvent
     timeout: float | None
     host: str
+    abandon: Callable[[], None]
     seats: list[Seat] = field(default_factory=list)
     store: StoreServer = field(default_factory=StoreServer)
     failures: list[verdict.Failure] = field(default_factory=list)
@@ -61,11 +64,12 @@ class Supervision:
     unborn: crossing.Record | None = None
     hung: bool = False
     _judged: UnisonoError | None = None
+    _ending: bool = False
     _deadline: float | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
-        """Ask the helper for the ranks. Raises OSError when it has gone."""
+        """Ask the helper for the ranks. Raises ConnectionError when it has gone; `watch` then says why."""
         memory = os.memfd_create("argument", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(memory), "wb") as file:
@@ -99,6 +103,7 @@ class Supervision:
                 self._mind_the_time()
             return self._outcome()
         finally:
+            self.on_event = lambda rank, event: None
             self._take_down()
             while not self._over():  # an error of our own: still nobody is left behind
                 self._hear_helper()
@@ -115,7 +120,7 @@ class Supervision:
                     select.select([seat.pidfd], [], [])
                     seat.status = -signal.SIGKILL
             return True
-        return all(seat.status is not None for seat in self.seats)
+        return len(self.seats) == self.ranks and all(seat.status is not None for seat in self.seats)
 
     # What comes in.
 
@@ -133,7 +138,7 @@ class Supervision:
             case "born":
                 seat = self.seats[message["rank"]]
                 seat.pid, seat.pidfd, seat.heard = message["pid"], fds[0], time.monotonic()
-                if self._judged is not None:
+                if self._ending:
                     seat.kill()
             case "exit":
                 self._buried(self.seats[message["rank"]], message["status"])
@@ -182,7 +187,7 @@ class Supervision:
         self._relay(seat)
         for sock in (seat.events, seat.store):
             self._forget(sock)
-        if not seat.reported() and self._judged is None:
+        if not seat.reported() and not self._ending:
             self._failed(verdict.Failure(seat.rank, None, status))
 
     def _forget(self, file: socket.socket | int) -> None:
@@ -193,20 +198,18 @@ class Supervision:
 
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
-            if number == signal.SIGINT and (self.stopped == "interrupt" or not self._running()):
-                self.stopped = "interrupt"
-                self._judge(Interrupted("stopped at once, as asked twice"))
-            elif number == signal.SIGTERM and not self._running():
-                self.stopped = "terminate"
-                self._judge(None)
+            twice = self.stopped == "interrupt" and number == signal.SIGINT
+            self.stopped = "interrupt" if number == signal.SIGINT else "terminate"
+            if not all(seat.pid is not None for seat in self.seats):
+                kind = Interrupted if number == signal.SIGINT else Stopped
+                self._judge(kind("stopped before the ranks had started"))
+                self.abandon()  # it may be importing for seconds yet
+            elif twice:
+                self._judge(Interrupted("stopped at once"))
             else:
-                self.stopped = "interrupt" if number == signal.SIGINT else "terminate"
                 for seat in self.seats:
                     seat.tell("stop")
                 self.on_event(-1, {"kind": "stopping", "how": self.stopped})
-
-    def _running(self) -> bool:
-        return all(seat.pid is not None for seat in self.seats)
 
     # What follows from it.
 
@@ -255,16 +258,17 @@ class Supervision:
         others = [seat.rank for seat in self.seats if seat.rank not in failed]
         return verdict.judge(failure, others, self.host, self.seats[failure.rank].lines)
 
-    def _judge(self, error: UnisonoError | None) -> None:
+    def _judge(self, error: UnisonoError) -> None:
         self._judged = error
         self._take_down()
 
     def _take_down(self) -> None:
+        self._ending = True
         for seat in self.seats:
             seat.kill()
 
     def _outcome(self) -> Outcome:
-        results = [seat.result for seat in self.seats]
+        results = [seat.result for seat in self.seats] + [None] * (self.ranks - len(self.seats))
         if self.unborn is not None:
             error: UnisonoError | None = crossing.revive(self.unborn, None, self.host)
             trace = "" if "ours" in self.unborn else self.unborn["traceback"]
