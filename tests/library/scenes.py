@@ -131,6 +131,47 @@ def helpers(ctx: Any, folder: str) -> dict[str, Any]:
             "notes": list(job.notes), "norms": norms}  # fmt: skip
 
 
+def bytes_sent(ctx: Any) -> dict[str, Any]:
+    """Bytes of gradients for two backwards and a step, with and without an exchange after the first."""
+    job = unisono.init("dp=2", context=ctx)
+    found = {}
+    for name in ("each", "once", "late"):
+        model = Net(width=64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        job.prepare(model, optimizer)
+        before = job.mesh.recorder.bytes().get(("dp", "all_reduce"), 0)
+        for number in range(2):
+            with (
+                job.accumulate()
+                if name == "late" or (name == "once" and number == 0)
+                else contextlib.nullcontext()
+            ):
+                model(torch.ones(2, 6) * (number + ctx.rank)).sum().backward()
+        optimizer.step()
+        found[name] = job.mesh.recorder.bytes()[("dp", "all_reduce")] - before
+        found[f"{name} weights"] = [p.sum().item() for p in model.parameters()]
+    return found
+
+
+def tied(ctx: Any) -> dict[str, Any]:
+    """The names of the weights of a model that uses one weight twice, and whether one device can load them."""
+    job = unisono.init("shard=2", context=ctx)
+
+    def make() -> nn.Module:
+        net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        net[2].weight = net[0].weight
+        return net
+
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    job.prepare(model, optimizer, blocks=[])
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    single = make()
+    single.load_state_dict(job.weights())
+    return {"names": sorted(job.weights()), "sums": [p.sum().item() for p in single.parameters()]}
+
+
 def refused(ctx: Any) -> dict[str, str]:
     """code and remedy of each thing that cannot be prepared."""
     job = unisono.init("dp=2", context=ctx)
@@ -221,6 +262,7 @@ def nothing_saved(ctx: Any, folder: str) -> dict[str, Any]:
 
 def script(ctx: Any, text: str) -> dict[str, Any]:
     """Run a script as it is and return its `losses`; the process group stands for torchrun."""
+    torch.set_default_dtype(torch.float64)
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, "script.py", "exec"), space)
     return {"losses": space["losses"]}

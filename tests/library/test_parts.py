@@ -57,6 +57,18 @@ def test_means_norms_lines_and_notes(world: World, tmp_path: Path) -> None:
     assert one["norms"] == other["norms"] and one["norms"][0] == pytest.approx(one["norms"][1])
 
 
+def test_held_gradients_travel_once(world: World) -> None:
+    one, other = world(scenes.bytes_sent, 2, group=False)
+    assert one["each"] == 2 * one["once"] == 2 * one["late"] > 0
+    for name in ("each weights", "once weights", "late weights"):
+        assert one[name] == other[name]
+
+
+def test_weights_of_a_model_with_a_tied_weight_load_on_one_device(world: World) -> None:
+    one, other = world(scenes.tied, 2, group=False)
+    assert one == other and one["names"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+
+
 def test_what_cannot_be_prepared_is_refused_on_all_ranks(world: World) -> None:
     one, other = world(scenes.refused, 2, group=False)
     assert one == other

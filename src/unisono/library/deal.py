@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from unisono.library.explain import explained
 from unisono.library.small import Small
 from unisono.spec.errors import UsageError
 
@@ -26,9 +27,11 @@ class Share:
     """What the batch at hand weighs on this rank: its samples times the ranks, over all samples; 1 if all have alike.
 
     A mean over the global batch is the mean over ranks of (ratio x mean over the rank's own samples).
+    borrowed: the samples at hand are another rank's and count nowhere here.
     """
 
     ratio: float = 1.0
+    borrowed: bool = False
 
 
 def part(count: int, index: int, size: int) -> tuple[int, int]:
@@ -86,15 +89,16 @@ class Dealt:
         return len(self._data)
 
     def __iter__(self) -> Iterator[Any]:
-        self._one_randomness()
-        batches = iter(self._data)
-        walk = self._whole(batches) if self._slices is None else self._own(batches, self._slices.latest)
-        for number, (batch, mine, count, seen) in enumerate(walk):
-            if number == 0:
-                self._agree(seen)
-            self._share.ratio = mine * self._small.group.size / count
-            yield batch
-        self._share.ratio = 1.0
+        with explained():
+            self._one_randomness()
+            batches = iter(self._data)
+            walk = self._whole(batches) if self._slices is None else self._own(batches, self._slices.latest)
+            for number, (batch, mine, count, seen) in enumerate(walk):
+                if number == 0:
+                    self._agree(seen)
+                self._share.ratio, self._share.borrowed = mine * self._small.group.size / count, mine == 0
+                yield batch
+            self._share.ratio, self._share.borrowed = 1.0, False
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_data" not in self.__dict__:

@@ -3,8 +3,6 @@
 import atexit
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -15,10 +13,11 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import place_here
+from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
 
 # What only `unisono train` can do, and why.
 _WHOLE = "your loop calls the whole model, and this key cuts it"
@@ -45,7 +44,7 @@ def init(plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, ti
 
     Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
     """
-    with _explained():
+    with explained():
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
         problems = [*wanted.check(), *_not_here(wanted)]
         if problems:
@@ -56,16 +55,6 @@ def init(plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, ti
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
         return _job(wanted, context, timedelta(seconds=timeout), at_exit=place is not None)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Errors that end a script show their remedy below the traceback."""
-    try:
-        yield
-    except UnisonoError as error:
-        error.add_note(error.render())
-        raise
 
 
 def _not_here(plan: Plan) -> list[Problem]:

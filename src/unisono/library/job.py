@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from unisono.comm.mesh import Mesh
 from unisono.library import checks, leave
 from unisono.library.deal import Dealt, Share
+from unisono.library.explain import explained
 from unisono.library.gradients import Gradients
 from unisono.library.noise import Noise
 from unisono.library.norms import join_batches
@@ -71,6 +72,7 @@ class Job:
             for name in one.gradients.unused
         )
 
+    @explained()
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, *data: Any, blocks: Sequence[nn.Module] | None = None
     ) -> Any:
@@ -79,7 +81,8 @@ class Job:
         The model and the optimiser are the same objects, changed in place, so that schedulers and other names for
         them stay right; initial parameters and buffers become rank 0's. Each of `data`, a loader or any iterable of
         global batches, is replaced by one that yields this rank's samples of each. blocks: the modules that
-        `shard` gathers one at a time; the elements of the model's lists and sequences if not given.
+        `shard` gathers one at a time; the elements of the model's lists and sequences if not given. Under `shard`
+        the model is called by all ranks or none, in evaluation too, and all take the same way through it.
 
         Raises UsageError for what cannot be spread. A job may prepare several models, each with its optimiser.
         """
@@ -115,9 +118,11 @@ class Job:
             for one, holding in zip(self._prepared, was, strict=False):
                 one.gradients.hold(holding)
 
+    @explained()
     def weigh(self, count: float) -> None:
         """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
-        not over its samples. Call it between the batch and its backward."""
+        not over its samples. Call it between the batch and its forward."""
+        count = 0 if self._share.borrowed else count
         total = self._small.sums([count])[0]
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
@@ -133,6 +138,7 @@ class Job:
         own = [v * ratio / size if ratio else 0.0 for v in plain]
         return self._small.sums(own)
 
+    @explained()
     def clip(self, max_norm: float, model: nn.Module | None = None) -> float:
         """Scale gradients so that their 2-norm over the whole model, all shards of it, is at most `max_norm`.
 
@@ -148,7 +154,7 @@ class Job:
         clip(one.slots, norm, max_norm)
         return norm
 
-    def log(self, _to: str | Path | None = None, /, **values: float | Tensor) -> dict[str, float]:
+    def log(self, folder: str | Path | None = None, /, **values: float | Tensor) -> dict[str, float]:
         """Means over the global batch, the same on every rank; the first rank prints them on stderr.
 
         With a folder as the first argument they are also appended, with `step`, to `metrics.jsonl` in it.
@@ -156,13 +162,14 @@ class Job:
         means = dict(zip(values, self._means(list(values.values())), strict=True))
         if self.is_main:
             print(f"step {self.step}", *(f"{k} {v:.6g}" for k, v in means.items()), sep="  ", file=sys.stderr)
-            if _to is not None:
-                path = Path(_to) / "metrics.jsonl"
+            if folder is not None:
+                path = Path(folder) / "metrics.jsonl"
                 if path not in self._lines:
                     self._lines[path] = JsonLines(path)
                 self._lines[path].write({"step": self.step, **means})
         return means
 
+    @explained()
     def save(self, folder: str | Path, state: Mapping[str, Any] | None = None, keep: int | None = 3) -> Path:
         """Save models, buffers, optimisers and random states as `folder/checkpoints/step-N`; returns that folder.
 
@@ -183,6 +190,7 @@ class Job:
             raise RuntimeError("a blocking save returned no folder")
         return folder_made
 
+    @explained()
     def load(self, folder: str | Path) -> dict[str, Any] | None:
         """Go on from the last checkpoint in `folder` (or from `folder`, if it is one); returns the `state` given to
         `save`, or None if there is none yet.
@@ -207,15 +215,16 @@ class Job:
         self.mesh.data.barrier()  # nobody may save over what another rank still reads
         return dict(kept.get("yours", {}))
 
+    @explained()
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Parameters and buffers, whole and on the CPU, under the names that `state_dict` gives them on one device."""
         one = self._one(model)
-        whole: dict[str, Tensor] = {}
+        whole: dict[int, Tensor] = {}
         for slot in one.slots:
             live = slot.live.detach()
-            whole[slot.name] = (live.full_tensor() if isinstance(live, DTensor) else live).cpu().clone()
-        whole |= {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.model)}
-        return whole
+            whole[id(slot.live)] = (live.full_tensor() if isinstance(live, DTensor) else live).cpu().clone()
+        names = {name: whole[id(p)] for name, p in one.model.named_parameters(remove_duplicate=False)}
+        return names | {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.model)}
 
     def close(self) -> None:
         """Leave together with the others; done by itself when the script ends."""
@@ -240,6 +249,7 @@ class Job:
         what = "no model is prepared yet" if model is None else "this model is not prepared"
         raise UsageError(what, fix="job.prepare(model, optimizer, data) first", code="J08")
 
+    @explained()
     def _before_step(self, one: Prepared) -> None:
         one.gradients.catch_up()
         if self.mesh.data.size > 1:

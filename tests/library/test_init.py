@@ -1,0 +1,70 @@
+"""How a script becomes a rank, and what it is told when it cannot."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unisono
+from unisono.spec.errors import ConfigProblems, UsageError
+
+
+def test_one_process_is_a_world_of_one() -> None:
+    import torch
+
+    job = unisono.init()
+    model, data = torch.nn.Linear(2, 2), [torch.ones(3, 2)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert job.prepare(model, optimizer, data) == (model, optimizer, data)
+    with job.accumulate():
+        model(data[0]).sum().backward()
+    optimizer.step()
+    assert (job.rank, job.world, job.step, job.is_main, str(job.plan)) == (0, 1, 1, True, "dp=1")
+    assert job.mean(2.5) == 2.5
+    job.close()
+
+
+def test_too_few_processes_are_told_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["my train.py", "--lr", "1"])
+    with pytest.raises(UsageError) as raised:
+        unisono.init("dp=2 shard=2")
+    line = "torchrun --standalone --nproc-per-node 4 'my train.py' --lr 1"
+    assert raised.value.fix == line
+    assert line in raised.value.__notes__[0]  # a traceback ends with it
+
+
+@pytest.mark.parametrize(
+    "plan", ["pp=2", "dp=2 tp=2", "precision=bf16", "dp=2 codec=sign", "dp=2 sync=gossip", "dp=2 micros=2"]
+)
+def test_what_the_library_way_cannot_play_is_refused_with_a_remedy(plan: str) -> None:
+    with pytest.raises(ConfigProblems) as raised:
+        unisono.init(plan)
+    assert all(problem.fix and problem.where.startswith("plan.") for problem in raised.value.problems)
+
+
+TRAGEDY = """
+import os, torch, unisono
+model = torch.nn.Linear(2, 1)
+job = unisono.init()
+model, optimizer, data = job.prepare(model, torch.optim.SGD(model.parameters(), 0.1), [torch.ones(4, 2)] * 9)
+for step, x in enumerate(data):
+    if job.rank == 1 and step == 3:
+        raise ValueError("the cause")
+    model(x).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_rank_that_raises_ends_all_without_an_abort(tmp_path: Path) -> None:
+    script = tmp_path / "tragedy.py"
+    script.write_text(TRAGEDY)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "ValueError: the cause" in done.stderr
+    assert "terminate called" not in done.stderr and "exitcode  : 1 " in done.stderr

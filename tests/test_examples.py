@@ -1,0 +1,97 @@
+"""The examples do what they say, on tiny settings."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.library import scenes
+from tests.ranks import World
+from unisono import config
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+OURS = re.compile(r"^.*(?:\bunisono\b|\bjob\b).*\n", re.MULTILINE)
+
+
+def without_our_lines(text: str) -> tuple[str, int]:
+    """A script without its docstring and without the lines that speak of us; how many those were."""
+    body = text.split('"""\n', 1)[1]
+    return OURS.sub("", body), len(OURS.findall(body))
+
+
+@pytest.mark.timeout(120)
+def test_three_lines_make_no_difference(world: World) -> None:
+    """Taken away they leave a script for one device; its losses are those of two ranks on the same global batches."""
+    text = (EXAMPLES / "own_loop.py").read_text()
+    alone, taken = without_our_lines(text)
+    assert taken == 3
+    (one,) = world(scenes.script, 1, group=False, text=alone)
+    two = world(scenes.script, 2, text=text)
+    assert len(one["losses"]) == 44
+    for whole, a, b in zip(one["losses"], *(rank["losses"] for rank in two), strict=True):
+        assert (a + b) / 2 == pytest.approx(whole, abs=1e-10)
+
+
+@pytest.mark.timeout(120)
+def test_own_loop_under_torchrun(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(EXAMPLES / "own_loop.py")],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+    assert done.stdout.count("epoch 3") == 2
+
+
+@pytest.mark.timeout(120)
+def test_text_is_the_same_each_time_and_trains(tmp_path: Path) -> None:
+    """The recipe of nanoGPT's size on that text, three steps of it."""
+    for name in ("english.txt", "again.txt"):
+        made = [sys.executable, str(EXAMPLES / "make_text.py"), name, "20000"]
+        subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    assert len((tmp_path / "english.txt").read_bytes()) == 20000
+    assert (tmp_path / "english.txt").read_bytes() == (tmp_path / "again.txt").read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-m", "unisono", "train", str(EXAMPLES / "nanogpt_cpu.toml"), "--json",
+         "--train.steps", "3", "--train.eval_batches", "1", "--out.report", "false"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
+
+
+def test_nanogpt_recipe_has_the_size_of_its_model() -> None:
+    recipe = config.load(EXAMPLES / "nanogpt_cpu.toml").recipe
+    model, train = recipe.model, recipe.train
+    assert (model.n_layer, model.n_head, model.d_model, model.context, model.dropout) == (4, 4, 128, 64, 0.0)
+    assert (train.global_batch, train.steps, train.betas, train.clip) == (12, 2000, (0.9, 0.99), 1.0)
+    assert (train.lr, train.min_lr, train.lr_schedule, train.warmup_steps) == (1e-3, 1e-4, "cosine", 100)
+
+
+def test_recipe_function_is_a_recipe() -> None:
+    got = config.load(f"{EXAMPLES / 'recipe.py'}:tiny")
+    resolved = config.resolve(got.recipe, got.plan, None, got.origins)
+    assert resolved.recipe.model.d_model == 96 and resolved.plan.world == 2
+
+
+def test_own_model_predicts_from_the_past_only() -> None:
+    import torch
+
+    from unisono import models
+
+    kind = f"{EXAMPLES / 'own_model.py'}:smoother"
+    model = models.build(config.ModelConfig(kind=kind, d_model=16, context=12), models.Facts(vocab=256))
+    tokens = torch.randint(256, (2, 12))
+    other = tokens.clone()
+    other[:, 7:] = 0
+    assert model(tokens).shape == (2, 12, 256)
+    torch.testing.assert_close(model(tokens)[:, :7], model(other)[:, :7])
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda p: p.name)
+def test_examples_are_short(path: Path) -> None:
+    assert path.is_dir() or len(path.read_text().splitlines()) < 60
