@@ -156,7 +156,10 @@ def test_plain_variables_and_a_rank_that_raises(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(90)
-def test_a_port_in_use_is_one_clear_error() -> None:
+@pytest.mark.parametrize(
+    "starter", [{}, {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "False"}]
+)
+def test_a_port_in_use_is_one_clear_error(starter: dict[str, str]) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
@@ -164,7 +167,7 @@ def test_a_port_in_use_is_one_clear_error() -> None:
         done = subprocess.run(
             [sys.executable, "-m", "tests.launch.in_env", "add"],
             cwd=ROOT,
-            env=clean_environ(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+            env=clean_environ(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **starter),
             capture_output=True,
             text=True,
             check=False,

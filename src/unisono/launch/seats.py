@@ -65,21 +65,26 @@ class Seat:
             self.store.settimeout(10.0)
             self.store.sendall(wire.frame(wire.join(fields)))
 
-    def printed(self) -> tuple[list[str], bool]:
-        """Whole lines of what the rank printed, and whether more may come."""
+    def printed(self, last: bool = False) -> tuple[list[str], bool]:
+        """Whole lines of what the rank printed, and whether more may come; with `last`, all that is left."""
+        open_, data = True, bytearray(self._rest)
         try:
-            data = os.read(self.output, 1 << 16)
+            while piece := os.read(self.output, 1 << 16):
+                data += piece
+                if not last:
+                    break
+            open_ = bool(piece)
         except BlockingIOError:
-            return [], True
-        pieces = (self._rest + data).split(b"\n")
-        if data:
-            self._rest = pieces.pop()
-        else:
-            self._rest, pieces = b"", [piece for piece in pieces if piece]
+            pass
+        pieces = bytes(data).split(b"\n")
+        self._rest = pieces.pop()
+        if self._rest and (last or not open_):  # a last line without an end
+            pieces.append(self._rest)
+            self._rest = b""
         lines = [piece.decode(errors="replace") for piece in pieces]
         lines = [line for line in lines if not line.startswith(_CHATTER)]
         self.lines.extend(lines)
-        return lines, bool(data)
+        return lines, open_
 
     def close(self) -> None:
         self.store.close()

@@ -172,19 +172,19 @@ class Supervision:
         for who, fields in answers:
             self.seats[who].answer(fields)
 
-    def _relay(self, seat: Seat) -> None:
-        lines, more = seat.printed()
+    def _relay(self, seat: Seat, last: bool = False) -> None:
+        lines, more = seat.printed(last)
         for line in lines:
             if not self.hung:
                 self.on_event(seat.rank, {"kind": "output", "text": line})
-        if not more:
+        if last or not more:
             self._forget(seat.output)
 
     def _buried(self, seat: Seat, status: int) -> None:
         """A rank is gone: hear its last words first, they may still lie in the sockets."""
         seat.status = status
         self._hear(seat)
-        self._relay(seat)
+        self._relay(seat, last=True)
         for sock in (seat.events, seat.store):
             self._forget(sock)
         if not seat.reported() and not self._ending:
