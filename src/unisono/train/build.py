@@ -114,7 +114,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         row=timetable_of(plan).rows[stage],
         eval_row=forward_only(plan).rows[stage],
         sync=sync,
-        optimizer=make(recipe.train, local.slots, place.device),
+        optimizer=make(recipe.train, local.slots, place.device, even=canonical),
         rate=partial(rate, recipe.train),
         max_norm=recipe.train.clip,
         seed=recipe.seed,
