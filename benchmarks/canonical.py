@@ -1,7 +1,7 @@
 """sync=canonical: one SHA-256 of the final weights under many plans, and what it costs beside sync=every_step.
 
-    python benchmarks/canonical.py            # hashes under 12 plans on 1 to 8 ranks, then the cost on dp=2 and dp=4
-    python benchmarks/canonical.py --hashes   # the hashes alone
+python benchmarks/canonical.py            # hashes under 12 plans on 1 to 8 ranks, then the cost on dp=2 and dp=4
+python benchmarks/canonical.py --hashes   # the hashes alone
 """
 
 import argparse
@@ -82,7 +82,10 @@ def hashes(steps: int) -> list[dict[str, Any]]:
     """The demo's recipe with dropout, float32, under every plan."""
     recipe, _ = demo()
     rows = []
-    with Nursery("canonical:main", path=[str(Path(__file__).parent)]) as nursery, tempfile.TemporaryDirectory() as out:
+    with (
+        Nursery("canonical:main", path=[str(Path(__file__).parent)]) as nursery,
+        tempfile.TemporaryDirectory() as out,
+    ):
         for i, plan in enumerate(PLANS):
             changed = recipe.model_copy(
                 update={
@@ -107,7 +110,10 @@ def hashes(steps: int) -> list[dict[str, Any]]:
                 raise outcome.error
             found = outcome.results[0] or {}
             rows.append({"plan": plan, "ranks": resolved.plan.world, **found})
-            print(f"{plan:<26} {resolved.plan.world} ranks  loss {found['loss']:.6f}  {found['sha256']}", flush=True)
+            print(
+                f"{plan:<26} {resolved.plan.world} ranks  loss {found['loss']:.6f}  {found['sha256']}",
+                flush=True,
+            )
     return rows
 
 
@@ -132,12 +138,17 @@ def cost(blocks: int, steps: int) -> list[dict[str, Any]]:
             ratios = (outcome.results[0] or {})["ratios"]
             median = statistics.median(ratios)
             rows.append({"plan": plan, "ratio_vs_every_step": median, "ratios": ratios})
-            print(f"{plan}: canonical / every_step step time, median of {blocks} blocks: {median:.3f}", flush=True)
+            print(
+                f"{plan}: canonical / every_step step time, median of {blocks} blocks: {median:.3f}",
+                flush=True,
+            )
     return rows
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hashes", action="store_true", help="the hashes alone")
     parser.add_argument("--cost", action="store_true", help="the cost alone")
     parser.add_argument("--steps", type=int, default=50)

@@ -49,6 +49,11 @@ class Task:
     bf16: bool = False
 
     @property
+    def compiled(self) -> bool:
+        """Whether torch.compile is used, in ours and by hand."""
+        return self.recipe.train.compile
+
+    @property
     def tokens(self) -> int:
         """Tokens of one step over all ranks."""
         return self.recipe.train.global_batch * self.recipe.model.context
@@ -56,10 +61,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Racer:
-    """One loop. `step()` makes one optimiser step and returns its loss: ours the global one, by hand the rank's."""
+    """One loop. `step()` makes one optimiser step and returns its loss: ours the global one, by hand the rank's,
+    on a GPU without waiting for it."""
 
     name: str
-    step: Callable[[], float]
+    step: Callable[[], float | Tensor]
     close: Callable[[], None] = lambda: None
 
 
@@ -112,66 +118,62 @@ def adamw(model: nn.Module, train: TrainConfig) -> AdamW:
     return AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
 
-def by_hand(
-    task: Task, model: nn.Module, whole: nn.Module, hold: Hold, wait: bool = True
-) -> Callable[[], float]:
-    """The loop around a model. whole: what holds the parameters. hold(last): around one forward and backward.
-
-    wait: read the loss in every step, which on a GPU waits for it.
-    """
+def by_hand(task: Task, model: nn.Module, whole: nn.Module, hold: Hold) -> Callable[[], float | Tensor]:
+    """The loop around a model. whole: what holds the parameters. hold(last): around one forward and backward."""
     train, get = task.recipe.train, batches(task)
     optimizer, parameters = adamw(whole, train), list(whole.parameters())
     device, made = task.place.device.type, 0
 
-    def step() -> float:
+    def step() -> float | Tensor:
         nonlocal made
         for group in optimizer.param_groups:
             group["lr"] = rate(train, made)
         inputs, targets = get(made)
         size = len(inputs) // task.micros
-        total: Tensor | float = 0.0
+        losses = []
         for m, (x, y) in enumerate(zip(inputs.split(size), targets.split(size), strict=True)):
             with hold(m == task.micros - 1):
                 with torch.autocast(device, torch.bfloat16) if task.bf16 else nullcontext():
                     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten()) / task.micros
                 loss.backward()
-            total = total + loss.detach()
+            losses.append(loss.detach())
         if train.clip:
             clip_grad_norm_(parameters, train.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         made += 1
-        return float(total) if wait else 0.0
+        total = sum(losses[1:], start=losses[0])
+        return total if device == "cuda" else total.item()
 
     return step
 
 
-def plain(task: Task, compiled: bool = False, wait: bool = True) -> Racer:
+def plain(task: Task) -> Racer:
     """One process, one device."""
     whole = model_of(task)
-    model = torch.compile(whole) if compiled else whole
-    return Racer("plain loop", by_hand(task, model, whole, lambda last: nullcontext(), wait))  # type: ignore[arg-type]
+    model = torch.compile(whole) if task.compiled else whole
+    return Racer("plain loop", by_hand(task, model, whole, lambda last: nullcontext()))  # type: ignore[arg-type]
 
 
 def ddp(task: Task) -> Racer:
     """DistributedDataParallel, with gradients as views of its buckets."""
     ids = [task.place.device] if task.place.device.type == "cuda" else None
-    model = DistributedDataParallel(model_of(task), device_ids=ids, gradient_as_bucket_view=True)
+    inner = torch.compile(model_of(task)) if task.compiled else model_of(task)
+    model = DistributedDataParallel(inner, device_ids=ids, gradient_as_bucket_view=True)  # type: ignore[arg-type]
     return Racer("DDP", by_hand(task, model, model, lambda last: nullcontext() if last else model.no_sync()))
 
 
 def fsdp(task: Task, reshard: bool) -> Racer:
-    """FSDP2 on every block and on the whole; reshard: parameters are let go after forward (ZeRO-3)."""
+    """FSDP2 on every block and on the whole; reshard: parameters are let go after forward (ZeRO-3). Gradients are
+    scattered in every backward, as in ours, so that both hold as little."""
     model = model_of(task)
     for block in model.blocks:  # type: ignore[union-attr]
+        if task.compiled:
+            block.compile()
         fully_shard(block, reshard_after_forward=reshard)
     fully_shard(model, reshard_after_forward=reshard)
-
-    def hold(last: bool) -> AbstractContextManager[object]:
-        model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return nullcontext()
-
-    return Racer("FSDP2" if reshard else "FSDP2 no reshard", by_hand(task, model, model, hold))
+    name = "FSDP2" if reshard else "FSDP2 no reshard"
+    return Racer(name, by_hand(task, model, model, lambda last: nullcontext()))
 
 
 def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Racer:

@@ -31,11 +31,14 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Race argument["peer"] against ours under argument["plan"]; returns seconds a step per block, and losses."""
+    """Race argument["peer"] against ours under argument["plan"]: what `race` returns, and what it was run on.
+
+    Other keys: recipe (JSON), seconds, block_seconds, control (race the peer against itself).
+    """
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store if ctx.world > 1 else None)
-    task = Task(resolved.recipe, resolved.batch.micros, place, corpus)
+    task = Task(resolved.recipe, resolved.batch.micros, place, corpus, resolved.plan.precision == "bf16")
     with tempfile.TemporaryDirectory() as folder:
         peer = by_name(argument["peer"], task)
         mine = (
@@ -45,7 +48,16 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         )
         rounds, losses = race(mine, peer, argument["seconds"], argument["block_seconds"], ctx)
         mine.close()
-    return {"ours": mine.name, "peer": peer.name, "tokens": task.tokens, "rounds": rounds, "losses": losses}
+    names = {"ours": mine.name, "peer": peer.name, **hardware(place.device)}
+    return {**names, "tokens": task.tokens, "rounds": rounds, "losses": losses}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """What a rank computed on, and the most of its memory that PyTorch had in use."""
+    if device.type == "cpu":
+        return {"device": "cpu"}
+    peak = torch.cuda.max_memory_allocated(device) / 2**30
+    return {"device": torch.cuda.get_device_name(device), "peak_gib": peak}
 
 
 def by_name(name: str, task: Task) -> Racer:
@@ -59,55 +71,66 @@ def by_name(name: str, task: Task) -> Racer:
     return makers[name](task)
 
 
+Round = tuple[tuple[float, float], tuple[float, float]]
+
+
 def race(
     mine: Racer, peer: Racer, seconds: float, block_seconds: float, ctx: RankContext
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """(seconds a step of mine, of the peer) per round, and their losses per step."""
+) -> tuple[list[Round], list[tuple[float, float]]]:
+    """Per round, for mine and the peer, seconds a step by the clock and by this rank's processor; losses per step."""
     pair = (mine, peer)
-    seen: tuple[list[float], list[float]] = ([], [])
+    seen: tuple[list[float | torch.Tensor], ...] = ([], [])
 
-    def block(who: int, steps: int) -> float:
+    def block(who: int, steps: int) -> tuple[float, float]:
         meet()
-        begun = time.perf_counter()
+        begun, busy = time.perf_counter(), time.process_time()
         seen[who].extend(pair[who].step() for _ in range(steps))
         meet()
-        return (time.perf_counter() - begun) / steps
+        return (time.perf_counter() - begun) / steps, (time.process_time() - busy) / steps
 
     for who in (0, 1, 1, 0):
-        slow = block(who, WARM_UP)
+        slow, _ = block(who, WARM_UP)
     steps = agree(max(1, round(block_seconds / slow)))
-    rounds = []
+    rounds: list[Round] = []
     end = time.perf_counter() + seconds
     for turn in itertools.count():
         order = (0, 1, 1, 0) if turn % 2 == 0 else (1, 0, 0, 1)
-        took = [0.0, 0.0]
+        took: tuple[list[tuple[float, float]], ...] = ([], [])
         for who in order:
-            took[who] += block(who, steps) / 2
-        rounds.append((took[0], took[1]))
-        ctx.channel.send("round", count=turn + 1, ours=took[0], peer=took[1])
+            took[who].append(block(who, steps))
+        ours_took, peer_took = ((sum(wall) / 2, sum(busy) / 2) for wall, busy in (zip(*one) for one in took))
+        rounds.append((ours_took, peer_took))
+        ctx.channel.send("round", count=turn + 1, ours=ours_took[0], peer=peer_took[0])
         if agree(int(time.perf_counter() > end)):
             break
-    everybody = [mean(loss) for loss in seen[1]]
-    return rounds, list(zip(seen[0], everybody, strict=True))
+    mine_all, peer_all = ([mean(loss) for loss in losses] for losses in seen)
+    return rounds, list(zip(mine_all, peer_all, strict=True))
 
 
 def meet() -> None:
-    """Wait for the other ranks."""
+    """Wait for this rank's device, and for the other ranks."""
     if dist.is_initialized():
         dist.barrier()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def here() -> torch.device:
+    """Where collectives find their tensors."""
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
 
 
 def agree(number: int) -> int:
     """The greatest of the ranks' numbers."""
-    box = torch.tensor([number])
+    box = torch.tensor([number], device=here())
     if dist.is_initialized():
         dist.all_reduce(box, op=dist.ReduceOp.MAX)
     return int(box.item())
 
 
-def mean(number: float) -> float:
+def mean(number: float | torch.Tensor) -> float:
     """Over the ranks."""
-    box = torch.tensor([number], dtype=torch.float64)
+    box = torch.tensor([float(number)], dtype=torch.float64, device=here())
     if dist.is_initialized():
         dist.all_reduce(box)
         box /= dist.get_world_size()

@@ -111,8 +111,9 @@ def run_pair(
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
     """Ratios and medians from what the ranks saw."""
-    ours, peer = zip(*result["rounds"], strict=True)
-    ratios = [theirs / mine for mine, theirs in result["rounds"]]
+    ours, peer = ([one[who][0] for one in result["rounds"]] for who in (0, 1))
+    ratios = [theirs / mine for mine, theirs in zip(ours, peer, strict=True)]
+    busy = [theirs[1] / mine[1] for mine, theirs in result["rounds"]]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
     differences = [abs(a - b) / abs(b) for a, b in result["losses"]]
     return {
@@ -121,6 +122,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
         "ratio": statistics.median(ratios),
         "ratio_vs_peer": statistics.median(ratios),
         "quartiles": [low, high],
+        "processor_ratio": statistics.median(busy),
         "rounds": len(ratios),
         "steps": len(differences),
         "peer_tokens_per_s": result["tokens"] / statistics.median(peer),
@@ -133,8 +135,8 @@ def line_of(row: dict[str, Any]) -> str:
     low, high = row["quartiles"]
     return (
         f"{row['model']:<6} {row['peer']:<18} {row['ours']:<20} {row['ratio']:>6.3f}  {f'{low:.3f} .. {high:.3f}':<14}"
-        f" {row['rounds']:>6} {row['peer_tokens_per_s']:>9,.0f} {row['ours_tokens_per_s']:>9,.0f}"
-        f"            {row['loss_difference']:.0e}"
+        f" {row['processor_ratio']:>5.3f} {row['rounds']:>6} {row['peer_tokens_per_s']:>9,.0f}"
+        f" {row['ours_tokens_per_s']:>9,.0f}            {row['loss_difference']:.0e}"
     )
 
 
