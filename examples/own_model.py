@@ -14,6 +14,8 @@ from torch import Tensor, nn
 class Smoother(nn.Module):
     """Each next byte from running means of what came before, at several speeds: no attention, and quick."""
 
+    decay: Tensor
+
     def __init__(self, vocab: int, width: int, speeds: int = 8) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
