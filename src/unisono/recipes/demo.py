@@ -26,7 +26,7 @@ def demo() -> tuple[Recipe, Plan]:
         train=TrainConfig(
             steps=300,
             global_batch=32,
-            lr=4e-3,
+            lr=3e-3,
             warmup_steps=20,
             weight_decay=0.1,
             betas=(0.9, 0.95),

@@ -1,0 +1,198 @@
+"""The parts of these pages that the program itself knows: keys, verbs, timetables, the checkpoint format.
+
+`python docs/blocks.py` writes them again between `<!-- block NAME -->` and `<!-- end -->`, and a test holds the pages
+to it. No torch.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+from unisono.cli_verbs import LATER, VERBS
+from unisono.config.fields import SECTIONS, keys
+from unisono.plan.grammar import BUILT, KEYS, VALUES
+from unisono.plan.plan import DEFAULTS
+from unisono.programs import draw, schedules
+from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+SOURCE = ROOT / "src" / "unisono"
+PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")))
+BLOCK = re.compile(r"(<!-- block ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CODE = re.compile(r"[A-Z]\d\d")
+
+PLAN_MEANINGS = {
+    "dp": "replicas; -1 takes as many as fill the ranks there are",
+    "shard": "ranks among which one replica's state is dealt",
+    "zero": "what `shard` deals: 1 optimiser, 2 and gradients, 3 and parameters",
+    "pp": "pipeline stages",
+    "schedule": "the stages' timetable",
+    "micros": "micro-batches of a step on one data rank",
+    "tp": "ranks that split every matrix product",
+    "cp": "ranks that split the positions of a sample",
+    "ep": "ranks that split the experts",
+    "cp_kind": "how `cp` exchanges keys and values",
+    "sync": "how replicas stay together",
+    "collective": "algorithm of the sums on `dp`",
+    "codec": "what crosses `dp`",
+    "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64)",
+    "recompute": "which activations are computed again in backward",
+    "offload": "what is kept outside the device",
+}
+
+
+def fenced(text: str) -> str:
+    return f"```text\n{text}\n```"
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def timetable(name: str, ranks: int, micros: int) -> str:
+    """A timetable as our own code draws it, with backward twice as dear as forward."""
+    return fenced(draw.text(play_costs(schedules.get(name)(ranks, micros), 1.0, 2.0)))
+
+
+def bubbles() -> str:
+    """The bubble of 1F1B and what is held, for some sizes, measured on the played timetable."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for ranks, micros in ((2, 2), (2, 4), (2, 8), (4, 4), (4, 8), (4, 16), (4, 32)):
+            both = [schedules.get(name)(ranks, micros) for name in ("gpipe", "1f1b")]
+            share = bubble(play_costs(both[1], 1.0, 2.0))
+            held = [str(max(peak_held(one))) for one in both]
+            yield str(ranks), str(micros), f"{100 * share:.1f} %", *held
+
+    return table(("stages", "micro-batches", "bubble of both", "held by gpipe", "held by 1f1b"), rows())
+
+
+def lowered() -> str:
+    """One row of a timetable with its messages."""
+    rows = lower(schedules.get("1f1b")(2, 2)).rows
+    return fenced("\n".join(f"rank {n}  {' '.join(str(a) for a in row)}" for n, row in enumerate(rows)))
+
+
+def section_keys(section: str) -> str:
+    """The keys of one section of a recipe with their defaults."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name, key in keys().items():
+            at, _, leaf = name.rpartition(".")
+            if at == section and not (section == "" and name in SECTIONS):
+                default = "not set" if key.default is None else _word(key.default)
+                words = " | ".join(map(str, get_args(key.annotation))) if _literal(key.annotation) else ""
+                yield f"`{leaf}`", default, ": ".join(filter(None, (key.description, words)))
+
+    return table(("key", "default", "meaning"), rows())
+
+
+def _literal(annotation: object) -> bool:
+    return get_origin(annotation) is Literal
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+def plan_keys() -> str:
+    """The keys of a plan: default, what this version plays, what it refuses for now."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for key in KEYS:
+            default = "from the batch" if DEFAULTS[key] is None else f"`{DEFAULTS[key]}`"
+            if key in ("cp", "ep", "cp_kind"):
+                here, later = "`1`" if key != "cp_kind" else "means nothing while `cp=1`", "other values"
+                later = later if key != "cp_kind" else ""
+            elif key in VALUES:
+                here = " ".join(f"`{v}`" for v in BUILT[key])
+                later = " ".join(f"`{v}`" for v in VALUES[key] if v not in BUILT[key])
+            else:
+                here, later = {"zero": "`1` `2` `3`", "dp": "a number, `-1`"}.get(key, "a number"), ""
+            yield f"`{key}`", default, here, PLAN_MEANINGS[key], later
+
+    return table(("key", "default", "values here", "meaning", "not yet"), rows())
+
+
+def verbs() -> str:
+    """The verbs that do something in this version."""
+    known = [*(v for v in VERBS if v.name not in LATER)]
+    rows = [(f"`unisono {v.name}`", v.summary) for v in known]
+    return table(("command", "does"), iter([*rows, ("`unisono config`", "show, check or compare recipes")]))
+
+
+def checkpoint_format() -> str:
+    """The format as the code that writes it states it."""
+    path = SOURCE / "train" / "checkpoint" / "__init__.py"
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return said.partition("\n\n")[2]
+
+
+def codes() -> dict[str, set[str]]:
+    """Every error code in the source -> the files that raise it."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for value in _candidates(node):
+                word = value.value if isinstance(value, ast.Constant) else None
+                if isinstance(word, str) and CODE.fullmatch(word):
+                    found.setdefault(word, set()).add(str(path.relative_to(SOURCE)))
+    return found
+
+
+def _candidates(node: ast.AST) -> list[ast.expr | None]:
+    """The expressions that are error codes by their place: code="C01", Problem("C01", ...), default_code = "C01"."""
+    if isinstance(node, ast.keyword) and node.arg == "code":
+        return [node.value]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "Problem":
+        return list(node.args[:1])
+    if isinstance(node, ast.AnnAssign | ast.Assign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(t, ast.Name) and t.id in ("default_code", "code") for t in targets):
+            return [node.value]
+    return []
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "accumulate": lambda: timetable("accumulate", 1, 4),
+    "gpipe": lambda: timetable("gpipe", 4, 4),
+    "1f1b": lambda: timetable("1f1b", 4, 4),
+    "1f1b-8": lambda: timetable("1f1b", 4, 8),
+    "demo-timetable": lambda: timetable("1f1b", 2, 4),
+    "lowered": lowered,
+    "bubbles": bubbles,
+    "plan": plan_keys,
+    "verbs": verbs,
+    "checkpoint-format": checkpoint_format,
+    "top": lambda: section_keys(""),
+    **{section: (lambda section=section: section_keys(section)) for section in SECTIONS},
+}
+
+
+def written(text: str) -> str:
+    """A page's text with its blocks made anew. Raises KeyError for a block that nobody makes."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[4]}", text)
+
+
+def main() -> int:
+    for page in PAGES:
+        if page.exists():
+            text = page.read_text(encoding="utf-8")
+            fresh = written(text)
+            if fresh != text:
+                page.write_text(fresh, encoding="utf-8")
+                print(f"written again: {page.relative_to(ROOT)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

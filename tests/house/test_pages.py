@@ -1,0 +1,71 @@
+"""The guide keeps up with the program: tables, drawings and codes are the program's own, and links lead somewhere."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_spec = importlib.util.spec_from_file_location("docs_blocks", ROOT / "docs" / "blocks.py")
+if _spec is None or _spec.loader is None:
+    raise FileNotFoundError("docs/blocks.py")
+blocks = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = blocks
+_spec.loader.exec_module(blocks)
+
+PAGES = [page for page in blocks.PAGES if page.exists()]
+GUIDE = sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]*))?\)")
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings get."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_blocks_are_what_the_program_says(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert blocks.written(text) == text, "python docs/blocks.py"
+
+
+def test_every_block_is_shown_somewhere() -> None:
+    shown = {found[2] for page in PAGES for found in blocks.BLOCK.finditer(page.read_text(encoding="utf-8"))}
+    assert shown == set(blocks.BLOCKS)
+
+
+def test_every_error_code_is_explained() -> None:
+    listed = re.findall(
+        r"^\| U-([A-Z]\d\d) ", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(listed) == len(set(listed))
+    raised = blocks.codes()
+    assert not set(raised) - set(listed), {code: raised[code] for code in set(raised) - set(listed)}
+    assert not set(listed) - set(raised), "listed, and nowhere in the source"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        place = (page.parent / target).resolve() if target else page
+        assert place.exists(), f"{target} does not exist"
+        if anchor:
+            assert anchor in anchors(place), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in GUIDE:
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+def test_pictures_are_small() -> None:
+    for picture in (ROOT / "docs" / "images").glob("*"):
+        assert picture.stat().st_size < 300_000, picture.name
