@@ -14,7 +14,14 @@ PLANS = ["dp=2", "shard=2 zero=3", "shard=2 zero=1", "dp=2 shard=2 zero=2", "pp=
 
 def recipe(global_batch=12, **train):
     model = ModelConfig(n_layer=2, n_head=2, d_model=16, context=8, dropout=0.1)
-    given = {"steps": 6, "global_batch": global_batch, "micro_batch": 1, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
+    given = {
+        "steps": 6,
+        "global_batch": global_batch,
+        "micro_batch": 1,
+        "lr": 1e-2,
+        "warmup_steps": 2,
+        "clip": 0.5,
+    }
     return Recipe(seed=3, model=model, train=TrainConfig(**{**given, **train}))
 
 

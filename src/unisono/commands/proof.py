@@ -3,22 +3,28 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.config import Recipe, resolve
-from unisono.launch.nursery import Nursery
+from unisono.config import Recipe, Resolved, resolve
+from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
+from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.bounds import bound_of, fidelity_of
+from unisono.verify.bounds import fidelity_of
 
 ENTRY = "unisono.commands.verify_rank:main"
+KINDS = ("loss", "grad", "param", "optim")
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What came of one plan. max_rel_err: per kind of tensor, the largest error over its tensor's largest entry."""
+    """What came of one plan.
+
+    max_rel_err: per kind of tensor, the largest error over its tensor's largest entry, over all steps. bound: that of
+    gradients. cause: a name of `verify/cause.py`, explanation: one sentence; None where all is right.
+    """
 
     plan: str
     ranks: int
@@ -28,6 +34,8 @@ class Proof:
     max_rel_err: dict[str, float]
     passed: bool
     first_divergence: str | None
+    cause: str | None = None
+    explanation: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The contract's object."""
@@ -40,7 +48,33 @@ class Proof:
             "max_rel_err": self.max_rel_err,
             "pass": self.passed,
             "first_divergence": self.first_divergence,
+            "cause": self.cause,
+            "explanation": self.explanation,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How ranks are started. entry, path: as of `Nursery`. keep_going: a plan that raises is a proof that failed, and
+    the others still run; else its error is raised."""
+
+    entry: str = ENTRY
+    path: tuple[str, ...] = ()
+    backend: str = "auto"
+    keep_going: bool = False
+
+
+@dataclass(slots=True)
+class _Work:
+    """One plan on its way. mark: passed on to the ranks."""
+
+    number: int
+    resolved: Resolved
+    folder: Path
+    reference: Path
+    mark: str
+    result: dict[str, Any] = field(default_factory=dict)
+    error: UnisonoError | None = None
 
 
 def prove(
@@ -49,70 +83,174 @@ def prove(
     steps: int,
     each: Callable[[Proof], None] = lambda proof: None,
     backend: str = "auto",
+    *,
+    stage: Stage | None = None,
+    marks: Sequence[str] = (),
 ) -> list[Proof]:
-    """Prove plans one after the other; `each` hears of every result. Raises what a rank raised.
+    """Prove plans; results in their order, `each` hears of every one as it comes.
 
-    All processes compute with one thread: sums depend on the number of threads.
+    All processes compute with one thread: sums depend on the number of threads. Plans with equally many ranks follow
+    each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
     """
-    folder = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
-    references: dict[tuple[int | None, str, str], Path] = {}
-    proofs: list[Proof] = []
+    stage = stage or Stage(backend=backend)
+    root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
-        with Nursery(ENTRY) as nursery:
-
-            def play(
-                recipe: Recipe, plan: Plan, name: str, reference: Path | None, bound: float
-            ) -> dict[str, Any]:
-                argument = {
-                    "recipe": recipe.model_dump_json(exclude_unset=True),
-                    "plan": str(plan),
-                    "steps": steps,
-                    "folder": str(folder / name),
-                    "reference": str(reference) if reference else None,
-                    "bound": bound,
-                }
-                timeout = recipe.launch.timeout
-                outcome = nursery.run(argument, plan.world, 1, timeout=timeout, backend=backend)
-                if outcome.error is not None:
-                    raise outcome.error
-                if outcome.stopped:
-                    raise KeyboardInterrupt
-                return outcome.results[0] or {}
-
-            for i, plan in enumerate(plans):
-                resolved = resolve(recipe, plan)
-                key = (resolved.recipe.train.micro_batch, resolved.plan.precision, resolved.plan.sync)
-                if key not in references:
-                    references[key] = folder / f"one-{len(references)}"
-                    play(resolved.recipe, one_device(resolved.plan), references[key].name, None, 0.0)
-                bound = bound_of(resolved.plan)
-                found = play(resolved.recipe, resolved.plan, f"plan-{i}", references[key], bound)
-                shutil.rmtree(folder / f"plan-{i}", ignore_errors=True)
-                proofs.append(_judge(resolved.plan, found, bound))
-                each(proofs[-1])
+        with Nursery(stage.entry, path=stage.path) as nursery:
+            return _Prover(nursery, stage, steps, root, each).prove(recipe, plans, marks)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return proofs
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class _Prover:
+    def __init__(
+        self, nursery: Nursery, stage: Stage, steps: int, root: Path, each: Callable[[Proof], None]
+    ) -> None:
+        self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
+        self._references: dict[tuple[str, str], Path] = {}
+        self._proofs: dict[int, Proof] = {}
+
+    def prove(self, recipe: Recipe, plans: Sequence[Plan], marks: Sequence[str]) -> list[Proof]:
+        """As the function."""
+        works = [
+            self._work(i, resolve(recipe, plan), marks[i] if marks else "", f"plan-{i}")
+            for i, plan in enumerate(plans)
+        ]
+        self._make_references(works)
+        for world in sorted({work.resolved.plan.world for work in works}):
+            todo = [work for work in works if work.resolved.plan.world == world]
+            self._play(todo)
+            failed = [work for work in todo if work.number not in self._proofs]
+            for work in failed:
+                self._conclude(work, self._explain(work))
+        return [self._proofs[i] for i in range(len(plans))]
+
+    def _work(self, number: int, resolved: Resolved, mark: str, name: str) -> _Work:
+        one = one_device(resolved.plan)
+        key = (resolved.recipe.model_copy(update={"plan": ""}).model_dump_json(), str(one))
+        reference = self._references.setdefault(key, self._root / f"one-{len(self._references)}")
+        return _Work(number, resolved, self._root / name, reference, mark)
+
+    def _job(self, work: _Work, plan: Plan, folder: Path, **more: Any) -> dict[str, Any]:
+        return {
+            "id": work.number,
+            "recipe": work.resolved.recipe.model_dump_json(exclude_unset=True),
+            "plan": str(plan),
+            "steps": self._steps,
+            "folder": str(folder),
+            "reference": str(work.reference),
+            "mark": work.mark,
+            **more,
+        }
+
+    def _make_references(self, works: Sequence[_Work]) -> None:
+        new = {work.reference: work for work in works if not work.reference.exists()}
+        jobs = [self._job(work, one_device(work.resolved.plan), folder) for folder, work in new.items()]
+        if jobs:
+            _, error = self._run("reference", jobs, 1, lambda job, result: None)
+            if error is not None:
+                raise error
+
+    def _play(self, todo: Sequence[_Work]) -> None:
+        """Prove plans of one size on one set of ranks. Where a plan raises, these ranks are lost, and new ones go on
+        with the next plan."""
+        left = {work.number: work for work in todo}
+        while left:
+            jobs = [self._job(work, work.resolved.plan, work.folder) for work in left.values()]
+
+            def done(job: int, result: dict[str, Any]) -> None:
+                work = left.pop(job)
+                work.result = result
+                if result["first"] is None:
+                    self._conclude(work, {})
+
+            world = next(iter(left.values())).resolved.plan.world
+            begun, error = self._run("prove", jobs, world, done)
+            if error is None:
+                continue
+            if not self._stage.keep_going or begun not in left:
+                raise error
+            left.pop(begun).error = error
+
+    def _run(
+        self, what: str, jobs: list[dict[str, Any]], ranks: int, done: Callable[[int, dict[str, Any]], None]
+    ) -> tuple[int, UnisonoError | None]:
+        """(number of the last job that began, the error that ended it)."""
+        last = -1
+
+        def hear(rank: int, event: dict[str, Any]) -> None:
+            nonlocal last
+            if event["kind"] == "begun":
+                last = event["job"]
+            elif event["kind"] == "done":
+                done(event["job"], event["result"])
+            else:
+                print_output(rank, event)
+
+        timeout = Recipe.model_validate_json(jobs[0]["recipe"]).launch.timeout
+        argument = {"do": what, "jobs": jobs}
+        outcome = self._nursery.run(argument, ranks, 1, hear, timeout, self._stage.backend)
+        if outcome.stopped:
+            raise KeyboardInterrupt
+        return last, outcome.error
+
+    def _explain(self, work: _Work) -> dict[str, Any]:
+        """The likely cause of a plan's failure, found by one process that plays the reference once more."""
+        if work.error is not None or not work.result:
+            return {
+                "cause": "raised",
+                "explanation": f"a rank raised: {work.error.what if work.error else 'nothing'}",
+            }
+        calm = self._without_dropout(work) if work.result["kind"] in ("loss", "raw") else None
+        more = {"proved": str(work.resolved.plan), "step": work.result["step"], "calm": calm}
+        heard: list[dict[str, Any]] = []
+        jobs = [self._job(work, one_device(work.resolved.plan), work.folder, **more)]
+        _, error = self._run("explain", jobs, 1, lambda job, result: heard.append(result))
+        if error is not None or not heard:
+            return {
+                "cause": None,
+                "explanation": f"the search for a cause failed: {error.what if error else 'no answer'}",
+            }
+        return heard[0]
+
+    def _without_dropout(self, work: _Work) -> bool | None:
+        """Whether the plan is right when nothing is dropped; None if nothing is."""
+        recipe = work.resolved.recipe
+        if not recipe.model.dropout:
+            return None
+        quiet = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dropout": 0.0})})
+        other = self._work(
+            work.number, replace(work.resolved, recipe=quiet), work.mark, f"quiet-{work.number}"
+        )
+        self._make_references([other])
+        heard: list[dict[str, Any]] = []
+        jobs = [self._job(other, other.resolved.plan, other.folder)]
+        self._run("prove", jobs, other.resolved.plan.world, lambda job, result: heard.append(result))
+        return bool(heard) and heard[0]["first"] is None
+
+    def _conclude(self, work: _Work, why: dict[str, Any]) -> None:
+        plan, result = work.resolved.plan, work.result
+        raised = f"raised: {work.error.what}" if work.error is not None else None
+        proof = Proof(
+            plan=str(plan),
+            ranks=plan.world,
+            fidelity=fidelity_of(plan).name,
+            bound=result.get("bound", 0.0),
+            bit_identical=result.get("bit_identical", False),
+            max_rel_err=result.get("errors", dict.fromkeys(KINDS, 1e308)),
+            passed=bool(result) and result["first"] is None,
+            first_divergence=result.get("first") or raised,
+            cause=why.get("cause"),
+            explanation=why.get("explanation"),
+        )
+        shutil.rmtree(work.folder, ignore_errors=True)
+        self._proofs[work.number] = proof
+        self._each(proof)
 
 
 def one_device(plan: Plan) -> Plan:
     """The plan that all others are held to: the same precision and policy, one process."""
-    return Plan(precision=plan.precision, sync=plan.sync)
-
-
-def _judge(plan: Plan, found: dict[str, Any], bound: float) -> Proof:
-    errors = found["max_rel_err"]
-    exact = fidelity_of(plan) is Fidelity.EXACT
-    passed = found["bit_identical"] if exact else all(error <= bound for error in errors.values())
-    return Proof(
-        plan=str(plan),
-        ranks=plan.world,
-        fidelity=fidelity_of(plan).name,
-        bound=bound,
-        bit_identical=found["bit_identical"],
-        max_rel_err=errors,
-        passed=passed,
-        first_divergence=found["first_divergence"],
+    return Plan(
+        precision=plan.precision, sync=plan.sync if fidelity_of(plan) is Fidelity.EXACT else "every_step"
     )
 
 

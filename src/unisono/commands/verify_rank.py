@@ -1,15 +1,26 @@
-"""`unisono verify` inside one rank."""
+"""`unisono verify` inside one rank: the reference, some plans one after the other, or the search for a cause."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from unisono.config import Recipe, TrainConfig, resolve
+import torch.distributed as dist
+
+# For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in every rank.
+import torch.distributed.checkpoint.planner_helpers  # noqa: F401
+
+from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
+from unisono.train.build import Place, connect
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.session import place_of
-from unisono.verify.play import play
+from unisono.verify.judge import find_cause, judge_plan
+from unisono.verify.play import play_plan, play_reference
+
+Around = Callable[[dict[str, Any]], AbstractContextManager[object]]
 
 
 @lru_cache(maxsize=4)
@@ -20,23 +31,76 @@ def _corpus(recipe_json: str) -> Corpus:
 
 def prepare(argument: dict[str, Any]) -> Corpus:
     """In the helper, before each fork: the data, read once for all ranks and all plans."""
-    recipe = Recipe.model_validate_json(argument["recipe"])
+    recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
     return _corpus(about_data.model_dump_json(exclude_unset=True))
 
 
-def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Play some steps of one plan; rank 0 compares with the reference if there is one."""
-    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, resolved.recipe.launch.timeout)
-    return play(
-        resolved,
-        place,
-        ctx.store,
-        corpus,
-        steps=argument["steps"],
-        folder=Path(argument["folder"]),
-        reference=Path(argument["reference"]) if argument["reference"] else None,
-        bound=argument["bound"],
-        token=ctx.run_token,
+def main(
+    ctx: RankContext, argument: dict[str, Any], corpus: Corpus, around: Around = lambda job: nullcontext()
+) -> dict[str, Any]:
+    """Do the jobs in turn, each on all ranks of this call; rank 0 tells of each as it ends.
+
+    around: entered while a plan is played; tests plant their bugs there. References, comparisons and the search for a
+    cause stay outside of it.
+    """
+    for number, job in enumerate(argument["jobs"]):
+        recipe = Recipe.model_validate_json(job["recipe"])
+        resolved = resolve(recipe, job["plan"], ctx.world)
+        timeout = resolved.recipe.launch.timeout
+        place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, timeout)
+        if ctx.rank == 0:
+            ctx.channel.send("begun", job=job["id"])
+        do = {"reference": _reference, "prove": _prove, "explain": _explain}[argument["do"]]
+        result = do(ctx, number, job, resolved, place, corpus, around)
+        if ctx.rank == 0:
+            ctx.channel.send("done", job=job["id"], result=result)
+    return {}
+
+
+def _reference(
+    ctx: RankContext,
+    number: int,
+    job: dict[str, Any],
+    resolved: Resolved,
+    place: Place,
+    corpus: Corpus,
+    around: Around,
+) -> dict[str, Any]:
+    play_reference(resolved, place, corpus, job["steps"], Path(job["folder"]))
+    return {}
+
+
+def _prove(
+    ctx: RankContext,
+    number: int,
+    job: dict[str, Any],
+    resolved: Resolved,
+    place: Place,
+    corpus: Corpus,
+    around: Around,
+) -> dict[str, Any]:
+    folder, reference = Path(job["folder"]), Path(job["reference"])
+    # Ranks live on from plan to plan: each plan has process groups of its own, under its own keys of the store.
+    connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
+    with around(job):
+        play_plan(resolved, place, corpus, job["steps"], folder, reference)
+    if ctx.world > 1:
+        dist.destroy_process_group()
+    return judge_plan(resolved, corpus, job["steps"], folder, reference) if ctx.rank == 0 else {}
+
+
+def _explain(
+    ctx: RankContext,
+    number: int,
+    job: dict[str, Any],
+    resolved: Resolved,
+    place: Place,
+    corpus: Corpus,
+    around: Around,
+) -> dict[str, Any]:
+    asked = resolve(Recipe.model_validate_json(job["recipe"]), job["proved"])
+    cause = find_cause(
+        asked, resolved, place, corpus, Path(job["folder"]), Path(job["reference"]), job["step"], job["calm"]
     )
+    return {"cause": cause.name, "explanation": cause.text}

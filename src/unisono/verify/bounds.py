@@ -1,11 +1,86 @@
-"""What a plan promises, and how far its numbers may be from one device's. No torch."""
+"""What a plan promises, and how far its numbers may be from one device's. No torch.
+
+**Where a difference may come from.** A plan of ours does the same arithmetic as one device, except that some sums are
+taken in another order. Which sums these are follows from the plan:
+
+- `pp`, `recompute`, and in canonical mode `dp` and `shard`, change no sum: EXACT, every bound is 0.
+- `dp` and `shard` change the order in which the gradients of micro-batches are added. Inside a micro-batch nothing
+  changes, so its loss has the same bits, and so has its gradient.
+- `tp` and `cp` cut sums inside a layer, so every number behind the first layer may differ.
+
+**One sum.** Adding n numbers in floating point commits at most n - 1 rounding errors, each at most u (the unit
+roundoff of the dtype) of the partial sum. They have no common sign. With random signs the error of the whole stays
+below lambda * sqrt(n) * u of the sum of magnitudes except with probability 2 exp(-lambda^2 / 2) (Higham & Mary,
+"A new approach to probabilistic rounding error analysis", 2019, theorem 2.4). We compare E elements and want one false
+alarm in 10^9 proofs, so lambda = sqrt(2 ln(2 E / 10^-9)): between 7 and 10 for any model.
+
+**A path of sums.** A gradient goes through every layer forward and backward. Its errors add up along the longest such
+path; the number of additions on it is the sum of the lengths of all reductions there (`verify/path.py` counts them:
+inputs and outputs of every linear layer, the positions in attention, the vocabulary). That is n for `tp` and `cp`.
+We assume that layers pass an error on without magnifying it, which normalised networks nearly do.
+
+**Cancellation.** A weight's gradient is a sum over tokens whose terms have random signs: t terms of size s add up to
+about s * sqrt(t), while their errors may add up to t * u * s. Relative to the result that is sqrt(t) times more.
+
+    gradient  lambda * sqrt(path) * u * sqrt(tokens)      where tp or cp cut sums inside a layer
+            + lambda * sqrt(4 * leaves) * u * sqrt(leaves)  where micro-batches are added in another order
+    loss      the first term without sqrt(tokens): losses are positive, nothing cancels
+
+(4: two runs are compared, and a tied weight brings two terms a micro-batch.) Errors are |a - b| over the largest |b|
+of the tensor. A tensor all of whose entries are below bound * G, G the largest gradient entry of the model, is zero but
+for rounding, like the gradient of a key's bias; it is held to bound * G.
+
+**u** is 2^-53 for float64, 2^-24 for float32. In bf16, matrix products read numbers rounded to 2^-8 but add in float32:
+then the path has two parts, sqrt(rounded tensors) * 2^-8 and sqrt(path) * 2^-24. With `tp` this often reaches 1, and a
+proof whose bound is 1 proves nothing: prove such a plan in float64, and in bf16 only without tp, where the bound is
+that of float32, because inside a micro-batch nothing changes.
+
+After the update, bounds are per element, from the optimiser's own formula (`verify/laws.py`).
+"""
+
+import math
+from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.spec.fidelity import Fidelity
 
-# Largest relative error of a tensor, by precision, for ROUNDING plans. Sums in another order differ by a few units
-# in the last place per term; an optimiser step multiplies what it finds in small entries.
-BOUND = {"fp64": 1e-10, "fp32": 2e-2, "bf16": 2e-1}
+FALSE_ALARM = 1e-9
+ROUNDOFF = {
+    "fp64": 2.0**-53,
+    "fp32": 2.0**-24,
+    "bf16": 2.0**-24,
+    "fp16": 2.0**-24,
+}  # of what is added and kept
+COMPUTE = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of what matrix products read
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the bounds depend on besides the plan.
+
+    path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
+    dtype. elements: of all parameters. tokens, leaves: of one global batch.
+    """
+
+    path: int
+    rounded: int
+    elements: int
+    tokens: int
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Largest relative errors. unit: roundoff of sums and of the optimiser. spread: lambda."""
+
+    loss: float
+    grad: float
+    unit: float
+    spread: float
+
+    def total(self, terms: int) -> float:
+        """Of a sum of `terms` positive numbers, taken once more in another order."""
+        return self.spread * math.sqrt(2 * terms) * self.unit
 
 
 def fidelity_of(plan: Plan) -> Fidelity:
@@ -15,6 +90,19 @@ def fidelity_of(plan: Plan) -> Fidelity:
     return Fidelity.EXACT if spread == 1 else Fidelity.ROUNDING
 
 
-def bound_of(plan: Plan) -> float:
-    """The bound that `verify` holds a plan to; 0 for EXACT."""
-    return 0.0 if fidelity_of(plan) is Fidelity.EXACT else BOUND[plan.precision]
+def bounds_of(plan: Plan, sizes: Sizes) -> Bounds:
+    """The bounds that `verify` holds one step of a plan to."""
+    unit = ROUNDOFF[plan.precision]
+    spread = math.sqrt(2 * math.log(2 * max(sizes.elements, 1) / FALSE_ALARM))
+    inside = between = 0.0
+    if plan.tp * plan.cp > 1:
+        rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
+        inside = spread * (math.sqrt(sizes.path) * unit + rounding)
+    if plan.replicas > 1 and plan.sync != "canonical":
+        between = spread * math.sqrt(4 * sizes.leaves) * unit
+    if (
+        inside
+    ):  # the sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight
+        between = spread * math.sqrt(4 * sizes.leaves) * unit
+    grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)
+    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread)

@@ -1,70 +1,367 @@
-"""Two runs, tensor by tensor: how far apart, and where they first part."""
+"""One step of a plan beside the reference's: everything that leaves its bound, in the order of a step.
 
+data → initial parameters → losses → gradients, last layer first → norm → clipping → parameters and moments → buffers.
+What comes first is where the mistake is; what follows is mostly its consequence.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from unisono.train.checkpoint import load, read_full
+from unisono.config import TrainConfig
+from unisono.verify.bounds import Bounds
+from unisono.verify.laws import clip_factor, rule_of, update
+from unisono.verify.record import Note, Part, Record
 
-KINDS = ("loss", "grad", "param", "optim")
+CONTRACT = ("loss", "grad", "param", "optim")
+KIND_OF = {
+    "init": "param",
+    "raw": "grad",
+    "grad": "grad",
+    "model": "param",
+    "optim": "optim",
+    "buffer": "param",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """One thing that is not as it should be.
+
+    kind: data init loss copies missing raw norm grad lr model optim buffer law. error: relative to the tensor's largest
+    entry, or infinite where there is nothing to divide. ranks: who disagrees, where copies do.
+    """
+
+    step: int
+    kind: str
+    name: str
+    error: float
+    what: str
+    ranks: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.what}"
 
 
 @dataclass(slots=True)
-class Difference:
-    """Largest relative errors by kind over all steps; an error is |a - b| over the largest |b| of its tensor."""
+class Judgement:
+    """What one step came to. errors: by the contract's kinds, the largest relative error."""
 
-    max_rel_err: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
+    errors: dict[str, float] = field(default_factory=lambda: dict.fromkeys(CONTRACT, 0.0))
     bit_identical: bool = True
-    first_divergence: str | None = None
+    found: list[Divergence] = field(default_factory=list)
 
 
-def folder_of(run: Path, step: int) -> Path:
-    """Where `save` puts step `step`."""
-    return run / "checkpoints" / f"step-{step:06d}"
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a comparison has to know. owners: alias → owner of tied weights."""
+
+    train: TrainConfig
+    bounds: Bounds
+    exact: bool
+    owners: Mapping[str, str]
 
 
-def compare(reference: Path, other: Path, steps: int, bound: float) -> Difference:
-    """Walk the steps in order, and in each the loss, gradients, parameters, optimiser state, in forward order."""
-    found = Difference()
-    for step in range(steps):
-        one, two = folder_of(reference, step), folder_of(other, step)
-        state_one, state_two = load(one, []), load(two, [])
-        for key in ("loss", "norm"):
-            a, b = (torch.tensor(state[key], dtype=torch.float64) for state in (state_two, state_one))
-            _note(found, "loss", key, step, a, b, bound)
-        tensors_one, tensors_two = read_full(one), read_full(two)
-        for name in sorted(tensors_one.keys() | tensors_two.keys(), key=_order):
-            kind = {"grad": "grad", "model": "param", "optim": "optim"}[name.split("/")[0]]
-            if name not in tensors_one or name not in tensors_two:
-                found.bit_identical = False
-                found.max_rel_err[kind] = float("inf")
-                found.first_divergence = (
-                    found.first_divergence or f"step {step}: {name} is missing on one side"
+def judge(terms: Terms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
+    """Compare one step. before: the reference's record of the step before, None at step 0."""
+    out = Judgement()
+    look = _Step(terms, step, ref, before, seen, out)
+    for part in (
+        look.data,
+        look.init,
+        look.losses,
+        look.raw,
+        look.norm,
+        look.clipped,
+        look.updated,
+        look.buffers,
+    ):
+        out.found.extend(part())
+    return out
+
+
+@dataclass(slots=True)
+class _Step:
+    terms: Terms
+    step: int
+    ref: Record
+    before: Record | None
+    seen: Record
+    out: Judgement
+
+    # What went in ------------------------------------------------------------------------------------------------
+
+    def data(self) -> Iterator[Divergence]:
+        """Each leaf once, with the samples, inputs and targets that it has on one device."""
+        ours, theirs = self.seen.leaves(), self.ref.leaves()
+        for first in sorted(ours.keys() | theirs.keys()):
+            name = f"the leaf at sample {first}"
+            if first not in theirs:
+                yield self._say("data", name, math.inf, f"{name} does not belong to this step")
+            elif first not in ours:
+                yield self._say("data", name, math.inf, f"{name} is computed by nobody")
+            elif len(ours[first]) > 1:
+                yield self._say("data", name, math.inf, f"{name} is computed {len(ours[first])} times")
+            else:
+                one, other = ours[first][0], theirs[first][0]
+                for key in ("samples", "inputs", "targets", "count"):
+                    if one[key] != other[key]:
+                        yield self._say("data", name, math.inf, f"{name} has other {key}")
+        for note in self.seen.notes:
+            for leaf in note.leaves:
+                twin = theirs.get(leaf["first"])
+                if twin and any(
+                    leaf[key] != twin[0][key] for key in ("samples", "inputs", "targets", "count")
+                ):
+                    what = f"rank {note.rank} reads another leaf at sample {leaf['first']}"
+                    yield self._say("data", what, math.inf, what, (note.rank,))
+
+    def init(self) -> Iterator[Divergence]:
+        """Initial parameters have the same bits under every plan."""
+        if self.step == 0:
+            yield from self._tensors("init", lambda key, want: torch.zeros(()))
+
+    # Forward -----------------------------------------------------------------------------------------------------
+
+    def losses(self) -> Iterator[Divergence]:
+        """Of each leaf, and of the step; the same on all ranks."""
+        ours, theirs = self.seen.leaves(), self.ref.leaves()
+        for first in sorted(ours.keys() & theirs.keys()):
+            for leaf in ours[first]:
+                name = f"loss of the leaf at sample {first}"
+                yield from self._number(
+                    "loss", name, leaf["loss"], theirs[first][0]["loss"], self.terms.bounds.loss
                 )
+        want = self.ref.notes[0].loss
+        for note in self.seen.notes:
+            leaves = max(1, len(theirs))
+            bound = self.terms.bounds.loss + (0.0 if self.terms.exact else self.terms.bounds.total(leaves))
+            yield from self._number("loss", "loss of the step", note.loss, want, bound, note)
+
+    # Backward ----------------------------------------------------------------------------------------------------
+
+    def raw(self) -> Iterator[Divergence]:
+        """Gradients before clipping, in the order in which backward makes them."""
+        tolerance = self.gradient_tolerance
+        yield from self._tensors("raw", lambda key, want: torch.tensor(tolerance(key)), backward=True)
+
+    def gradient_tolerance(self, key: str) -> float:
+        """Absolute error that one gradient may have."""
+        bound = self.terms.bounds.grad
+        own, most = _largest(self.ref.whole(key)), self.largest_gradient()
+        return bound * (own if own > bound * most else most)
+
+    def largest_gradient(self) -> float:
+        """The largest entry of all gradients of the model, before clipping."""
+        return max((_largest(self.ref.whole(key)) for key in self.ref.names("raw")), default=0.0)
+
+    def norm_tolerance(self) -> float:
+        """Relative error of the norm: of all gradients' errors together, and of its own sum."""
+        keys = self.ref.names("raw")
+        elements = sum(math.prod(self.ref.shapes[key]) for key in keys)
+        square = sum(math.prod(self.ref.shapes[key]) * self.gradient_tolerance(key) ** 2 for key in keys)
+        norm = self.ref.notes[0].norm
+        own = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
+        return math.sqrt(square) / norm + own if norm else own
+
+    def norm(self) -> Iterator[Divergence]:
+        """The reported norm: against the reference's, and against the gradients that the plan really had."""
+        want, bound = self.ref.notes[0].norm, self.norm_tolerance()
+        for note in self.seen.notes:
+            yield from self._number("norm", "norm of the gradient", note.norm, want, bound, note)
+
+    def clipped(self) -> Iterator[Divergence]:
+        """Gradients after clipping: against the reference's, and against raw ones times the factor."""
+        factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
+        relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
+
+        def tolerance(key: str, want: Tensor) -> Tensor:
+            raw = self.gradient_tolerance(key.replace("grad/", "raw/", 1))
+            return raw * factor * (1 + relative) + want.double().abs() * relative
+
+        yield from self._tensors("grad", tolerance, backward=True)
+        own = clip_factor(self.seen.notes[0].norm, self.terms.train.clip)
+        for key in self.seen.names("grad"):
+            got, raw = self.seen.whole(key), self.seen.whole(key.replace("grad/", "raw/", 1))
+            if got is None or raw is None or not self.seen.notes[0].finite:
                 continue
-            _note(found, kind, name, step, tensors_two[name], tensors_one[name], bound)
-    return found
+            right = raw.double() * own
+            yield from self._law(key, got, right, right.abs() * 8 * self.terms.bounds.unit, "clipping")
+
+    # Update ------------------------------------------------------------------------------------------------------
+
+    def updated(self) -> Iterator[Divergence]:
+        """Learning rate, moments, parameters: against the reference's, and against the optimiser's own formula."""
+        for note in self.seen.notes:
+            yield from self._number("lr", "learning rate", note.lr, self.ref.notes[0].lr, 0.0, note)
+            if not note.finite and self.ref.notes[0].finite:
+                what = f"loss or norm of rank {note.rank} is not a number"
+                yield self._say("loss", what, math.inf, what, (note.rank,))
+        bounds = {
+            key: b
+            for name in self.ref.names("model")
+            for key, (_, b) in self._formula(name, own=False).items()
+        }
+
+        def tolerance(key: str, want: Tensor) -> Tensor:
+            return bounds.get(key, self.terms.bounds.grad * want.double().abs().max())
+
+        yield from self._tensors("optim", tolerance)
+        yield from self._tensors("model", tolerance)
+        for name in self.seen.names("model"):
+            if name.partition("/")[2] not in self.terms.owners:
+                for key, (right, bound) in self._formula(name, own=True).items():
+                    got = self.seen.whole(key)
+                    if got is not None:
+                        yield from self._law(key, got, right, bound, "update")
+
+    def _formula(self, model_key: str, own: bool) -> dict[str, tuple[Tensor, Tensor]]:
+        """key → (value, tolerance) after the update. own: from the plan's own gradient, as if that were right."""
+        name = model_key.partition("/")[2]
+        source = self.seen if own else self.ref
+        grad = source.whole(f"grad/{name}")
+        state = self.state_before(name)
+        if grad is None or state is None or self.terms.train.optimizer not in ("adamw", "sgd"):
+            return {}
+        param, moments = state
+        error: Tensor | float = 0.0
+        if not own:
+            factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
+            relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
+            raw = self.gradient_tolerance(f"raw/{name}")
+            error = raw * factor * (1 + relative) + grad.double().abs() * relative
+        rule = rule_of(self.terms.train, param.dim(), self.ref.notes[0].lr, self.step)
+        out = update(rule, param, moments, grad, error, self.terms.bounds.unit)
+        return {
+            (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
+            for key, value in out.items()
+        }
+
+    def state_before(self, name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
+        """The reference's parameter and moments before this step."""
+        last = self.ref if self.before is None else self.before
+        param = last.whole(f"{'init' if self.before is None else 'model'}/{name}")
+        prefix = f"optim/{name}/"
+        found = {key.removeprefix(prefix): last.whole(key) for key in last.parts if key.startswith(prefix)}
+        moments = {key: value for key, value in found.items() if value is not None}
+        if param is None:
+            return None
+        if self.before is None:
+            moments = {key: torch.zeros_like(value) for key, value in moments.items()}
+        return param, moments
+
+    def buffers(self) -> Iterator[Divergence]:
+        """Buffers after the step."""
+        yield from self._tensors(
+            "buffer", lambda key, want: self.terms.bounds.grad * want.double().abs().max()
+        )
+
+    # Tools -------------------------------------------------------------------------------------------------------
+
+    def _tensors(self, kind: str, tolerance, backward: bool = False) -> Iterator[Divergence]:
+        keys = [key for key in self.ref.shapes if key.startswith(f"{kind}/") and key in self.ref.parts]
+        ordered: Sequence[str] = list(reversed(keys)) if backward else keys
+        for key in ordered:
+            if _owner(key, self.terms.owners) != key and key not in self.seen.parts:
+                continue
+            yield from self._tensor(kind, key, tolerance)
+        for key in self.seen.names(kind):
+            if key not in self.ref.parts:
+                yield from self._tensor(kind, key, tolerance)
+
+    def _tensor(self, kind: str, key: str, tolerance) -> Iterator[Divergence]:
+        copies = self.seen.copies(key)
+        for ranks in copies:
+            yield from self._agree(kind, key, ranks)
+        owner = _owner(key, self.terms.owners)
+        want, got = self.ref.whole(owner), self.seen.whole(key)
+        if want is None and kind in ("raw", "grad") and got is not None and not got.any():
+            return  # an absent gradient is a zero one
+        if want is None or got is None:
+            side = "one device" if want is None else "the plan"
+            self._note(kind, math.inf)
+            yield self._say("missing", key, math.inf, f"{key}, or a part of it, is missing under {side}")
+            return
+        if torch.equal(got, want):
+            return
+        error, entry = _apart(got, want)
+        self._note(kind, error)
+        over = (got.double() - want.double()).abs() > tolerance(owner, want)
+        if self.terms.exact or bool(over.any()) or not math.isfinite(error):
+            wrong = (
+                f"{int(over.sum())} of {over.numel()} entries outside"
+                if bool(over.any())
+                else "not the same bits"
+            )
+            yield self._say(
+                kind, key, error, f"{key} is off by {error:.1e} of its largest entry at {entry}; {wrong}"
+            )
+
+    def _agree(self, kind: str, key: str, ranks: Sequence[Part]) -> Iterator[Divergence]:
+        first = ranks[0]
+        others = [p for p in ranks[1:] if not torch.equal(p.tensor, first.tensor)]
+        if others:
+            error, _ = _apart(others[0].tensor, first.tensor)
+            self._note(kind, error)
+            apart = (first.rank, *(p.rank for p in others))
+            what = f"{key} differs between ranks {', '.join(map(str, apart))} by {error:.1e} of its largest entry"
+            yield self._say("copies", key, error, what, apart)
+
+    def _number(
+        self, kind: str, name: str, got: float, want: float, bound: float, note: Note | None = None
+    ) -> Iterator[Divergence]:
+        if got == want:
+            return
+        error = abs(got - want) / abs(want) if want else math.inf
+        error = math.inf if error != error else error
+        self.out.bit_identical = False
+        if kind == "loss":
+            self.out.errors["loss"] = max(self.out.errors["loss"], error)
+        if error > bound:
+            where = "" if note is None else f" on rank {note.rank}"
+            what = f"{name}{where} is {got:.9g} instead of {want:.9g}"
+            yield self._say(kind, name, error, what, () if note is None else (note.rank,))
+
+    def _law(self, key: str, got: Tensor, right: Tensor, bound: Tensor, law: str) -> Iterator[Divergence]:
+        over = (got.double() - right).abs() > bound
+        if bool(over.any()) and not torch.equal(got, self.ref.whole(key) if key in self.ref.parts else right):
+            error, entry = _apart(got, right)
+            what = (
+                f"{key} does not follow from the plan's own gradient: {law} is off by {error:.1e} at {entry}"
+            )
+            yield self._say("law", key, error, what)
+
+    def _note(self, kind: str, error: float) -> None:
+        self.out.bit_identical = False
+        name = KIND_OF[kind]
+        self.out.errors[name] = max(self.out.errors[name], error)
+
+    def _say(self, kind: str, name: str, error: float, what: str, ranks: tuple[int, ...] = ()) -> Divergence:
+        if kind in ("data", "missing", "copies"):
+            self.out.bit_identical = False
+        return Divergence(self.step, kind, name, error, what, ranks)
 
 
-def _order(name: str) -> tuple[int, list[tuple[int, int | str]]]:
-    kind, _, rest = name.partition("/")
-    parts = rest.replace("/", ".").split(".")
-    place = [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
-    stem = {"stem": 0, "blocks": 1, "head": 2}.get(parts[0], 1)
-    return ("grad", "model", "optim").index(kind) * 3 + stem, place  # type: ignore[return-value]
+def _owner(key: str, owners: Mapping[str, str]) -> str:
+    kind, _, name = key.partition("/")
+    if name in owners:
+        return f"{kind}/{owners[name]}"
+    head, _, last = name.rpartition("/")
+    return f"{kind}/{owners[head]}/{last}" if head in owners else key
 
 
-def _note(found: Difference, kind: str, name: str, step: int, a: Tensor, b: Tensor, bound: float) -> None:
-    if torch.equal(a, b):
-        return
-    found.bit_identical = False
-    scale = b.abs().max().item() if b.numel() else 0.0
-    gap = (a.double() - b.double()).abs().max().item()
-    error = gap / scale if scale else float("inf")
-    if error != error:
-        error = float("inf")
-    found.max_rel_err[kind] = max(found.max_rel_err[kind], error)
-    if error > bound and found.first_divergence is None:
-        found.first_divergence = f"step {step}: {name} is off by {error:.1e} of its largest entry"
+def _largest(x: Tensor | None) -> float:
+    return x.double().abs().max().item() if x is not None and x.numel() else 0.0
+
+
+def _apart(a: Tensor, b: Tensor) -> tuple[float, list[int]]:
+    """(largest |a - b| over the largest |b|, where)."""
+    gap = (a.double() - b.double()).abs()
+    flat = int(gap.argmax())
+    entry = [int(i) for i in torch.unravel_index(torch.tensor(flat), gap.shape)] if gap.dim() else []
+    scale, worst = _largest(b), gap.max().item()
+    error = worst / scale if scale else math.inf
+    return (math.inf if error != error else error), entry

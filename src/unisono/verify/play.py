@@ -1,60 +1,186 @@
-"""What each rank of a proof does: a few steps, everything that they made written down, and rank 0 compares."""
+"""What each rank of a proof does: steps of a run, each from the reference's own state, with all that it made written
+down.
 
-from dataclasses import asdict, replace
+Every step of a plan begins where the reference began it: parameters and optimiser state are loaded from the reference's
+checkpoint, cut for this plan. So errors do not compound over steps, and the bound of one step is the bound of each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch.distributed as dist
+import torch
+from torch import Tensor
 
 from unisono.config import Resolved
+from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
-from unisono.train.build import Place, build, connect, feeds
-from unisono.train.checkpoint import Piece, save
+from unisono.parallel.params import Slot
+from unisono.parallel.play import Leaf, Player, Wires
+from unisono.programs.pipeline import Action
+from unisono.train.build import Place, build, feeds
+from unisono.train.checkpoint import load, save
+from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
+from unisono.train.data.feed import Feed
 from unisono.train.state import pieces_of
 from unisono.train.step import Run, train_step
-from unisono.verify.compare import compare
+from unisono.verify.record import Observed
 
 
-def play(
-    resolved: Resolved,
-    place: Place,
-    store: dist.Store | None,
-    corpus: Corpus,
-    *,
-    steps: int,
-    folder: Path,
-    reference: Path | None,
-    bound: float,
-    token: str,
-) -> dict[str, Any]:
-    """`steps` steps under the plan; gradients, parameters and optimiser state of each go to `folder`. With a reference
-    folder, rank 0 returns the comparison."""
-    connect(place, store)
+@dataclass(slots=True)
+class Watching:
+    """A player that notes which leaves it was given, and what each lost."""
+
+    inner: Player
+    seen: Observed
+
+    @property
+    def wires(self) -> Wires:
+        """Those of the player inside."""
+        return self.inner.wires
+
+    def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
+        """As the player inside does it."""
+        for leaf in leaves:
+            self.seen.leaf(leaf)
+        losses = self.inner.play(row, leaves, weight, seed)
+        for fact, loss in zip(self.seen.note.leaves, losses.tolist(), strict=True):
+            fact["loss"] = loss
+        return losses
+
+
+@dataclass(slots=True)
+class Measuring:
+    """A measure that first keeps the gradients, which are final then and not yet clipped."""
+
+    inner: Measure
+    seen: Observed
+
+    def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
+        self.seen.keep("raw")
+        return self.inner(slots, extra)
+
+
+def checkpoint_of(folder: Path, step: int) -> Path:
+    """Where the reference's state after step `step` lies."""
+    return folder / "checkpoints" / f"step-{step:06d}"
+
+
+def record_of(folder: Path, step: int) -> Path:
+    """Where the records of step `step` lie."""
+    return folder / f"record-{step}"
+
+
+def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
+    """A run at step 0 and its batches."""
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
-    feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)
+    return run, feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)[0]
+
+
+def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
+    """Step `step` with everything noted."""
+    seen = Observed(run)
+    player, measure = run.player, run.measure
+    run.step = step
+    run.player = Watching(player, seen)  # type: ignore[assignment]
+    run.measure = Measuring(measure, seen)
+    try:
+        if step == 0:
+            seen.keep("init")
+        report = train_step(run, leaves, inspect=lambda: seen.keep("grad"))
+    finally:
+        run.player, run.measure = player, measure
+    seen.keep("model")
+    seen.keep("optim")
+    seen.keep_buffers()
+    seen.note.loss, seen.note.norm, seen.note.lr = report.loss, report.norm, report.lr
+    seen.note.finite = report.finite
+    return seen
+
+
+def rewind(run: Run, reference: Path, step: int) -> None:
+    """Give the run the reference's state before step `step`, cut for this rank."""
+    if step:
+        load(checkpoint_of(reference, step - 1), pieces_of(run, dict(run.local.stage.ties)))
+
+
+def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path) -> None:
+    """One process: the run that plans are held to, its records and its checkpoints."""
+    run, feed = start(resolved, place, corpus)
     owners = dict(run.local.stage.ties)
     for step in range(steps):
-        gradients: list[Piece] = []
-        report = train_step(
-            run, feed.fetch(step), inspect=lambda kept=gradients: kept.extend(_gradients(run, owners))
-        )
-        state = {"loss": report.loss, "norm": report.norm}
-        save(
-            folder,
-            step,
-            [*gradients, *pieces_of(run, owners)],
-            state,
-            rank=place.rank,
-            world=place.world,
-            token=token,
-        )
-    if place.rank or reference is None:
-        return {}
-    return asdict(compare(reference, folder, steps, bound))
+        watched_step(run, feed.fetch(step), step).write(record_of(folder, step))
+        save(folder, step, pieces_of(run, owners), {}, rank=0, world=1, token="reference")
 
 
-def _gradients(run: Run, owners: dict[str, str]) -> list[Piece]:
-    """Copies: the step forgets its gradients before it ends."""
-    pieces = (p for p in pieces_of(run, owners, gradients=True) if p.name.startswith("grad/"))
-    return [replace(piece, tensor=piece.tensor.clone()) for piece in pieces]
+def play_plan(
+    resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path
+) -> None:
+    """All ranks of a plan; the records are complete when this returns."""
+    run, feed = start(resolved, place, corpus)
+    for step in range(steps):
+        rewind(run, reference, step)
+        watched_step(run, feed.fetch(step), step).write(record_of(folder, step))
+    run.mesh.world.barrier()
+
+
+def play_leaves(
+    resolved: Resolved, place: Place, corpus: Corpus, step: int, reference: Path, room: int = 1 << 27
+) -> dict[str, Tensor]:
+    """One process: name → [leaves, ...], the gradient that each leaf of step `step` adds. The second use of a tied
+    weight has its own entry, and its owner's entry is the first use alone.
+
+    room: elements that may be held; without room for all tensors, the small ones are kept.
+    """
+    run, feed = start(resolved, place, corpus)
+    rewind(run, reference, step)
+    leaves = feed.fetch(step)
+    chosen: list[Slot] = []
+    for slot in sorted(run.local.slots, key=lambda s: s.live.numel()):
+        room -= slot.live.numel() * len(leaves)
+        if room >= 0:
+            chosen.append(slot)
+    kept: dict[str, list[Tensor]] = {slot.name: [] for slot in chosen}
+
+    def done(_: int) -> None:
+        for slot in chosen:
+            grad = slot.live.grad
+            kept[slot.name].append(torch.zeros_like(slot.live) if grad is None else grad.clone())
+        for slot in run.local.slots:
+            slot.drop_gradient()
+
+    targets = sum(leaf.targets.numel() for leaf in leaves)
+    run.player.after_backward = done
+    run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
+    return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
+
+
+def losses_with(
+    resolved: Resolved, place: Place, corpus: Corpus, step: int, reference: Path, state: int
+) -> list[float]:
+    """One process: the losses of step `step`'s leaves under the reference's parameters before step `state`."""
+    run, feed = start(resolved, place, corpus)
+    rewind(run, reference, state)
+    leaves = feed.fetch(step)
+    targets = sum(leaf.targets.numel() for leaf in leaves)
+    with torch.no_grad():
+        return run.player.play(run.eval_row, leaves, run.sync.weigh(targets), run.seed).tolist()
+
+
+def crossed_losses(
+    resolved: Resolved, place: Place, corpus: Corpus, step: int, reference: Path, most: int = 64
+) -> Tensor | None:
+    """One process: [inputs of leaf i, targets of leaf j], the losses if leaves were mixed up; None for many leaves."""
+    run, feed = start(resolved, place, corpus)
+    leaves = feed.fetch(step)
+    if len(leaves) > most:
+        return None
+    rewind(run, reference, step)
+    weight = run.sync.weigh(sum(leaf.targets.numel() for leaf in leaves))
+    stage, rows = run.local.stage, []
+    with torch.no_grad(), run.player.computing():
+        for leaf in leaves:
+            y = stage(leaf.inputs, Noise(run.seed, leaf.samples))
+            rows.append(torch.stack([stage.loss(y, other.targets) * weight for other in leaves]))
+    return torch.stack(rows).cpu()

@@ -1,0 +1,264 @@
+"""From the pattern of what is wrong to a likely cause: a stable name and one sentence.
+
+Names (new ones may be added, none changes its meaning):
+
+    leaf_missing leaf_twice wrong_samples                     what went in
+    initialisation                                            what the run began with
+    masks_differ stale_parameters leaves_permuted forward     the forward pass
+    loss_reduction not_a_number
+    factor_of_axis factor                                     a gradient, or all, times a constant
+    missing_micro_batch missing_share counted_twice           parts of the sum over micro-batches
+    not_reduced replicas_drifted                              copies that should be equal
+    tied_use_missing tied_use_twice tied_copies_differ        a weight under two names
+    rank_slice permuted few_elements precision_lost           parts of one tensor
+    stale_gradient carried_over summation_order gradient
+    partial_norm norm_counted_twice norm clipping             clipping
+    learning_rate weight_decay step_count moments not_updated update_rule   the update
+    buffer raised
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unisono.plan import Plan
+from unisono.verify.compare import Divergence
+from unisono.verify.gradients import explain_gradient
+from unisono.verify.record import Record
+from unisono.verify.solve import Cause, axis_text, fit, ratio
+from unisono.verify.updates import explain_update
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A step that went wrong, and what was found out about it afterwards.
+
+    leaves: tensor → [leaves, ...], the reference's gradient of each leaf. old_losses: the step's losses under the
+    parameters of the step before, if there is one. calm: whether the plan passes without dropout; None: not tried.
+    crossed: [inputs of leaf, targets of leaf], what the losses would be.
+    """
+
+    plan: Plan
+    step: int
+    found: Sequence[Divergence]
+    ref: Record
+    before: Record | None
+    seen: Record
+    leaves: Mapping[str, Tensor]
+    owners: Mapping[str, str]
+    clip: float
+    decay: float
+    rate: float
+    unit: float
+    exact: bool
+    old_losses: Sequence[float] | None = None
+    calm: bool | None = None
+    crossed: Tensor | None = None
+
+
+def diagnose(case: Case) -> Cause:
+    """The likely cause of the first divergence."""
+    first = case.found[0]
+    by = {
+        "data": _data,
+        "init": _init,
+        "loss": _loss,
+        "raw": explain_gradient,
+        "norm": _norm,
+        "grad": _clipping,
+        "buffer": lambda case: Cause("buffer", f"{first.name} is not what one device makes of it"),
+    }
+    if first.kind in ("copies", "missing", "law"):
+        kind = first.name.partition("/")[0]
+        return {"init": _init, "raw": explain_gradient, "grad": _clipping}.get(kind, explain_update)(case)
+    return by.get(first.kind, explain_update)(case)
+
+
+def _data(case: Case) -> Cause:
+    kinds = [d.what for d in case.found if d.kind == "data"]
+    twice = [w for w in kinds if "times" in w]
+    nobody = [w for w in kinds if "nobody" in w]
+    if twice:
+        also = f", and {len(nobody)} by nobody" if nobody else ""
+        return Cause("leaf_twice", f"{len(twice)} micro-batches are computed more than once{also}")
+    if nobody and not any("belong" in w for w in kinds):
+        return Cause(
+            "leaf_missing", f"{len(nobody)} micro-batches of the global batch are computed by nobody"
+        )
+    return Cause("wrong_samples", f"a rank computes samples that one device does not: {kinds[0]}")
+
+
+def _init(case: Case) -> Cause:
+    names = [d.name.partition("/")[2] for d in case.found if d.kind in ("init", "copies", "missing")]
+    where = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+    return Cause(
+        "initialisation", f"initial values depend on the layout: {where} differ before the first step"
+    )
+
+
+# Forward -------------------------------------------------------------------------------------------------------------
+
+
+def _loss(case: Case) -> Cause:
+    if any("not a number" in d.what for d in case.found):
+        return Cause("not_a_number", "the loss or the norm is not a number, where one device has numbers")
+    ours, theirs = case.seen.leaves(), case.ref.leaves()
+    order = sorted(theirs)
+    got = torch.tensor([ours[f][0]["loss"] if f in ours else math.nan for f in order], dtype=torch.float64)
+    want = torch.tensor([theirs[f][0]["loss"] for f in order], dtype=torch.float64)
+    slack = 1e3 * case.unit
+    wrong = ~torch.isclose(got, want, rtol=slack, atol=0.0)
+    if not bool(wrong.any()):
+        return _loss_of_step(case)
+    c = ratio(got, want, slack)
+    if c is not None:
+        return _scaled("the loss of every micro-batch", c, case.plan, len(order))
+    if bool((got[wrong] == 0).all()):
+        return Cause("leaf_missing", f"{int(wrong.sum())} micro-batches are never computed: their loss is 0")
+    if case.old_losses is not None:
+        old = torch.tensor(case.old_losses, dtype=torch.float64)
+        if torch.allclose(got[wrong], old[wrong], rtol=slack, atol=0.0):
+            share = "all" if bool(wrong.all()) else f"{int(wrong.sum())} of {len(order)}"
+            return Cause(
+                "stale_parameters", f"the losses of {share} micro-batches are those of the step before"
+            )
+    if torch.allclose(got.sort().values, want.sort().values, rtol=slack, atol=0.0):
+        return Cause(
+            "leaves_permuted",
+            "the right losses, but under other micro-batches: inputs and targets are mixed up",
+        )
+    if case.crossed is not None and _is_crossed(got[wrong], case.crossed, slack):
+        return Cause("leaves_permuted", "inputs and targets of different micro-batches meet in the loss")
+    if case.calm:
+        return Cause(
+            "masks_differ", "without dropout the plan is right: its masks are not those of one device"
+        )
+    return Cause(
+        "forward", f"the forward pass itself differs{_in_words(case, wrong)}, before any gradient is made"
+    )
+
+
+def _is_crossed(got: Tensor, crossed: Tensor, slack: float) -> bool:
+    """Whether each loss is that of some leaf's inputs with another leaf's targets."""
+    near = torch.isclose(got[:, None, None], crossed.double()[None], rtol=slack, atol=0.0)
+    return bool(near.flatten(1).any(1).all())
+
+
+def _in_words(case: Case, wrong: Tensor) -> str:
+    axes = [
+        f"{axis}={getattr(case.plan, axis)}"
+        for axis in ("tp", "cp", "shard", "pp")
+        if getattr(case.plan, axis) > 1
+    ]
+    some = "" if bool(wrong.all()) else f" in {int(wrong.sum())} of {len(wrong)} micro-batches"
+    return some + (f" (axes that touch it: {' '.join(axes)})" if axes else "")
+
+
+def _loss_of_step(case: Case) -> Cause:
+    note = next(n for n in case.seen.notes if n.loss != case.ref.notes[0].loss)
+    c = note.loss / case.ref.notes[0].loss
+    text = axis_text(c, case.plan, len(case.ref.leaves()))
+    about = f": {text}" if text else f", times {c:.6g}"
+    return Cause(
+        "loss_reduction",
+        f"every micro-batch's loss is right, but their sum on rank {note.rank} is not{about}",
+    )
+
+
+def _scaled(what: str, c: float, plan: Plan, leaves: int) -> Cause:
+    text = axis_text(c, plan, leaves)
+    if text:
+        return Cause("factor_of_axis", f"{what} is off by a factor of {c:.6g}: {text}")
+    return Cause("factor", f"{what} is off by a factor of {c:.6g}")
+
+
+# Clipping ------------------------------------------------------------------------------------------------------------
+
+
+def _norm(case: Case) -> Cause:
+    want = case.ref.notes[0].norm
+    note = next((n for n in case.seen.notes if not math.isclose(n.norm, want, rel_tol=1e3 * case.unit)), None)
+    note = note or case.seen.notes[0]
+    got = note.norm
+    if not math.isfinite(got):
+        return Cause("not_a_number", f"all gradients are right, but their norm on rank {note.rank} is {got}")
+    for text, square in _partial_norms(case):
+        if math.isclose(math.sqrt(square), got, rel_tol=1e-5 if case.unit > 1e-10 else 1e-9):
+            return Cause("partial_norm", f"the norm that rank {note.rank} clips by is that of {text} alone")
+    squared = (got / want) ** 2 if want else math.inf
+    text = axis_text(squared, case.plan, len(case.ref.leaves()))
+    if text:
+        return Cause(
+            "norm_counted_twice", f"the squared norm is {squared:.6g} times that of one device: {text}"
+        )
+    some = ", more than" if got > want else ", less than"
+    if len({n.norm for n in case.seen.notes}) > 1:
+        return Cause(
+            "partial_norm", f"ranks clip by different norms, {got:.6g} on rank {note.rank}{some} {want:.6g}"
+        )
+    name = "norm_counted_twice" if got > want else "partial_norm"
+    word = "something is counted more than once" if got > want else "a part of the model is left out"
+    return Cause(name, f"all gradients are right but their norm is {got:.6g} instead of {want:.6g}: {word}")
+
+
+def _partial_norms(case: Case):
+    """(what, squared norm) of parts of the model that a norm may have been taken over by mistake."""
+    keys = [key for key in case.seen.names("raw") if key.partition("/")[2] not in case.owners]
+    for axes in (
+        ("pp",),
+        ("shard",),
+        ("tp",),
+        ("pp", "shard"),
+        ("pp", "tp"),
+        ("shard", "tp"),
+        ("pp", "shard", "tp"),
+    ):
+        if any(getattr(case.plan, axis) == 1 for axis in axes):
+            continue
+        places = {tuple(n.at[a] for a in axes) for n in case.seen.notes}
+        for place in sorted(places):
+            for copies in (True, False):
+                yield (
+                    f"{' '.join(f'{a}={i}' for a, i in zip(axes, place, strict=True))}",
+                    _square(case, keys, dict(zip(axes, place, strict=True)), copies),
+                )
+    yield "the matrices", _square(case, [k for k in keys if len(case.seen.shapes[k]) >= 2], {}, True)
+    yield "the vectors", _square(case, [k for k in keys if len(case.seen.shapes[k]) < 2], {}, True)
+
+
+def _square(case: Case, keys: Sequence[str], at: Mapping[str, int], copies: bool) -> float:
+    """copies: whether tensors that `tp` leaves whole count on ranks that only hold a copy of them."""
+    total = 0.0
+    for key in keys:
+        for ranks in case.seen.copies(key):
+            first = ranks[0]
+            here = [p for p in ranks if all(p.at[a] == i for a, i in at.items())]
+            counted = here and (copies or all(first.at[a] == i for a, i in at.items()))
+            if counted:
+                total += first.tensor.double().square().sum().item()
+    return total
+
+
+def _clipping(case: Case) -> Cause:
+    keys = [k for k in case.ref.names("grad") if case.seen.whole(k) is not None]
+    if any(d.kind == "copies" for d in case.found[:1]):
+        return Cause("replicas_drifted", f"clipping left copies that differ: {case.found[0].what}")
+    pairs = [(case.seen.whole(k), case.ref.whole(k)) for k in keys]
+    got = torch.cat([g.double().flatten() for g, w in pairs if g is not None and w is not None])
+    want = torch.cat([w.double().flatten() for g, w in pairs if g is not None and w is not None])
+    c = fit(got, want[:, None])
+    if c is not None and c.residual < 1e-5:
+        factor = c.weights[0]
+        note, limit = case.seen.notes[0], case.clip
+        off = (
+            " (they are not clipped at all)"
+            if math.isclose(factor, max(1.0, note.norm / max(limit, 1e-300)), rel_tol=1e-3)
+            else ""
+        )
+        return Cause(
+            "clipping", f"gradients are right before clipping and {factor:.6g} times too large after{off}"
+        )
+    return Cause("clipping", f"gradients are right before clipping and wrong after: {case.found[0].what}")

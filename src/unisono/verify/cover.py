@@ -1,0 +1,106 @@
+"""A covering set of plans: every pair of values of any two keys stands together in some plan. No torch.
+
+Most mistakes in configurable software need no more than two settings at once (Kuhn, Wallace & Gallo, "Software fault
+interactions and implications for software testing", 2004); so all pairs, and for a wide walk all triples, are taken
+greedily from all plans that the recipe allows (after Cohen et al., "The AETG system", 1997). Values come from the
+grammar's list of what is built, so the set grows by itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, product
+
+from unisono.config import Recipe
+from unisono.plan import Plan
+from unisono.plan.grammar import BUILT, VALUES
+
+SIZES = (1, 2, 4, 8)
+AXES = ("dp", "shard", "pp", "tp", "cp")
+LEAVES = (8, 4, 2, 1)
+OPTIONS: Mapping[str, str] = {
+    "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
+    "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16",
+}  # fmt: skip
+
+
+def covering(recipe: Recipe, ranks: int = 8, strength: int = 2) -> list[Plan]:
+    """Plans on 2 to `ranks` ranks in which every `strength` values of different keys that any allowed plan has
+    together are together, in order of their ranks. One rank is covered where a key needs no second."""
+    rows = _rows(candidates(recipe, ranks), strength)
+    missing = set().union(*rows.values()) if rows else set()
+    chosen: list[Plan] = []
+    while missing:
+        # Ties go to the cheaper plan, then to its text, so that the set is the same everywhere.
+        best = max(rows, key=lambda plan: (len(rows[plan] & missing), -plan.world, str(plan)))
+        chosen.append(best)
+        missing -= rows.pop(best)
+    return sorted(chosen, key=lambda plan: (plan.world, str(plan)))
+
+
+def with_leaves(recipe: Recipe) -> Recipe:
+    """The recipe with micro-batches fixed, so that every plan is held to one reference and most accumulate."""
+    train = recipe.train
+    if train.micro_batch is not None:
+        return recipe
+    leaves = next(n for n in LEAVES if train.global_batch % n == 0)
+    return recipe.model_copy(
+        update={"train": train.model_copy(update={"micro_batch": train.global_batch // leaves})}
+    )
+
+
+def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
+    """Every plan that differs from the others in something it uses and that the recipe allows."""
+    found: dict[str, Plan] = {}
+    for sizes in product(SIZES, repeat=len(AXES)):
+        world = 1
+        for size in sizes:
+            world *= size
+        if world > ranks:
+            continue
+        mesh = dict(zip(AXES, sizes, strict=True))
+        for named in _named(recipe, mesh):
+            plan = Plan(**mesh, **named, said=frozenset(named))  # type: ignore[arg-type]
+            if not plan.check(recipe):
+                found[str(plan)] = plan
+    return [plan for plan in found.values() if plan.world > 1 or _features(plan).keys() - {"precision"}]
+
+
+def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object]]:
+    """Values of the keys with names, where they mean anything on this mesh."""
+    choices: dict[str, Sequence[object]] = {"zero": (1, 2, 3) if mesh["shard"] > 1 else (3,)}
+    for key in VALUES:
+        values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT.get(key, ()))
+        if key == "precision":
+            values = _precisions(recipe, values)
+        idle = {"schedule": mesh["pp"] == 1, "cp_kind": mesh["cp"] == 1, "codec": mesh["dp"] == 1,
+                "collective": mesh["dp"] == 1}  # fmt: skip
+        if values and not idle.get(key):
+            choices[key] = values
+    for row in product(*choices.values()):
+        yield dict(zip(choices, row, strict=True))
+
+
+def _precisions(recipe: Recipe, built: Sequence[str]) -> tuple[str, ...]:
+    if recipe.train.dtype == "float64":
+        return ("fp64",)
+    return ("fp32",) if "fp32" in built else tuple(built)[:1]
+
+
+def _features(plan: Plan) -> dict[str, object]:
+    default = Plan()
+    keys = (*AXES, "zero", *VALUES)
+    return {key: getattr(plan, key) for key in keys if getattr(plan, key) != getattr(default, key)}
+
+
+def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[str, object], ...]]]:
+    rows = {}
+    for plan in plans:
+        values = [(axis, getattr(plan, axis)) for axis in AXES]
+        values += [("zero", plan.zero)] if plan.shard > 1 else []
+        values += [(key, getattr(plan, key)) for key in VALUES if _means(plan, key)]
+        rows[plan] = set(combinations(sorted(values, key=str), strength))
+    return rows
+
+
+def _means(plan: Plan, key: str) -> bool:
+    need = {"schedule": plan.pp, "cp_kind": plan.cp, "codec": plan.dp, "collective": plan.dp}.get(key, 2)
+    return need > 1

@@ -1,0 +1,58 @@
+"""How many additions lie on the longest way through a model, forward and backward: what rounding bounds are made of."""
+
+import math
+
+from torch import nn
+
+from unisono import models
+from unisono.config import Resolved
+from unisono.train.build import facts_of
+from unisono.train.data.dataset import Corpus
+from unisono.verify.bounds import Sizes
+
+PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
+
+
+def sizes_of(resolved: Resolved, corpus: Corpus) -> Sizes:
+    """The sizes of a resolved recipe's model and global batch."""
+    model = models.build(resolved.recipe.model, facts_of(corpus))
+    batch = resolved.batch
+    path, rounded = path_of(model)
+    return Sizes(
+        path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
+        rounded=rounded,
+        elements=sum(p.numel() for p in model.parameters()),
+        tokens=batch.global_batch * (getattr(getattr(model, "anatomy", None), "sequence", 0) or 1),
+        leaves=batch.global_batch // batch.micro_batch,
+    )
+
+
+def path_of(model: nn.Module) -> tuple[int, int]:
+    """(additions, tensors stored) as if all modules of the model stood in one line; an upper bound, since branches
+    that run side by side are counted one after the other."""
+    additions = stored = 0
+    for module in model.modules():
+        length = _length(module)
+        additions += length
+        stored += 2 * (length > 0)  # the output forward, the gradient of the input backward
+    sequence = getattr(getattr(model, "anatomy", None), "sequence", 0)
+    blocks = getattr(model, "blocks", ())
+    if sequence:  # attention sums over positions and head width without a module of its own
+        widest = max((m.in_features for m in model.modules() if isinstance(m, nn.Linear)), default=1)
+        additions += len(blocks) * (2 * PASSES * sequence + 4 * sequence + 4 * widest)
+        stored += len(blocks) * 6
+    return additions + 2 * len(blocks), stored + 2 * len(blocks)
+
+
+def _length(module: nn.Module) -> int:
+    if isinstance(module, nn.Linear):
+        return module.in_features + module.out_features
+    if isinstance(module, nn.modules.conv._ConvNd):
+        window = math.prod(module.kernel_size)
+        return window * (module.in_channels + module.out_channels) // module.groups
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return 2 * PASSES * math.prod(module.normalized_shape)
+    if isinstance(module, nn.GroupNorm):
+        return 2 * PASSES * module.num_channels // module.num_groups * 64  # positions of a small picture
+    own = list(module.parameters(recurse=False))
+    return 1 if own else 0

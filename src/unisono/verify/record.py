@@ -1,0 +1,200 @@
+"""One step of one run, written down by every rank and put together again by one.
+
+Each rank writes what it holds as boxes of logical tensors, copies included, because whether copies agree is part of the
+proof. Files are safetensors; facts that are no tensors go into their metadata as JSON.
+
+Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
+
+    init    parameters before the first step
+    raw     gradients of the global batch, before clipping
+    grad    the same after clipping
+    model   parameters after the update
+    optim   the optimiser's tensors after the update
+    buffer  buffers of the modules
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from unisono.parallel.params import Slot
+from unisono.parallel.play import Leaf
+from unisono.train.optim.make import state_of
+from unisono.train.step import Run
+
+KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a logical tensor as one rank holds it. at: the rank's coordinates on the mesh."""
+
+    rank: int
+    at: Mapping[str, int]
+    start: tuple[int, ...]
+    tensor: Tensor
+
+
+@dataclass(slots=True)
+class Note:
+    """What one rank has to say about a step, besides tensors.
+
+    leaves: what it computed, in order; each has `first` (global position of its first sample), `samples`, `inputs`
+    and `targets` (hashes), `count` (targets) and `loss` (× weight; meaningful on the last stage).
+    """
+
+    rank: int
+    at: dict[str, int]
+    last: bool
+    loss: float = 0.0
+    norm: float = 0.0
+    lr: float = 0.0
+    finite: bool = True
+    targets: int = 0
+    leaves: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Observed:
+    """Collects one rank's tensors and note of one step; `write` puts them on disk."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.note = Note(run.mesh.rank, dict(run.mesh.at), run.local.stage.last)
+        self._boxes: dict[str, Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def keep(self, kind: str) -> None:
+        """Copies of this rank's tensors of one kind, as they are now."""
+        for slot in self._run.local.slots:
+            if kind in ("raw", "grad"):
+                if slot.master.grad is not None:
+                    self._put(f"{kind}/{slot.name}", slot, slot.master.grad)
+            elif kind == "optim":
+                for key, value in state_of(self._run.optimizer, slot.master).items():
+                    self._put(f"optim/{slot.name}/{key}", slot, value)
+            else:
+                self._put(f"{kind}/{slot.name}", slot, slot.master)
+
+    def keep_buffers(self) -> None:
+        """Buffers of this rank's modules; they are whole."""
+        for name, buffer in self._run.local.stage.named_buffers():
+            self._store(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer)
+
+    def leaf(self, leaf: Leaf) -> None:
+        """One micro-batch that is about to be computed."""
+        samples = leaf.samples.cpu()
+        fact = {
+            "first": int(samples[0]),
+            "samples": digest(samples),
+            "inputs": digest(leaf.inputs),
+            "targets": digest(leaf.targets),
+            "count": leaf.targets.numel(),
+        }
+        self.note.leaves.append(fact)
+
+    def _put(self, key: str, slot: Slot, value: Tensor) -> None:
+        if value.dim() == 0 and slot.shape:
+            self._store(key, (), (), value)
+        else:
+            self._store(key, slot.shape, slot.start, value)
+
+    def _store(self, key: str, shape: tuple[int, ...], start: tuple[int, ...], value: Tensor) -> None:
+        self._shapes[key] = shape
+        self._boxes[f"{key}@{','.join(map(str, start))}"] = value.detach().to("cpu", copy=True).contiguous()
+
+    def write(self, folder: Path) -> None:
+        """One file for this rank."""
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("rank", "at", "last", "loss", "norm", "lr", "finite", "targets", "leaves")
+        about = {"note": {n: getattr(self.note, n) for n in names}, "shapes": self._shapes}
+        save_file(self._boxes, folder / f"rank-{self.note.rank}.safetensors", {"about": json.dumps(about)})
+
+
+def digest(x: Tensor) -> str:
+    """Eight hex digits of a tensor's bytes, on any device."""
+    return blake2b(x.detach().cpu().contiguous().numpy().tobytes(), digest_size=4).hexdigest()
+
+
+class Record:
+    """One step of one run, read back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.parts: dict[str, list[Part]] = defaultdict(list)
+        self.notes: list[Note] = []
+        for path in sorted(folder.glob("rank-*.safetensors"), key=lambda p: int(p.stem.split("-")[1])):
+            with safe_open(path, framework="pt") as file:
+                about = json.loads(file.metadata()["about"])
+                note = Note(**about["note"])
+                self.notes.append(note)
+                self.shapes.update({key: tuple(shape) for key, shape in about["shapes"].items()})
+                for label in file.keys():  # noqa: SIM118  (not a dict)
+                    key, _, start = label.rpartition("@")
+                    at = tuple(int(n) for n in start.split(",") if n)
+                    self.parts[key].append(Part(note.rank, note.at, at, file.get_tensor(label)))
+        self._wholes: dict[str, Tensor | None] = {}
+
+    def names(self, kind: str) -> list[str]:
+        """All keys of a kind."""
+        return [key for key in self.parts if key.startswith(f"{kind}/")]
+
+    def whole(self, key: str, **at: int) -> Tensor | None:
+        """The full tensor, from the first rank that holds each box, or from ranks at the given coordinates only;
+        None if a box is missing."""
+        if at:
+            return self._join(key, at)
+        if key not in self._wholes:
+            self._wholes[key] = self._join(key, {})
+        return self._wholes[key]
+
+    def _join(self, key: str, at: Mapping[str, int]) -> Tensor | None:
+        parts = [p for p in self.parts.get(key, ()) if all(p.at[axis] == i for axis, i in at.items())]
+        if not parts:
+            return None
+        full = torch.zeros(self.shapes[key], dtype=parts[0].tensor.dtype)
+        seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for part in parts:
+            box = (part.start, tuple(part.tensor.shape))
+            if box not in seen:
+                seen.add(box)
+                box_of(full, part).copy_(part.tensor)
+        filled = sum(torch.Size(shape).numel() for _, shape in seen)
+        return full if filled == full.numel() else None
+
+    def copies(self, key: str) -> list[list[Part]]:
+        """The boxes of a tensor, each with all ranks that hold it."""
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Part]] = defaultdict(list)
+        for part in self.parts.get(key, ()):
+            if part.tensor.numel():
+                found[part.start, tuple(part.tensor.shape)].append(part)
+        return list(found.values())
+
+    def leaves(self) -> dict[int, list[dict[str, Any]]]:
+        """First position → what was computed for it, once for each data rank that did. Losses are those of the last
+        stage; other ranks of a replica repeat the leaf without adding to the count."""
+        found: dict[int, dict[tuple[int, int], dict[str, Any]]] = defaultdict(dict)
+        twice: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for note in self.notes:
+            if note.last and note.at["tp"] == 0 and note.at["cp"] == 0:
+                place = (note.at["dp"], note.at["shard"])
+                for leaf in note.leaves:
+                    if place in found[leaf["first"]]:
+                        twice[leaf["first"]].append(leaf)
+                    found[leaf["first"]][place] = leaf
+        return {first: [*by.values(), *twice[first]] for first, by in found.items()}
+
+
+def box_of(full: Tensor, part: Part) -> Tensor:
+    """The view of `full` that a part covers."""
+    for dim, (start, size) in enumerate(zip(part.start, part.tensor.shape, strict=True)):
+        full = full.narrow(dim, start, size)
+    return full

@@ -1,0 +1,91 @@
+"""Small least squares: which mixture of known tensors is the observed one?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from unisono.plan import Plan
+
+AXES = ("dp", "shard", "tp", "pp", "cp")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """name: stable, one of those that `cause.py` lists. text: one sentence."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """observed ≈ Σ weights · known. residual: of the largest observed or known entry."""
+
+    weights: list[float]
+    residual: float
+
+
+def fit(observed: Tensor, known: Tensor) -> Fit | None:
+    """observed [n], known [n, k] float64; None if the known ones cannot be told apart or there are too few numbers."""
+    columns = known.shape[1]
+    if len(observed) < 2 * columns or not bool(torch.isfinite(observed).all()):
+        return None
+    sizes = known.norm(dim=0)
+    if bool((sizes == 0).any()):
+        return None
+    scaled = known / sizes
+    values = torch.linalg.svdvals(scaled)
+    if values[-1] < 1e-6 * values[0]:
+        return None
+    weights = torch.linalg.lstsq(scaled, observed[:, None], driver="gelsd").solution[:, 0] / sizes
+    scale = max(observed.abs().max().item(), known.abs().max().item())
+    residual = (known @ weights - observed).abs().max().item() / scale if scale else math.inf
+    return Fit(weights.tolist(), residual)
+
+
+def ratio(got: Tensor, want: Tensor, slack: float) -> float | None:
+    """c with got = c · want entry by entry, or None."""
+    at = int(want.abs().argmax())
+    c = (got.flatten()[at] / want.flatten()[at]).item() if want.numel() else math.nan
+    if not math.isfinite(c) or math.isclose(c, 1.0, rel_tol=slack):
+        return None
+    most = want.abs().max() * max(abs(c), slack)
+    return c if bool(((got - c * want).abs() <= slack * most).all()) else None
+
+
+def axis_text(c: float, plan: Plan, leaves: int) -> str:
+    """Which size of the plan c, or 1 / c, is, in words; "" if none."""
+    sizes: dict[str, float] = {a: getattr(plan, a) for a in AXES if getattr(plan, a) > 1}
+    for a, b in combinations(list(sizes), 2):
+        sizes[f"{a}*{b}"] = sizes[a] * sizes[b]
+    if plan.micros and plan.micros > 1:
+        sizes["micros"] = plan.micros
+    if leaves > 1:
+        sizes["micro-batches of the global batch"] = leaves
+    if plan.world > 1:
+        sizes["world"] = plan.world
+    for shape, of in (("{}", c), ("1/{}", 1 / c if c else math.inf)):
+        names = [name for name, size in sizes.items() if math.isclose(of, size, rel_tol=1e-4)]
+        if names:
+            return " or ".join(shape.format(f"{name} ({int(sizes[name])})") for name in names[:3])
+    return ""
+
+
+def lower_precision(x: Tensor, like: Tensor) -> str:
+    """The smaller dtype whose numbers all of x are, while `like`, the right tensor, is not of that dtype; or ""."""
+    for dtype, word in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (torch.float32, "float32")):
+        if torch.finfo(dtype).bits >= torch.finfo(x.dtype).bits:
+            return ""
+        if torch.equal(x.to(dtype).to(x.dtype), x) and not torch.equal(like.to(dtype).to(like.dtype), like):
+            return word
+    return ""
+
+
+def listed(items: Sequence[object], most: int = 6) -> str:
+    """1, 2, 3 … and 5 more."""
+    shown = ", ".join(map(str, items[:most]))
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"

@@ -1,0 +1,159 @@
+"""What is wrong with an update whose gradients are right: solve the optimiser's formula for what was done."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unisono.verify.solve import AXES, Cause, axis_text, fit, listed, lower_precision
+
+if TYPE_CHECKING:
+    from unisono.verify.cause import Case
+
+
+def explain_update(case: "Case") -> Cause:
+    """The likely cause of the first wrong parameter, moment, counter or learning rate."""
+    wrong = [d for d in case.found if d.kind in ("lr", "optim", "model", "copies", "missing", "law")]
+    rates = [d for d in wrong if d.kind == "lr"]
+    if rates:
+        return Cause("learning_rate", rates[0].what)
+    names = list(dict.fromkeys(name_of(d.name) for d in wrong))
+    ties = _ties(case)
+    if ties is not None:
+        return ties
+    counters = [d for d in wrong if d.name.endswith("/step")]
+    if counters:
+        got, want = (r.whole(counters[0].name) for r in (case.seen, case.ref))
+        if got is not None and want is not None:
+            return Cause(
+                "step_count",
+                f"the optimiser counts {got.item():g} updates where one device counts {want.item():g}",
+            )
+    copies = [d for d in wrong if d.kind == "copies"]
+    for name in names:
+        cause = _parameter(case, name, names)
+        if cause is not None:
+            return cause
+    if copies:
+        return Cause("replicas_drifted", f"gradients are right, but after the update {copies[0].what}")
+    return Cause(
+        "update_rule",
+        f"gradients and learning rate are right, {listed(names, 3)} does not follow the recipe's formula",
+    )
+
+
+def name_of(key: str) -> str:
+    """optim/NAME/KEY or model/NAME → NAME."""
+    kind, _, rest = key.partition("/")
+    return rest.rpartition("/")[0] if kind == "optim" else rest
+
+
+def _ties(case: "Case") -> Cause | None:
+    for alias, owner in case.owners.items():
+        one, two = case.seen.whole(f"model/{alias}"), case.seen.whole(f"model/{owner}")
+        if one is not None and two is not None and not torch.equal(one, two):
+            return Cause(
+                "tied_copies_differ", f"{alias} and {owner} are one weight, and differ after the update"
+            )
+    return None
+
+
+def _state(case: "Case", name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
+    last = case.ref if case.before is None else case.before
+    param = last.whole(f"{'init' if case.before is None else 'model'}/{name}")
+    if param is None:
+        return None
+    moments = {}
+    for key in case.ref.parts:
+        if key.startswith(f"optim/{name}/"):
+            value = last.whole(key)
+            if value is not None:
+                moments[key.rpartition("/")[2]] = torch.zeros_like(value) if case.before is None else value
+    return param, moments
+
+
+def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
+    state = _state(case, name)
+    got, want = case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")
+    grad = case.seen.whole(f"grad/{name}")
+    if state is None or got is None or want is None or grad is None:
+        return None
+    param, moments = state
+    who = name if len(names) == 1 else f"{name} and {len(names) - 1} more"
+    bad_copies = _copy_apart(case, name)
+    if bad_copies is not None:
+        return bad_copies
+    if torch.equal(got, param) and not torch.equal(want, param):
+        return Cause("not_updated", f"{who} did not move in this step")
+    for key in ("model/" + name, *(f"optim/{name}/{k}" for k in moments)):
+        a, b = case.seen.whole(key), case.ref.whole(key)
+        if a is not None and b is not None and a.dim() and not torch.equal(a, b):
+            word = lower_precision(a, b)
+            if word:
+                return Cause(
+                    "precision_lost", f"all entries of {key} are {word} numbers: it was rounded on its way"
+                )
+    for key, old in moments.items():
+        cause = _moment(case, name, key, old, grad, who)
+        if cause is not None:
+            return cause
+    return _move(case, name, param, got, want, who)
+
+
+def _copy_apart(case: "Case", name: str) -> Cause | None:
+    for key in [f"model/{name}", *(k for k in case.seen.parts if k.startswith(f"optim/{name}/"))]:
+        for ranks in case.seen.copies(key):
+            bad = [p.rank for p in ranks[1:] if not torch.equal(p.tensor, ranks[0].tensor)]
+            if bad:
+                axes = [a for a in AXES if len({p.at[a] for p in ranks}) > 1]
+                text = (
+                    f"copies of {key} differ over {' and '.join(axes)}, ranks {ranks[0].rank}, {listed(bad)}"
+                )
+                return Cause("replicas_drifted", f"gradients are right, but after the update {text}")
+    return None
+
+
+def _moment(case: "Case", name: str, key: str, old: Tensor, grad: Tensor, who: str) -> Cause | None:
+    got, want = case.seen.whole(f"optim/{name}/{key}"), case.ref.whole(f"optim/{name}/{key}")
+    if got is None or want is None or not got.dim() or _close(got, want, case.unit):
+        return None
+    fresh = grad.double() ** (2 if key == "exp_avg_sq" else 1)
+    known = [x for x in (old.double().flatten(), fresh.flatten()) if bool(x.any())]
+    found = fit(got.double().flatten(), torch.stack(known, 1)) if known else None
+    right = fit(want.double().flatten(), torch.stack(known, 1)) if known else None
+    if found is not None and right is not None and found.residual < 1e-6:
+        shown = " and ".join(
+            f"{w:.6g} instead of {r:.6g}" for w, r in zip(found.weights, right.weights, strict=True)
+        )
+        return Cause("moments", f"{key} of {who} weighs the past and the gradient by {shown}")
+    return Cause("moments", f"{key} of {who} is wrong although its gradient is right")
+
+
+def _close(a: Tensor, b: Tensor, unit: float) -> bool:
+    return bool(
+        (a.double() - b.double()).abs().max() <= 1e4 * unit * max(b.double().abs().max().item(), 1e-300)
+    )
+
+
+def _move(case: "Case", name: str, param: Tensor, got: Tensor, want: Tensor, who: str) -> Cause | None:
+    """got - param = a · move + b · param, where move is what the reference's optimiser alone does."""
+    decay = case.decay if param.dim() >= 2 else 0.0
+    pull = -case.rate * param.double().flatten()
+    move = (want.double() - param.double()).flatten() - decay * pull
+    known = torch.stack((move, pull), 1) if bool(pull.any()) else move[:, None]
+    found = fit((got.double() - param.double()).flatten(), known)
+    if found is None or found.residual > 1e-4:
+        return None
+    a, b = (*found.weights, decay)[:2]
+    if abs(a - 1) > 1e-4:
+        text = axis_text(a, case.plan, len(case.ref.leaves()))
+        near = f" ({text})" if text else ""
+        return Cause(
+            "learning_rate", f"{who} moved {a:.6g} times as far as it should{near}: another learning rate"
+        )
+    if abs(b - decay) > 1e-4 * max(1.0, abs(decay)):
+        if math.isclose(b, 0.0, abs_tol=1e-4):
+            return Cause("weight_decay", f"{who} does not decay, the recipe says {decay:g}")
+        return Cause("weight_decay", f"{who} decays by {b:.6g} where the recipe says {decay:g}")
+    return None

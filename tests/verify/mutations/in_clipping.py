@@ -1,0 +1,91 @@
+"""The norm of the whole model, and scaling by it."""
+
+import torch
+
+from tests.verify.mutations.planting import bug
+from unisono.train import step
+from unisono.train.clip import ByTensor
+
+FILL, CLIP = ByTensor._fill, step.clip
+
+
+def _local(self, slots, extra):
+    line = torch.zeros(self.length, dtype=torch.float64)
+    self._fill([s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line)
+    return [line.sum().sqrt().item(), *self.replica.all_reduce(extra.double().clone()).tolist()]
+
+
+@bug("shard=2", "partial_norm")
+def norm_of_own_shard(patch):
+    """Each rank clips by the norm of its shard."""
+    patch(ByTensor, "__call__", _local)
+
+
+@bug("pp=2", "partial_norm")
+def norm_of_own_stage(patch):
+    """Each stage clips by its own norm."""
+    patch(ByTensor, "__call__", _local)
+
+
+@bug("tp=2", "partial_norm")
+def norm_of_own_slices(patch):
+    """Each tensor-parallel rank clips by the norm of its slices."""
+    patch(ByTensor, "__call__", _local)
+
+
+@bug("tp=2", "norm_counted_twice")
+def norm_counts_whole_tensors_on_every_rank(patch):
+    """Tensors that tensor parallelism leaves whole enter the norm once for each rank."""
+
+    def everything(self, slots, extra):
+        line = torch.zeros(self.length + len(extra), dtype=torch.float64)
+        self._fill([s for s in slots if not s.alias and s.master.grad is not None], line)
+        line[self.length :] = extra
+        self.replica.all_reduce(line)
+        return [line[: self.length].sum().sqrt().item(), *line[self.length :].tolist()]
+
+    patch(ByTensor, "__call__", everything)
+
+
+@bug("dp=2", "norm_counted_twice")
+def norm_over_replicas_too(patch):
+    """Replicas hold equal gradients, and the norm is summed over them."""
+    call = ByTensor.__call__
+    patch(
+        ByTensor, "__call__", lambda self, slots, extra: [(n := call(self, slots, extra))[0] * 2**0.5, *n[1:]]
+    )
+
+
+@bug("dp=2", "partial_norm")
+def norm_forgets_vectors(patch):
+    """Biases and norms belong to another parameter group, and the norm is taken over one."""
+    patch(ByTensor, "_fill", lambda self, held, line: FILL(self, [s for s in held if len(s.shape) > 1], line))
+
+
+@bug("dp=2", "clipping")
+def clipped_twice(patch):
+    """The trainer clips and the optimiser wrapper clips again by the norm before."""
+
+    def twice(slots, norm, limit):
+        CLIP(slots, norm, limit)
+        CLIP(slots, norm, limit)
+
+    patch(step, "clip", twice)
+
+
+@bug("dp=2", "clipping")
+def never_clipped(patch):
+    """Clipping is configured and not called."""
+    patch(step, "clip", lambda slots, norm, limit: None)
+
+
+@bug("dp=2", "clipping")
+def each_tensor_clipped_alone(patch):
+    """Clipping by the norm of each tensor instead of the model's."""
+
+    def alone(slots, norm, limit):
+        for s in slots:
+            if s.master.grad is not None:
+                s.master.grad.mul_(min(1.0, 0.1 * limit / (s.master.grad.norm().item() + 1e-6)))
+
+    patch(step, "clip", alone)

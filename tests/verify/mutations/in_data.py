@@ -1,0 +1,135 @@
+"""What goes in: samples, their order, initial values, randomness."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from tests.verify.mutations.planting import bug
+from unisono import parallelize
+from unisono.models.noise import Dropout, Noise
+from unisono.parallel import cut
+from unisono.train import build
+from unisono.train.data import feed
+from unisono.train.data.feed import Feed
+
+OWN_LEAVES, INITIAL, SAMPLES_AT, FETCH = build.own_leaves, build.initial_values, feed.samples_at, Feed.fetch
+DROP, BITS = Dropout.forward, Dropout.bits
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+@bug("dp=2", "leaf_twice")
+def every_rank_reads_the_same_data(patch):
+    """A sampler that was not told its rank; the loss looks right."""
+    patch(build, "own_leaves", lambda mesh, leaves: range(leaves // mesh.shape.dp))
+
+
+@bug("dp=2", "leaf_twice")
+def duplicated_leaf(patch):
+    """A micro-batch handed out twice at the seam of two ranks' shares."""
+    patch(build, "own_leaves", lambda mesh, n: [max(i - (rank() == 1), 0) for i in OWN_LEAVES(mesh, n)])
+
+
+@bug("dp=2", "wrong_samples")
+def shuffled_by_rank(patch):
+    """Each rank shuffles with its own seed: samples repeat and are missed."""
+    patch(build, "Feed", lambda data, seed, **more: Feed(data, seed + rank(), **more))
+
+
+@bug("shard=2", "wrong_samples")
+def sample_index_overflows(patch):
+    """An index kept in too few bits wraps around in a large data set (here: 8 bits)."""
+    patch(
+        feed, "samples_at", lambda seed, at, n: SAMPLES_AT(seed, at, n).astype(np.int8).astype(np.int64) % n
+    )
+
+
+@bug("dp=2", "wrong_samples")
+def targets_not_shifted(patch):
+    """Labels already shifted by the loader and not by the model, or the other way round."""
+
+    def fetch(self, step):
+        return [replace(leaf, targets=leaf.inputs) for leaf in FETCH(self, step)]
+
+    patch(Feed, "fetch", fetch)
+
+
+@bug("dp=2", "wrong_samples")
+def resumed_one_step_late(patch):
+    """After a restart the loader is one step ahead of the optimiser."""
+    patch(Feed, "fetch", lambda self, step: FETCH(self, step + 1))
+
+
+@bug("dp=2", "initialisation")
+def initialised_by_rank(patch):
+    """Ranks seeded differently, and nothing broadcast."""
+    patch(build, "initial_values", lambda model, seed: INITIAL(model, seed + rank()))
+
+
+@bug("tp=2", "initialisation")
+def slices_begin_alike(patch):
+    """Every tensor-parallel rank draws its slice from the same generator, so slices are copies of each other."""
+    fill = parallelize._fill
+
+    def first_slice(stage, values, owners, cuts, dtype, device):
+        fill(stage, values, owners, {k: replace(c, start=0) for k, c in cuts.items()}, dtype, device)
+
+    patch(parallelize, "_fill", first_slice)
+
+
+@bug("dp=2", "masks_differ")
+def dropout_seeded_by_rank(patch):
+    """Dropout from the rank's own generator: the masks depend on the layout."""
+    patch(
+        Dropout,
+        "bits",
+        lambda self, shape, noise: BITS(self, shape, Noise(noise.seed + rank(), noise.samples)),
+    )
+
+
+@bug("tp=2", "masks_differ")
+def dropout_same_on_every_slice(patch):
+    """Tensor-parallel ranks draw equal masks for different heads and positions (Megatron needs a second generator)."""
+
+    def own_counting(self, shape, noise):
+        window, self.window = self.window, {}
+        try:
+            return BITS(self, shape, noise)
+        finally:
+            self.window = window
+
+    patch(Dropout, "bits", own_counting)
+
+
+@bug("pp=2", "masks_differ")
+def dropout_seeded_by_stage(patch):
+    """A pipeline stage that numbers its layers from zero gives two layers the same mask."""
+    patch(cut.Stage, "forward", _shifted(cut.Stage.forward))
+
+
+def _shifted(forward):
+    def shifted(self, x, noise=None):
+        return forward(self, x, noise and Noise(noise.seed + 7 * self.index, noise.samples))
+
+    return shifted
+
+
+@bug("recompute=full", "masks_differ")
+def recompute_with_another_mask(patch):
+    """Activation checkpointing that does not restore the generator: backward sees other masks than forward."""
+    import torch
+
+    def bits(self, shape, noise):
+        again = torch._C._current_graph_task_id() != -1
+        return BITS(self, shape, Noise(noise.seed + again, noise.samples))
+
+    patch(Dropout, "bits", bits)
+
+
+@bug("dp=2", "masks_differ")
+def dropout_repeats_each_micro_batch(patch):
+    """A generator reset for every micro-batch: all have the mask of the first."""
+    patch(Dropout, "bits", lambda self, shape, noise: BITS(self, shape, Noise(noise.seed, noise.samples * 0)))

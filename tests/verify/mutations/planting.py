@@ -1,0 +1,57 @@
+"""Planted bugs: what one is, and how it is put into a running rank.
+
+A bug is one function that patches one place of the running system, with the plan under which it shows:
+
+    @bug("dp=2", "factor_of_axis")
+    def loss_by_local_tokens(patch):
+        patch(EveryStep, "weigh", lambda self, count: 1.0 / count)
+
+The function's name is that of the class of bug; its docstring says where such a bug was met or what it looks like.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+Patch = Callable[[Any, str, Any], None]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """plan: under which it shows. causes: names that `verify` may rightly give it. dropout: of the model."""
+
+    name: str
+    plan: str
+    causes: tuple[str, ...]
+    dropout: float
+    optimizer: str
+    plant: Callable[[Patch], None]
+
+
+def bug(
+    plan: str, *causes: str, dropout: float = 0.1, optimizer: str = "adamw"
+) -> Callable[[Callable[[Patch], None]], Bug]:
+    """Makes a function a Bug."""
+    return lambda plant: Bug(plant.__name__, plan, causes, dropout, optimizer, plant)
+
+
+def bugs_of(*modules: ModuleType) -> dict[str, Bug]:
+    """Name → bug, for all of some modules."""
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Bug)]
+    return {one.name: one for one in found}
+
+
+@contextmanager
+def planted(one: Bug | None) -> Iterator[None]:
+    """While this lasts, the bug is in the system."""
+    with ExitStack() as stack:
+
+        def patch(owner: Any, name: str, new: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, new))
+
+        if one is not None:
+            one.plant(patch)
+        yield
