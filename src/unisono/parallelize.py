@@ -20,6 +20,7 @@ from unisono.parallel.recompute import recompute_blocks
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.tensor import Cut, part_of, split_modules, vocab_loss
 from unisono.plan import Plan
+from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,9 @@ def parallelize(
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     owners = dict(anatomy.ties)
+    if plan.tp > 1 and not anatomy.splits:
+        what = "this model says nothing of how tp could split it"
+        raise UsageError(what, where="plan.tp, model.kind", fix="tp=1, or a model with an anatomy", code="P12")
     canonical = plan.sync == "canonical"
     stage, wires = _stage(model, plan, mesh, sample, dtype, device)
     _untie(stage, owners)
@@ -158,6 +162,10 @@ def _stage(
     model: nn.Module, plan: Plan, mesh: Mesh, sample: Tensor, dtype: torch.dtype, device: torch.device
 ) -> tuple[Stage, Wires]:
     index = mesh.at["pp"]
+    if plan.pp > max(1, len(model.blocks)):  # type: ignore[arg-type]
+        what = f"pp={plan.pp} stages need as many blocks, this model shows {len(model.blocks)}"  # type: ignore[arg-type]
+        fix = "pp=1, or a model with stem, blocks and head"
+        raise UsageError(what, where="plan.pp, model.kind", fix=fix, code="P13")
     if plan.pp == 1:
         blocks, came, sent = range(len(model.blocks)), (), ()  # type: ignore[arg-type]
     else:

@@ -37,7 +37,8 @@ class Whole(nn.Module):
         self._noisy = "noise" in inspect.signature(module.forward).parameters
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        return self.module(x, noise=noise) if self._noisy else self.module(x)
+        y = self.module(x, noise=noise) if self._noisy else self.module(x)
+        return y.clone() if y._is_view() else y  # FSDP2 hooks its outputs, and a view may be written to behind it
 
 
 class UserModel(nn.Module):
@@ -58,13 +59,16 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
-def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta") -> nn.Module:
-    """The model of a recipe, uninitialised (on the meta device it costs nothing); a user's model as it was made.
+def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta", seed: int = 0) -> nn.Module:
+    """The model of a recipe, uninitialised (on the meta device it costs nothing); a user's model as it was made,
+    from torch's generator seeded with `seed`.
 
     Raises UsageError where the recipe and the data leave a size open, UserCodeError if a user's function raises.
     """
     if ".py:" in config.kind:
-        model = user_model(config, facts)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = user_model(config, facts)
     else:
         with torch.device(device):
             model = _own(config, facts)

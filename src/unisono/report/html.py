@@ -84,7 +84,8 @@ def _tiles(run: Run, found: Sequence[Share]) -> str:
     if validated:
         facts.append(("validation loss", words.number(validated[-1][1]), ""))
     if speeds:
-        facts.append(("tokens/s", words.count(sum(speeds) / len(speeds)), "mean"))
+        # The mean over time: steps have the same number of tokens, so their seconds are what to average.
+        facts.append(("tokens/s", words.count(len(speeds) / sum(1 / s for s in speeds if s)), "mean"))
     if found:
         facts.append(("time per step", words.seconds(sum(s.wall for s in found) / len(found)), "mean"))
     if run.steps:

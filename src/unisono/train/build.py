@@ -79,7 +79,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     canonical = plan.sync == "canonical"
     mesh = Mesh(shape, place.rank, recorder, place.timeout, ordered=canonical)
-    model = models.build(recipe.model, facts_of(corpus))
+    model = models.build(recipe.model, facts_of(corpus), seed=recipe.seed)
     values = initial_values(model, recipe.seed)
     train = recipe.train
     micro = train.micro_batch or 1
