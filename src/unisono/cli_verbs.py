@@ -62,6 +62,10 @@ def _train_parser() -> Parser:
     parser = _recipe_parser("train", "Trains a recipe under a plan.")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
     parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2"')
+    parser.add_argument(
+        "--guard", nargs="?", const="200", metavar="N",
+        help="every N steps (200), check that replicas agree: --train.guard N",
+    )  # fmt: skip
     return parser
 
 
@@ -71,6 +75,8 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     flags, rest = config.split_flags(words)
     given = _train_parser().read(rest)
     file = given.file
+    if given.guard is not None:
+        flags = [*flags, ("train.guard", given.guard)]
     if given.resume is not None:
         run = found_run(given.resume)
         given.resume = str(run)
@@ -204,7 +210,10 @@ def _report(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
     from unisono.report import command
 
-    return command.run(run, call.options)
+    result = command.run(run, call.options)
+    call.say(f"{result['report_html']}  (and report.png)")
+    call.say(result["verdict"])
+    return result
 
 
 def _export_parser() -> Parser:
@@ -227,7 +236,9 @@ def _export(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
     from unisono.train import export
 
-    return export.run(run, to=given.to, out=out, options=call.options)
+    result = export.run(run, to=given.to, out=out, options=call.options)
+    call.say(f"{out}")
+    return result
 
 
 # --- later -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,6 +23,7 @@ from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver, load
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
+from unisono.train.guard import install
 from unisono.train.loop import train
 from unisono.train.sample import sample
 from unisono.train.state import pieces_of
@@ -61,7 +64,9 @@ class Live:
     saver: Saver
     owners: Mapping[str, str]
     observers: list[Observer]
+    check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
+    per_sample: int  # targets of one sample
     saved: str = ""
 
 
@@ -120,13 +125,20 @@ def _start(terms: Terms, corpus: Corpus) -> Live:
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
+    check = install(run, recipe.train.guard, partial(_note, terms))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
     with writing(terms.run_dir):
         observers = _observers(terms, run)
     saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
-    return Live(terms, run, feed, val, saver, owners, observers, val_losses, saved)
+    per_sample = corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
+    return Live(terms, run, feed, val, saver, owners, observers, check, val_losses, per_sample, saved)
+
+
+def _note(terms: Terms, text: str) -> None:
+    if terms.place.rank == 0:
+        terms.line.send("note", text=text)
 
 
 def _observers(terms: Terms, run: Run) -> list[Observer]:
@@ -150,8 +162,7 @@ def _observers(terms: Terms, run: Run) -> list[Observer]:
 
 
 def _targets(live: Live) -> int:
-    model = live.terms.recipe.model
-    return live.terms.recipe.train.global_batch * (model.context if model.kind == "gpt" else 1)
+    return live.terms.recipe.train.global_batch * live.per_sample
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:
@@ -186,6 +197,7 @@ def _validate(live: Live) -> None:
 
 def _save(live: Live, blocking: bool) -> Path | None:
     terms, step = live.terms, live.run.step
+    live.check()  # what is kept is what all replicas agree on
     state = {
         "step": step,
         "data": {"next_position": step * terms.recipe.train.global_batch},
