@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import socket
 import time
@@ -62,6 +63,9 @@ def join(
     """
     threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
     torch.set_num_threads(threads)
+    store = _meet(place, timeout)
+    if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
+        store.compare_set("run_token", "", secrets.token_hex(16))
     return RankContext(
         rank=place.rank,
         world=place.world,
@@ -70,9 +74,9 @@ def join(
         host=socket.gethostname(),
         threads=threads,
         backend=choose_backend(backend, place.local_world),
-        store=_meet(place, timeout),
+        store=store,
         channel=channel,
-        run_token=place.run_id,
+        run_token=store.get("run_token").decode(),
     )
 
 
