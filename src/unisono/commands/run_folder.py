@@ -31,7 +31,7 @@ def make_run_dir(recipe: Recipe, config_text: str) -> Path:
             made.mkdir(parents=True)
             write_whole(made / CONFIG, config_text)
             environment.write(made / "env.json", os.environ)
-    except UsageError:
+    except BaseException:  # Ctrl-C too
         unmake(made)
         raise
     return made

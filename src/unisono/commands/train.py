@@ -1,9 +1,13 @@
 """`unisono train`, on the side that watches: start ranks, draw, and say at the end what came of it. No torch."""
 
 import atexit
+import contextlib
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +50,35 @@ def run(
             print(f"nothing to do: {resume} has made its {done['steps']} steps; {more}", file=sys.stderr)
         return done
     look_at_data(recipe.data.source)
-    with Watched(not resume, argument["config_text"], options, Path(resume) if resume else None) as folder:
-        if place is not None:
-            summary = _as_rank(recipe, plan, argument, options, folder, place)
-        else:
-            summary = _as_watcher(recipe, plan, argument, options, folder)
-    _finish(Path(summary["run_dir"]), recipe, summary, options)
+    with _sigterm_heard():
+        with Watched(
+            not resume, argument["config_text"], options, Path(resume) if resume else None
+        ) as folder:
+            if place is not None:
+                summary = _as_rank(recipe, plan, argument, options, folder, place)
+            else:
+                summary = _as_watcher(recipe, plan, argument, options, folder)
+        _finish(Path(summary["run_dir"]), recipe, summary, options)
     return summary
+
+
+@contextlib.contextmanager
+def _sigterm_heard() -> Iterator[None]:
+    """SIGTERM before the ranks are there, and after they have gone, ends as in between: 75, and nothing half made."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped("stopped as asked")
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # notebooks, tests: Python allows no handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _as_watcher(
