@@ -17,8 +17,8 @@ CAP_BYTES = 25 << 20
 
 class Bucket:
     """Gradients that travel together in `flat`; `tail` is room at its end for a few numbers of the step itself (its
-    loss), which so need no collective of their own. `body` is the gradients alone. `flat` is as long as some multiple of
-    `multiple`, so that it can be dealt."""
+    loss), which so need no collective of their own. `body` is the gradients alone. `flat` is as long as some
+    multiple of `multiple`, so that it can be dealt."""
 
     def __init__(self, params: Sequence[nn.Parameter], tail: int = 0, multiple: int = 1) -> None:
         self.params = tuple(params)
@@ -38,15 +38,15 @@ class Bucket:
     def gather(self) -> None:
         """Move every gradient that there is, and that is not yet a view, into the buffer: all in one call, since
         one call for each from a hook costs more than the copies of a small model."""
-        found = [
-            (p, view, p.grad)
+        moved = [
+            (p, view, grad)
             for p, view in zip(self.params, self.views, strict=True)
-            if p.grad is not None and p.grad is not view
+            if (grad := p.grad) is not None and grad is not view
         ]
-        if found:
+        if moved:
             with torch.no_grad():
-                torch._foreach_copy_([view for _, view, _ in found], [grad for *_, grad in found])
-            for p, view, _ in found:
+                torch._foreach_copy_([view for _, view, _ in moved], [grad for *_, grad in moved])
+            for p, view, _ in moved:
                 p.grad = view
 
     def fill(self) -> None:
@@ -98,14 +98,18 @@ class Buckets:
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
         last = spare[0] if spare else None
         self.early = [Bucket(run, tail if run is last else 0, multiple) for run in runs]
-        self.late = [[Bucket(run, tail if run is last else 0, multiple) for run in group] for group in late_runs]
+        self.late = [
+            [Bucket(run, tail if run is last else 0, multiple) for run in group] for group in late_runs
+        ]
         everything = [*self.early, *(bucket for group in self.late for bucket in group)]
         self.tail = everything[-1].tail if everything else None
         self._on_ready: Callable[[Bucket], Any] | None = None
         self._next = 0
         self._final = False
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook(bucket)) for bucket in self.early for p in bucket.params
+            p.register_post_accumulate_grad_hook(self._hook(bucket))
+            for bucket in self.early
+            for p in bucket.params
         ]
 
     def arm(self, on_ready: Callable[[Bucket], Any]) -> None:

@@ -14,7 +14,6 @@ from unisono.comm.group import Group
 from unisono.comm.tree import fold
 from unisono.parallel.params import Slot
 
-
 Measure = Callable[[Sequence[Slot], Tensor], list[float]]
 """(slots, extra [n]) → the 2-norm of the whole model's gradient, then `extra` summed over the replica."""
 
@@ -29,20 +28,31 @@ class ByTensor:
         self.replica = replica
         self.at = {name: i for i, name in enumerate(shapes)}
         self.length = len(shapes)
+        self._known: tuple[Sequence[Slot], Tensor] = ((), torch.empty(0, dtype=torch.int64))
 
     @torch.no_grad()
     def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
         line = torch.zeros(self.length + len(extra), dtype=torch.float64, device=extra.device)
-        self._fill([s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line)
+        self._fill(
+            [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line
+        )
         line[self.length :] = extra
         self.replica.all_reduce(line)
         norm = line[: self.length].sum().sqrt()
-        return [norm.item(), *line[self.length :].tolist()]
+        return torch.cat((norm.view(1), line[self.length :])).tolist()  # at once: a GPU is waited for once
+
+    def _places(self, held: Sequence[Slot], device: torch.device) -> Tensor:
+        """Where the numbers of `held` stand: int64. The same in nearly every step, so it is not made again."""
+        known, places = self._known
+        if len(known) != len(held) or any(a is not b for a, b in zip(known, held, strict=True)):
+            places = torch.tensor([self.at[s.name] for s in held], device=device)
+            self._known = (held, places)
+        return places
 
     def _fill(self, held: Sequence[Slot], line: Tensor) -> None:
         if held:
             norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
-            line[[self.at[s.name] for s in held]] = norms * norms
+            line[self._places(held, line.device)] = norms.square_()
 
 
 class ByRow(ByTensor):
