@@ -128,6 +128,8 @@ def _verify_parser() -> Parser:
     parser.add_argument("--all", action="store_true", help="every plan that fits the recipe on up to 8 ranks")
     parser.add_argument("--steps", type=int, default=3, metavar="N", help="optimiser steps to compare (3)")
     parser.add_argument("--dtype", choices=("float32", "float64"), help="float64 leaves no room for luck")
+    parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
+    parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
     return parser
 
 
@@ -137,6 +139,8 @@ def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
 
     flags, rest = config.split_flags(words, top=("name", "seed"))
     given = _verify_parser().read(rest)
+    if given.replay is not None or given.step is not None:
+        return _replay(call, given, flags)
     if given.steps < 1:
         raise UsageError(f"--steps {given.steps}: at least one step", where="unisono verify", fix="--steps 3")
     if given.dtype:
@@ -161,6 +165,24 @@ def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     from unisono.commands import verify
 
     return verify.run(recipe, plans, call.options)
+
+
+def _replay(call: Call, given: Any, flags: Sequence[tuple[str, str | None]]) -> Mapping[str, Any] | None:
+    if given.replay is None or given.plan or given.all or given.file or given.demo or given.dtype or flags:
+        raise UsageError(
+            "--replay RUN --step N takes a run as it was: no recipe, plan or key beside it",
+            where="unisono verify",
+            fix="unisono verify --replay RUN --step N",
+            code="C04",
+        )
+    run = found_run(given.replay)
+    if given.dry_run:
+        call.say(f"would replay  {run}, {'the last step' if given.step is None else f'step {given.step}'}")
+        return {"dry_run": True, "run_dir": str(run), "step": given.step}
+    call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
+    from unisono.commands import replay
+
+    return replay.run(run, given.step, call.options)
 
 
 # --- doctor, report, export ------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""`unisono verify --replay` inside its one process."""
+
+from pathlib import Path
+from typing import Any
+
+# For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in the rank.
+import torch.distributed.checkpoint.planner_helpers  # noqa: F401
+
+from unisono.config import Recipe, resolve
+from unisono.launch.context import RankContext
+from unisono.plan import Plan
+from unisono.train.checkpoint import verify_folder
+from unisono.train.data import load
+from unisono.train.data.dataset import Corpus
+from unisono.train.session import place_of
+from unisono.verify.replay import Task, replay
+
+
+def prepare(argument: dict[str, Any]) -> Corpus:
+    """In the helper: the data."""
+    recipe = Recipe.model_validate_json(argument["recipe"])
+    return load(recipe.data, recipe.model)
+
+
+def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
+    """Choose the nearest whole checkpoint at or before the step, replay, compare."""
+    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
+    step = argument["step"]
+    checkpoints = {int(number): Path(folder) for number, folder in argument["checkpoints"].items()}
+    start, notes = None, []
+    for number in sorted((n for n in checkpoints if n <= step), reverse=True):
+        faults = verify_folder(checkpoints[number])
+        if not faults:
+            start = checkpoints[number]
+            break
+        notes.append(f"checkpoint {checkpoints[number].name} is damaged: {faults[0]}")
+    after = checkpoints.get(step + 1)
+    ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
+    task = Task(
+        resolved,
+        Plan.parse(argument["plan"]),
+        step,
+        start,
+        after,
+        {int(line["step"]): line for line in argument["recorded"]},
+    )
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, resolved.recipe.launch.timeout)
+    result = replay(task, place, corpus)
+    return {
+        "from": start.name if start is not None else "initial state",
+        "compared_with": after.name if after is not None else None,
+        **result,
+    }

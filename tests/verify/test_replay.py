@@ -1,0 +1,98 @@
+"""A recorded step once more, on one process: the bits of a canonical run, the rounding of others, and what is not right."""
+
+import json
+import shutil
+
+import pytest
+
+from unisono.cli import main
+
+pytestmark = pytest.mark.timeout(120)
+
+MODEL = ["--model.n_layer", "2", "--model.n_head", "2", "--model.d_model", "16", "--model.context", "8"]
+TRAIN = ["--train.steps", "5", "--train.save_every", "2", "--train.global_batch", "8", "--train.micro_batch", "1"]
+
+
+def trained(folder, plan):
+    text = folder / "text.txt"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    words = ["train", "--plan", plan, "--data.source", f"text:{text}", "--model.dropout", "0.1", "--no-out.report"]
+    assert main([*words, *MODEL, *TRAIN, "--quiet", "--out.dir", str(folder / "runs")]) == 0
+    (run,) = (folder / "runs" / "run").glob("2*")
+    return run
+
+
+@pytest.fixture(scope="module")
+def canonical(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("canonical"), "dp=2 sync=canonical")
+
+
+@pytest.fixture(scope="module")
+def rounded(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("rounded"), "dp=2")
+
+
+def replayed(run, capsys, *more):
+    """(exit code, result)."""
+    capsys.readouterr()
+    code = main(["verify", "--replay", str(run), *more, "--json", "--quiet"])
+    out = json.loads(capsys.readouterr().out)
+    return code, out["results"][0] if "results" in out else out
+
+
+def copied(run, folder):
+    shutil.copytree(run, folder / "run")
+    return folder / "run"
+
+
+def edited(run, step, **values):
+    path = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[step].update({key: change(lines[step][key]) for key, change in values.items()})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_canonical_run_gives_its_bits(canonical, capsys):
+    code, got = replayed(canonical, capsys, "--step", "3")
+    assert code == 0 and got["bit_identical"] and got["fidelity"] == "EXACT"
+    assert (got["from"], got["compared_with"], got["steps_replayed"]) == ("step-000002", "step-000004", 2)
+    assert set(got["max_rel_err"].values()) == {0.0}
+
+
+def test_another_run_is_within_rounding(rounded, capsys):
+    code, got = replayed(rounded, capsys, "--step", "3")
+    assert code == 0 and got["pass"] and not got["bit_identical"] and got["fidelity"] == "ROUNDING"
+    assert 0 < got["max_rel_err"]["optim"] < got["bounds"]["optim"] < 1e-3
+    assert got["bounds"]["loss"] < 1e-5
+
+
+def test_without_a_checkpoint_it_begins_at_the_beginning(canonical, tmp_path, capsys):
+    run = copied(canonical, tmp_path)
+    shutil.rmtree(run / "checkpoints")
+    code, got = replayed(run, capsys)
+    assert code == 0 and got["bit_identical"] and got["step"] == 4
+    assert got["from"] == "initial state" and got["compared_with"] is None and got["steps_replayed"] == 5
+
+
+def test_a_number_that_is_not_what_comes_out_is_a_mismatch(canonical, rounded, tmp_path, capsys):
+    for run, key, factor in ((canonical, "loss", 1 + 2**-50), (rounded, "grad_norm", 1 + 1e-3)):
+        copy = copied(run, tmp_path / key)
+        edited(copy, 3, **{key: lambda value, factor=factor: value * factor})
+        code, got = replayed(copy, capsys, "--step", "3")
+        assert code == 3 and not got["pass"]
+        assert got["first_divergence"].startswith(f"{key} of step 3: ")
+
+
+def test_a_recipe_changed_behind_its_back_is_told(canonical, tmp_path, capsys):
+    run = copied(canonical, tmp_path)
+    config = run / "config.resolved.toml"
+    config.write_text("\n".join("lr = 0.5" if row.startswith("lr =") else row for row in config.read_text().splitlines()))
+    code, got = replayed(run, capsys, "--step", "2")
+    assert code == 3 and "not the one that made this step" in got["first_divergence"]
+
+
+def test_a_step_that_was_not_recorded_is_refused(canonical, capsys):
+    code, got = replayed(canonical, capsys, "--step", "5")
+    assert code == 2 and got["code"] == "U-V02" and got["try"] == "--step between 0 and 4"
+    code, got = replayed(canonical, capsys, "--plan", "dp=2")
+    assert code == 2 and got["code"] == "U-C04"
