@@ -10,13 +10,31 @@ from unisono.cli import main
 pytestmark = pytest.mark.timeout(120)
 
 MODEL = ["--model.n_layer", "2", "--model.n_head", "2", "--model.d_model", "16", "--model.context", "8"]
-TRAIN = ["--train.steps", "5", "--train.save_every", "2", "--train.global_batch", "8", "--train.micro_batch", "1"]
+TRAIN = [
+    "--train.steps",
+    "5",
+    "--train.save_every",
+    "2",
+    "--train.global_batch",
+    "8",
+    "--train.micro_batch",
+    "1",
+]
 
 
 def trained(folder, plan):
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
-    words = ["train", "--plan", plan, "--data.source", f"text:{text}", "--model.dropout", "0.1", "--no-out.report"]
+    words = [
+        "train",
+        "--plan",
+        plan,
+        "--data.source",
+        f"text:{text}",
+        "--model.dropout",
+        "0.1",
+        "--no-out.report",
+    ]
     assert main([*words, *MODEL, *TRAIN, "--quiet", "--out.dir", str(folder / "runs")]) == 0
     (run,) = (folder / "runs" / "run").glob("2*")
     return run
@@ -86,7 +104,9 @@ def test_a_number_that_is_not_what_comes_out_is_a_mismatch(canonical, rounded, t
 def test_a_recipe_changed_behind_its_back_is_told(canonical, tmp_path, capsys):
     run = copied(canonical, tmp_path)
     config = run / "config.resolved.toml"
-    config.write_text("\n".join("lr = 0.5" if row.startswith("lr =") else row for row in config.read_text().splitlines()))
+    config.write_text(
+        "\n".join("lr = 0.5" if row.startswith("lr =") else row for row in config.read_text().splitlines())
+    )
     code, got = replayed(run, capsys, "--step", "2")
     assert code == 3 and "not the one that made this step" in got["first_divergence"]
 

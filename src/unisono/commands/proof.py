@@ -93,10 +93,24 @@ def prove(
     each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
     """
     stage = stage or Stage(backend=backend)
+    with Nursery(stage.entry, path=stage.path) as nursery:
+        return prove_on(nursery, recipe, plans, steps, each, stage=stage, marks=marks)
+
+
+def prove_on(
+    nursery: Nursery,
+    recipe: Recipe,
+    plans: Sequence[Plan],
+    steps: int,
+    each: Callable[[Proof], None] = lambda proof: None,
+    *,
+    stage: Stage,
+    marks: Sequence[str] = (),
+) -> list[Proof]:
+    """As `prove`, with a nursery for `stage.entry` that serves several recipes, one after the other."""
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
-        with Nursery(stage.entry, path=stage.path) as nursery:
-            return _Prover(nursery, stage, steps, root, each).prove(recipe, plans, marks)
+        return _Prover(nursery, stage, steps, root, each).prove(recipe, plans, marks)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 

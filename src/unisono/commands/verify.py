@@ -10,11 +10,11 @@ from unisono.verify.cover import covering, with_leaves
 
 
 def run(recipe: Recipe, plans: list[Plan], options: dict[str, Any]) -> dict[str, Any]:
-    """Prove `plans`, or with options["all"] a set of plans on up to 8 ranks in which every pair of values of all keys
-    stands together; with options["wide"] every three."""
+    """Prove `plans`, or with options["all"] a set of plans on up to 8 ranks in which every two values of all keys
+    stand together; with options["wide"] every three."""
     if options.get("all"):
         recipe = with_leaves(recipe)
-        plans = covering(recipe, strength=3 if options.get("wide") else 2)
+        plans = covering(recipe, wide=bool(options.get("wide")))
     show = not options["json"]
     if not options["quiet"]:
         print(

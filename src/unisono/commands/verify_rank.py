@@ -11,9 +11,10 @@ import torch.distributed as dist
 # For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in every rank.
 import torch.distributed.checkpoint.planner_helpers  # noqa: F401
 
+from unisono import models
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
-from unisono.train.build import Place, connect
+from unisono.train.build import Place, connect, facts_of
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.session import place_of
@@ -33,7 +34,11 @@ def prepare(argument: dict[str, Any]) -> Corpus:
     """In the helper, before each fork: the data, read once for all ranks and all plans."""
     recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
-    return _corpus(about_data.model_dump_json(exclude_unset=True))
+    corpus = _corpus(about_data.model_dump_json(exclude_unset=True))
+    models.build(
+        recipe.model, facts_of(corpus)
+    )  # draws in a second of torch that each rank would draw in anew
+    return corpus
 
 
 def main(

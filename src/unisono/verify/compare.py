@@ -91,6 +91,12 @@ class _Step:
     before: Record | None
     seen: Record
     out: Judgement
+    largest: dict[str, float] = field(
+        default_factory=dict
+    )  # of the reference's gradients before clipping, by key
+
+    def __post_init__(self) -> None:
+        self.largest = {key: _largest(self.ref.whole(key)) for key in self.ref.names("raw")}
 
     # What went in ------------------------------------------------------------------------------------------------
 
@@ -151,18 +157,14 @@ class _Step:
     def gradient_tolerance(self, key: str) -> float:
         """Absolute error that one gradient may have."""
         bound = self.terms.bounds.grad
-        own, most = _largest(self.ref.whole(key)), self.largest_gradient()
+        own, most = self.largest.get(key, 0.0), max(self.largest.values(), default=0.0)
         return bound * (own if own > bound * most else most)
-
-    def largest_gradient(self) -> float:
-        """The largest entry of all gradients of the model, before clipping."""
-        return max((_largest(self.ref.whole(key)) for key in self.ref.names("raw")), default=0.0)
 
     def norm_tolerance(self) -> float:
         """Relative error of the norm: of all gradients' errors together, and of its own sum."""
-        keys = self.ref.names("raw")
-        elements = sum(math.prod(self.ref.shapes[key]) for key in keys)
-        square = sum(math.prod(self.ref.shapes[key]) * self.gradient_tolerance(key) ** 2 for key in keys)
+        sizes = {key: math.prod(self.ref.shapes[key]) for key in self.largest}
+        elements = sum(sizes.values())
+        square = sum(size * self.gradient_tolerance(key) ** 2 for key, size in sizes.items())
         norm = self.ref.notes[0].norm
         own = 0.0 if self.terms.exact else self.terms.bounds.total(elements)
         return math.sqrt(square) / norm + own if norm else own
@@ -200,10 +202,11 @@ class _Step:
             if not note.finite and self.ref.notes[0].finite:
                 what = f"loss or norm of rank {note.rank} is not a number"
                 yield self._say("loss", what, math.inf, what, (note.rank,))
+        relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
         bounds = {
             key: b
             for name in self.ref.names("model")
-            for key, (_, b) in self._formula(name, own=False).items()
+            for key, (_, b) in self._formula(name, self.ref, relative).items()
         }
 
         def tolerance(key: str, want: Tensor) -> Tensor:
@@ -213,24 +216,25 @@ class _Step:
         yield from self._tensors("model", tolerance)
         for name in self.seen.names("model"):
             if name.partition("/")[2] not in self.terms.owners:
-                for key, (right, bound) in self._formula(name, own=True).items():
+                for key, (right, bound) in self._formula(name, self.seen, None).items():
                     got = self.seen.whole(key)
                     if got is not None:
                         yield from self._law(key, got, right, bound, "update")
 
-    def _formula(self, model_key: str, own: bool) -> dict[str, tuple[Tensor, Tensor]]:
-        """key → (value, tolerance) after the update. own: from the plan's own gradient, as if that were right."""
+    def _formula(
+        self, model_key: str, source: Record, relative: float | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """key → (value, tolerance) after the update, from the gradients of `source`, whose clipping is right to
+        `relative`; None: as if these gradients were exact."""
         name = model_key.partition("/")[2]
-        source = self.seen if own else self.ref
         grad = source.whole(f"grad/{name}")
         state = self.state_before(name)
         if grad is None or state is None or self.terms.train.optimizer not in ("adamw", "sgd"):
             return {}
         param, moments = state
         error: Tensor | float = 0.0
-        if not own:
+        if relative is not None:
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
-            relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         rule = rule_of(self.terms.train, param.dim(), self.ref.notes[0].lr, self.step)
@@ -327,7 +331,8 @@ class _Step:
 
     def _law(self, key: str, got: Tensor, right: Tensor, bound: Tensor, law: str) -> Iterator[Divergence]:
         over = (got.double() - right).abs() > bound
-        if bool(over.any()) and not torch.equal(got, self.ref.whole(key) if key in self.ref.parts else right):
+        want = self.ref.whole(key)
+        if bool(over.any()) and (want is None or not torch.equal(got, want)):
             error, entry = _apart(got, right)
             what = (
                 f"{key} does not follow from the plan's own gradient: {law} is off by {error:.1e} at {entry}"

@@ -16,24 +16,40 @@ from unisono.plan.grammar import BUILT, VALUES
 SIZES = (1, 2, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
 LEAVES = (8, 4, 2, 1)
+START = 4  # what a plan costs besides its ranks, in ranks
 OPTIONS: Mapping[str, str] = {
     "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
     "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16",
 }  # fmt: skip
 
 
-def covering(recipe: Recipe, ranks: int = 8, strength: int = 2) -> list[Plan]:
-    """Plans on 2 to `ranks` ranks in which every `strength` values of different keys that any allowed plan has
-    together are together, in order of their ranks. One rank is covered where a key needs no second."""
-    rows = _rows(candidates(recipe, ranks), strength)
-    missing = set().union(*rows.values()) if rows else set()
+def covering(recipe: Recipe, ranks: int = 8, least: int = 100, wide: bool = False) -> list[Plan]:
+    """Plans on up to `ranks` ranks in which every two values of different keys that any allowed plan has together
+    stand together; then more of them, each with as many new triples as can be had, until there are `least` (or no
+    others). wide: every triple, however many plans that takes. In order of their ranks."""
+    plans = candidates(recipe, ranks)
     chosen: list[Plan] = []
-    while missing:
-        # Ties go to the cheaper plan, then to its text, so that the set is the same everywhere.
-        best = max(rows, key=lambda plan: (len(rows[plan] & missing), -plan.world, str(plan)))
+    _take(_rows(plans, 2), chosen, None)
+    rest = [plan for plan in plans if plan not in set(chosen)]
+    triples = _rows(plans, 3)
+    have = set().union(*(triples[plan] for plan in chosen))
+    _take({plan: triples[plan] - have for plan in rest}, chosen, None if wide else least)
+    return sorted(chosen, key=lambda plan: (plan.world, str(plan)))
+
+
+def _take(
+    rows: dict[Plan, set[tuple[tuple[str, object], ...]]], chosen: list[Plan], most: int | None
+) -> None:
+    """Move plans from rows to chosen, the worthiest first, until all is covered or there are `most`."""
+    missing = set().union(*rows.values())
+    while rows and (missing if most is None else len(chosen) < most):
+        # What a plan is worth is what it adds over what it costs; ties go by its text, so that the set is the same
+        # everywhere.
+        best = max(
+            rows, key=lambda plan: (len(rows[plan] & missing) / (plan.world + START), -plan.world, str(plan))
+        )
         chosen.append(best)
         missing -= rows.pop(best)
-    return sorted(chosen, key=lambda plan: (plan.world, str(plan)))
 
 
 def with_leaves(recipe: Recipe) -> Recipe:
@@ -56,7 +72,7 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
             world *= size
         if world > ranks:
             continue
-        mesh = dict(zip(AXES, sizes, strict=True))
+        mesh: dict[str, int] = dict(zip(AXES, sizes, strict=True))
         for named in _named(recipe, mesh):
             plan = Plan(**mesh, **named, said=frozenset(named))  # type: ignore[arg-type]
             if not plan.check(recipe):

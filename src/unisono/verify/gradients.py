@@ -24,6 +24,11 @@ def explain_gradient(case: "Case") -> Cause:
     absent = [d.name for d in wrong if d.kind == "missing"]
     if absent and absent == keys:
         return Cause("missing_share", f"{_many(absent)}, or parts of it, are not there at all")
+    worst = max((d.error for d in wrong), default=math.inf)
+    if case.exact and worst < 1e3 * case.unit:
+        return Cause(
+            "summation_order", f"{_many(keys)} differ by rounding alone: a sum is taken in another order"
+        )
     for explain in (
         _not_reduced,
         _rounded,
@@ -42,11 +47,6 @@ def explain_gradient(case: "Case") -> Cause:
     if case.calm:
         return Cause(
             "masks_differ", f"{_many(keys)} are wrong, and right without dropout: backward sees other masks"
-        )
-    worst = max((d.error for d in wrong), default=math.inf)
-    if case.exact and worst < 1e6 * case.unit:
-        return Cause(
-            "summation_order", f"{_many(keys)} differ by rounding alone: a sum is taken in another order"
         )
     return Cause(
         "gradient",

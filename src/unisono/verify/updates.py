@@ -95,7 +95,7 @@ def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
                     "precision_lost", f"all entries of {key} are {word} numbers: it was rounded on its way"
                 )
     for key, old in moments.items():
-        cause = _moment(case, name, key, old, grad, who)
+        cause = _moment(case, name, key, (param, old, grad), who)
         if cause is not None:
             return cause
     return _move(case, name, param, got, want, who)
@@ -114,20 +114,33 @@ def _copy_apart(case: "Case", name: str) -> Cause | None:
     return None
 
 
-def _moment(case: "Case", name: str, key: str, old: Tensor, grad: Tensor, who: str) -> Cause | None:
+def _moment(
+    case: "Case", name: str, key: str, given: tuple[Tensor, Tensor, Tensor], who: str
+) -> Cause | None:
+    """given: parameter, moment and gradient before the update. What mixture of them is the moment after it?"""
     got, want = case.seen.whole(f"optim/{name}/{key}"), case.ref.whole(f"optim/{name}/{key}")
     if got is None or want is None or not got.dim() or _close(got, want, case.unit):
         return None
-    fresh = grad.double() ** (2 if key == "exp_avg_sq" else 1)
-    known = [x for x in (old.double().flatten(), fresh.flatten()) if bool(x.any())]
-    found = fit(got.double().flatten(), torch.stack(known, 1)) if known else None
-    right = fit(want.double().flatten(), torch.stack(known, 1)) if known else None
-    if found is not None and right is not None and found.residual < 1e-6:
-        shown = " and ".join(
-            f"{w:.6g} instead of {r:.6g}" for w, r in zip(found.weights, right.weights, strict=True)
-        )
-        return Cause("moments", f"{key} of {who} weighs the past and the gradient by {shown}")
-    return Cause("moments", f"{key} of {who} is wrong although its gradient is right")
+    param, old, grad = (x.double().flatten() for x in given)
+    sources = {
+        "the past": old,
+        "the gradient": grad**2 if key == "exp_avg_sq" else grad,
+        "the parameter": param,
+    }
+    known = {word: x for word, x in sources.items() if bool(x.any())}
+    columns = torch.stack(list(known.values()), 1)
+    found, right = fit(got.double().flatten(), columns), fit(want.double().flatten(), columns)
+    if found is None or right is None or found.residual > 1e-6:
+        return Cause("moments", f"{key} of {who} is wrong although its gradient is right")
+    pairs = zip(known, found.weights, right.weights, strict=True)
+    other = [(word, w, r) for word, w, r in pairs if not math.isclose(w, r, rel_tol=1e-4, abs_tol=1e-7)]
+    shown = " and ".join(f"{word} by {w:.6g} instead of {r:.6g}" for word, w, r in other)
+    if other and all(word == "the parameter" for word, *_ in other):
+        return Cause("weight_decay", f"{key} of {who} takes in {shown}: another weight decay")
+    return Cause(
+        "moments",
+        f"{key} of {who} weighs {shown}" if other else f"{key} of {who} is wrong, its gradient right",
+    )
 
 
 def _close(a: Tensor, b: Tensor, unit: float) -> bool:

@@ -205,7 +205,7 @@ def moments_of_the_neighbour(patch):
     patch(build, "make", before(roll))
 
 
-@bug("dp=2", "moments", "weight_decay")
+@bug("dp=2", "weight_decay")
 def coupled_decay(patch):
     """Adam with decay in the gradient instead of AdamW."""
 
