@@ -1,6 +1,6 @@
-"""The simplest mistakes about data, found before torch is imported: in a blink instead of after seconds. No torch.
+"""The simplest mistakes about data and checkpoints, found before torch is imported: in a blink, not after seconds.
 
-`train.data` looks again, and deeper, where the ranks start; what it says has the same codes.
+Where the ranks start, `train.data` and `train_rank` look again, and deeper; what they say has the same codes.
 """
 
 from pathlib import Path
@@ -44,3 +44,20 @@ def look_at_data(source: str) -> None:
             fix=f'data.source = "{scheme}:PATH" with something in it',
             code="D04",
         )
+
+
+def look_at_checkpoints(run_dir: Path) -> None:
+    """Raises UsageError K06 where a run to be resumed has no checkpoint at all."""
+    if not any((run_dir / "checkpoints").glob("step-*/manifest.json")):
+        raise nothing_to_resume(str(run_dir))
+
+
+def nothing_to_resume(run_dir: str, likely: str = "") -> UsageError:
+    """The error of a run without a whole checkpoint."""
+    return UsageError(
+        "there is no whole checkpoint to go on from",
+        where=run_dir,
+        likely=likely or "the run ended before its first checkpoint",
+        fix="start a new run without --resume",
+        code="K06",
+    )

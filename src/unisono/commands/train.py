@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.commands import proof
-from unisono.commands.first_look import look_at_data
+from unisono.commands.first_look import look_at_checkpoints, look_at_data
 from unisono.commands.run_folder import Watched, finished, make_run_dir
 from unisono.config import Recipe
 from unisono.launch import env, local
@@ -50,6 +50,8 @@ def run(
             print(f"nothing to do: {resume} has made its {done['steps']} steps; {more}", file=sys.stderr)
         return done
     look_at_data(recipe.data.source)
+    if resume:
+        look_at_checkpoints(Path(resume))
     with _sigterm_heard():
         with Watched(
             not resume, argument["config_text"], options, Path(resume) if resume else None

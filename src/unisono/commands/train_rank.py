@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.commands.first_look import nothing_to_resume
 from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
-from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import verify_folder
 from unisono.train.checkpoint.find import by_age
 from unisono.train.data import load
@@ -31,13 +31,7 @@ def prepare(argument: dict[str, Any]) -> Shared:
         return Shared(load(recipe.data, recipe.model), None)
     resume, notes = _newest_whole(Path(argument["run_dir"]))
     if resume is None:
-        raise UsageError(
-            "there is no whole checkpoint to go on from",
-            where=argument["run_dir"],
-            likely="; ".join(notes) or "the run ended before its first checkpoint",
-            fix="start a new run without --resume",
-            code="K06",
-        )
+        raise nothing_to_resume(argument["run_dir"], "; ".join(notes))
     return Shared(load(recipe.data, recipe.model), resume, tuple(notes))
 
 
