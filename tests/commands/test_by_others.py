@@ -1,0 +1,79 @@
+"""The same command under torchrun, and under RANK, WORLD_SIZE and MASTER_* set by hand."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands import jobs
+from tests.commands.jobs import checkpoints, losses, started, unisono
+
+pytestmark = pytest.mark.timeout(150)
+
+TORCHRUN = (
+    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "unisono",
+)  # fmt: skip
+
+
+def test_torchrun_trains_into_one_run_folder(tmp_path: Path) -> None:
+    place = jobs.folder_with(tmp_path, jobs.USERS, function="good")
+    done = unisono(place, "train", "recipe.toml", "--plan", "dp=2", "--json", program=TORCHRUN)
+    assert done.code == 0 and done.left == (), done.err
+    (run,) = jobs.runs_of(place)
+    said = done.object
+    assert (said["ranks"], said["steps"], said["run_dir"]) == (2, 12, f"runs/mine/{run.name}")
+    assert list(losses(run)) == list(range(12))
+    assert checkpoints(run)[-1] == "step-000012"
+    assert (run.parent / "latest").read_text() == run.name + "\n"
+    assert {path.name for path in (run / "events").iterdir()} == {"rank0.jsonl", "rank1.jsonl"}
+
+
+def test_two_ranks_started_by_hand(tmp_path: Path) -> None:
+    """One of them from the start, killed in between; both of them again with --resume; then with nothing to do."""
+    place = jobs.folder_with(tmp_path, jobs.USERS, function="good")
+    with by_hand(place, "train", "recipe.toml", "--json") as ranks:
+        done = [rank.done() for rank in ranks]
+    assert [one.code for one in done] == [0, 0], done[0].err + done[1].err
+    assert done[1].out == "", "one object, from rank 0"
+    (run,) = jobs.runs_of(place)
+    assert done[0].object["run_dir"] == f"runs/mine/{run.name}"
+    assert list(losses(run)) == list(range(12))
+    assert [one.left for one in done] == [(), ()]
+
+
+@pytest.mark.slow
+def test_sigterm_to_ranks_started_by_others_saves(tmp_path: Path) -> None:
+    place = jobs.folder_with(tmp_path, jobs.USERS, function="good")
+    with by_hand(place, "train", "recipe.toml", "--train.steps", "100000") as ranks:
+        run = ranks[0].steps(5)
+        os.kill(ranks[1].process.pid, signal.SIGTERM)
+        os.kill(ranks[0].process.pid, signal.SIGTERM)
+        done = [rank.done() for rank in ranks]
+    assert [one.code for one in done] == [75, 75]
+    assert done[0].block.startswith("error U-S01  stopped as asked; the run is saved")
+    assert checkpoints(run)[-1] == f"step-{len(losses(run)):06d}"
+
+
+@contextlib.contextmanager
+def by_hand(place: Path, *argv: str):
+    """Two ranks that meet at a port which was free a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                started(
+                    place,
+                    *argv,
+                    environ={
+                        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                    },
+                )
+            )
+            for rank in range(2)
+        ]  # fmt: skip

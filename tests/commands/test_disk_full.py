@@ -1,0 +1,57 @@
+"""A disk that fills up: one clear error, and what was saved before is whole."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands import jobs
+from tests.commands.jobs import checkpoints, unisono
+
+pytestmark = [pytest.mark.timeout(150), pytest.mark.root]
+
+
+def test_a_disk_that_fills_up_between_checkpoints(tmp_path: Path) -> None:
+    """Room for the run folder and one checkpoint, not for two."""
+    place = jobs.folder_with(tmp_path)
+    flags = ("--model.d_model", "64", "--train.save_every", "2", "--train.trace_steps", "0")
+    with jobs.small_disk(tmp_path / "runs", "size=2560k"):
+        done = unisono(place, "train", "recipe.toml", "--json", *flags)
+        assert done.code == done.object["exit"] == 2 and done.left == (), done.err
+        assert done.block.startswith(
+            "error U-K02  checkpoint step-4 could not be written: No space left on device"
+        )
+        assert "the disk is full" in done.block and "Traceback" not in done.err
+        (run,) = jobs.runs_of(place)
+        assert checkpoints(run) == ["step-000002"]
+        assert f"kept    checkpoints/step-000002: unisono train --resume runs/tiny/{run.name}" in done.err
+        assert whole(run / "checkpoints" / "step-000002")
+
+
+def test_a_disk_that_is_full_already(tmp_path: Path) -> None:
+    place = jobs.folder_with(tmp_path)
+    with jobs.small_disk(tmp_path / "runs", "size=64k") as disk:
+        (disk / "ballast").write_bytes(bytes(60 << 10))
+        done = unisono(place, "train", "recipe.toml", "--json")
+        assert done.code == done.object["exit"] == 2 and done.left == ()
+        assert done.block.startswith("error U-O01  cannot write into the run folder: No space left on device")
+        assert [path.name for path in disk.iterdir()] == ["ballast"]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """Nothing is saved before the end, so it is the lines of the metrics that find no room."""
+    place = jobs.folder_with(tmp_path)
+    with jobs.small_disk(tmp_path / "runs", "size=64k"):
+        done = unisono(
+            place, "train", "recipe.toml", "--json", "--train.save_every", "0", "--train.steps", "100000"
+        )
+        assert done.code == done.object["exit"] == 2 and done.left == (), done.err
+        assert done.block.startswith("error U-O01  cannot write into the run folder: No space left on device")
+        assert "Traceback" not in done.err
+        (run,) = jobs.runs_of(place)
+        assert not list(run.glob(".*")), "no half of an error.json"
+
+
+def whole(folder: Path) -> bool:
+    from unisono.train.checkpoint import verify_folder
+
+    return verify_folder(folder) == []
