@@ -16,7 +16,6 @@ from unisono.plan.grammar import BUILT, VALUES
 SIZES = (1, 2, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
 LEAVES = (8, 4, 2, 1)
-START = 4  # what a plan costs besides its ranks, in ranks
 OPTIONS: Mapping[str, str] = {
     "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
     "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16",
@@ -43,11 +42,9 @@ def _take(
     """Move plans from rows to chosen, the worthiest first, until all is covered or there are `most`."""
     missing = set().union(*rows.values())
     while rows and (missing if most is None else len(chosen) < most):
-        # What a plan is worth is what it adds over what it costs; ties go by its text, so that the set is the same
-        # everywhere.
-        best = max(
-            rows, key=lambda plan: (len(rows[plan] & missing) / (plan.world + START), -plan.world, str(plan))
-        )
+        # What a plan is worth is what it adds over what it costs: ranks share the cores, and each connects to each.
+        # Ties go by the text, so that the set is the same everywhere.
+        best = max(rows, key=lambda plan: (len(rows[plan] & missing) / plan.world**2, str(plan)))
         chosen.append(best)
         missing -= rows.pop(best)
 
