@@ -58,7 +58,9 @@ def measure(plan: str, ranks: int, micros: int, pairs: int) -> dict[str, Any]:
     from unisono.train.guard import PERIOD
 
     model = ModelConfig(n_layer=5, n_head=8, d_model=400, context=128)
-    recipe = Recipe(model=model, train=TrainConfig(global_batch=4 * ranks, micro_batch=4 // micros, steps=1000))
+    recipe = Recipe(
+        model=model, train=TrainConfig(global_batch=4 * ranks, micro_batch=4 // micros, steps=1000)
+    )
     argument = {"recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan, "pairs": pairs}
     with Nursery("guard:main", path=[str(Path(__file__).parent)]) as nursery:
         outcome = nursery.run(argument, ranks, 1, lambda rank, event: None, 600.0)

@@ -4,16 +4,22 @@ job = unisono.init(plan="dp=2")                                      the user's 
 model, optimizer, data = job.prepare(model, optimizer, data)
 
 def recipe() -> tuple[unisono.Recipe, unisono.Plan]: ...             a recipe in Python, for `unisono train`
+
+unisono.prove(model_function, "dp=2")                                is my model under this plan what it is on one device?
+unisono.check_gradients(one_device, parallel, ranks=2)               is my own parallel loop?
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unisono.commands.prove import prove
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
+    from unisono.library.prove import check_gradients
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
+    from unisono.verify.user import gradients_of
 
 __version__ = "0.1.0"
 
@@ -28,7 +34,10 @@ __all__ = [
     "TrainConfig",
     "UnisonoError",
     "__version__",
+    "check_gradients",
+    "gradients_of",
     "init",
+    "prove",
 ]
 
 # Nothing is imported before it is asked for: the command line answers without torch, plans without pydantic.
@@ -37,6 +46,9 @@ _HOMES = {
         ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
+    "check_gradients": "unisono.library.prove",
+    "gradients_of": "unisono.verify.user",
+    "prove": "unisono.commands.prove",
     "Plan": "unisono.plan",
     "UnisonoError": "unisono.spec.errors",
 }

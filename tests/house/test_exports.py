@@ -13,7 +13,10 @@ EXPORTED = {
     "TrainConfig",
     "UnisonoError",
     "__version__",
+    "check_gradients",
+    "gradients_of",
     "init",
+    "prove",
 }
 
 

@@ -165,7 +165,15 @@ def test_it_is_found_in_the_step_that_samples_it(world, folder):
     first = next(step for step in range(99) if sampled(3, step, 4) == 2)
     with pytest.raises(UserCodeError, match=f"^step {first}: micro-batch 2"):
         world(
-            with_bad_gradient, 2, folder=folder, plan="dp=2", rank=0, micro=2, every=1, steps=first + 1, global_batch=8
+            with_bad_gradient,
+            2,
+            folder=folder,
+            plan="dp=2",
+            rank=0,
+            micro=2,
+            every=1,
+            steps=first + 1,
+            global_batch=8,
         )
 
 

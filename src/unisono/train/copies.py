@@ -172,7 +172,9 @@ def _pick(candidates: Sequence[Held]) -> tuple[Held, str]:
     if not moments:
         return first, ""
     if len(moments) > 1:
-        return moments[0], "all moments of this tensor differ: it came with its gradient, after replicas had met"
+        return moments[
+            0
+        ], "all moments of this tensor differ: it came with its gradient, after replicas had met"
     if len(same) > 1:
         return moments[0], "its weight differs too, as it follows from the moment"
     return moments[0], ""
@@ -249,7 +251,9 @@ def _error(
     others = [rank for rank in split.ranks if rank not in (split.odd or (speaker,))]
     if split.odd:
         word = "the copy of rank" if len(split.odd) == 1 else "the copies of ranks"
-        what = f"before step {step}: {word} {_listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
+        what = (
+            f"before step {step}: {word} {_listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
+        )
     else:
         what = f"before step {step}: the copies of {held.name} on ranks {_listed(split.ranks)} differ"
         where = f"{where}; two copies cannot tell which is right" if len(split.ranks) == 2 else where

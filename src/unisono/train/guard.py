@@ -83,7 +83,9 @@ class Guard:
         """Whether this device gives the same bits each time: two of three at least, on every rank."""
         lines = [self.alone.play(leaves[0], weight, seed) for _ in range(3)]
         same = any(torch.equal(lines[i], lines[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
-        votes = self.run.mesh.world.all_gather(torch.tensor([same], device=self.wires.device, dtype=torch.int64))
+        votes = self.run.mesh.world.all_gather(
+            torch.tensor([same], device=self.wires.device, dtype=torch.int64)
+        )
         self.reproducible = bool(votes.all())
         if not self.reproducible:
             self.note("guard: this device gives another gradient each time, so only replicas are compared")

@@ -1,0 +1,122 @@
+"""Code that knows nothing of us is proved too, and its bugs are named."""
+
+import pytest
+import torch
+from torch.distributed.tensor import Shard
+
+import unisono
+from tests.ranks import ROOT
+from tests.verify import loops
+from unisono.launch.nursery import Nursery
+from unisono.library.prove import ENTRY, Terms, check_with
+from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
+from unisono.verify.user import judge
+
+pytestmark = pytest.mark.timeout(180)
+
+CUT = {"up": Shard(0), "down": Shard(1)}
+
+
+@pytest.fixture(scope="module")
+def check():
+    """One import of torch for all loops."""
+    with Nursery(ENTRY, path=[ROOT]) as nursery:
+        yield lambda one, many, **terms: check_with(nursery, one, many, Terms(**terms))
+
+
+def test_the_public_call():
+    assert unisono.check_gradients(loops.shares, loops.ddp)
+
+
+@pytest.mark.parametrize("candidate", [loops.ddp, loops.fsdp])
+def test_right_loops_pass(candidate, check):
+    verdict = check(loops.whole, candidate)
+    assert verdict and verdict.bound < 1e-10, verdict
+    assert next(iter(verdict.errors)) == "0.weight"
+    verdict.check()
+
+
+def test_a_split_layer_passes_when_told_how_it_is_cut(check):
+    assert check(loops.layer, loops.split, layout=CUT)
+    with pytest.raises(UsageError, match=r"up is \[4, 5\] on 2 ranks and \[8, 5\] on one device"):
+        check(loops.layer, loops.split)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "cause", "words"),
+    [
+        (loops.ddp_mean_forgotten, "factor_of_axis", "every gradient is 3 times the right one"),
+        (
+            loops.ddp_sync_on_the_first,
+            "missing_micro_batch",
+            "on rank 0 share 4, 5 of the batch is missing, share 1 counts 2",
+        ),
+        (loops.ddp_never_synced, "not_reduced", "each rank keeps its own, and their mean is right"),
+        (loops.ddp_zeroed_between, "missing_micro_batch", "share 0, 1, 3, 4 of the batch is missing"),
+        (loops.ddp_rounded, "precision_lost", "bfloat16"),
+        (loops.fsdp_summed, "factor_of_axis", "2 times the right one, as many as the ranks (2)"),
+    ],
+)
+def test_wrong_loops_are_caught_and_the_cause_is_named(candidate, cause, words, check):
+    verdict = check(loops.shares, candidate)
+    assert not verdict and verdict.cause == cause and verdict.first == "4.bias", verdict
+    assert words in str(verdict)
+    with pytest.raises(VerifyMismatch):
+        verdict.check()
+
+
+def test_a_missing_sum_in_a_split_layer_is_seen_in_front_of_it(check):
+    verdict = check(loops.layer, loops.split_without_backward_sum, layout=CUT)
+    assert verdict.first == "inner" and verdict.cause == "not_reduced", verdict
+
+
+def test_functions_that_do_not_fit_are_refused(check):
+    with pytest.raises(UsageError, match="cannot be found by another process"):
+        check(loops.whole, lambda rank: {})
+    with pytest.raises(UsageError, match="do not divide"):
+        check(loops.whole, loops.ddp, ranks=2, shards=3)
+    with pytest.raises(UserCodeError, match="returned Sequential, not a mapping"):
+        check(loops.model, loops.ddp)
+
+
+# The comparison alone ------------------------------------------------------------------------------------------------
+
+
+def made():
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.randn(s, generator=generator, dtype=torch.float64)
+        for name, s in (("a", (9, 7)), ("b", (9,)))
+    }
+
+
+def judged(change, ranks=2):
+    seen = [{name: x.clone() for name, x in made().items()} for _ in range(ranks)]
+    change(seen)
+    return judge([made()], seen, {}, ranks, 64)
+
+
+def test_an_entry_off_by_1e_9_of_the_largest_is_seen():
+    def change(seen):
+        for rank in seen:
+            rank["a"][3, 2] += 1e-9 * rank["a"].abs().max()
+
+    assert judged(lambda seen: None)
+    verdict = judged(change)
+    assert verdict.first == "a" and verdict.cause == "gradient" and "1 of 63 entries" in str(verdict)
+
+
+def test_what_is_wrong_on_one_rank_or_in_another_place_is_told():
+    assert judged(lambda seen: seen[1]["b"].add_(torch.arange(9.0))).cause == "replicas_drifted"
+    assert judged(lambda seen: [rank.update(a=rank["a"].flip(0)) for rank in seen]).cause == "permuted"
+    assert judged(lambda seen: [rank["b"].fill_(float("nan")) for rank in seen]).cause == "not_a_number"
+    with pytest.raises(UsageError, match="rank 1 lacks b"):
+        judged(lambda seen: seen[1].pop("b"))
+
+
+# A user's model under our plans --------------------------------------------------------------------------------------
+
+
+def test_a_model_of_ones_own_is_proved_under_a_plan():
+    proof = unisono.prove(loops.tokens, "dp=2 pp=1", steps=1)
+    assert proof.passed and proof.ranks == 2, proof
