@@ -23,6 +23,7 @@ from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split
 
+
 @dataclass(frozen=True, slots=True)
 class Tie:
     """One weight under two names. `here`: the slots of this rank that take part, owner first. `group`: the two
@@ -38,7 +39,9 @@ class Local:
 
     stage: Stage
     slots: tuple[Slot, ...]
-    shapes: Mapping[str, tuple[int, ...]]  # of every parameter of the whole model that counts, in its own order
+    shapes: Mapping[
+        str, tuple[int, ...]
+    ]  # of every parameter of the whole model that counts, in its own order
     buckets: Buckets
     sharding: Whole
     ties: tuple[Tie, ...]
@@ -88,8 +91,8 @@ class Local:
             if self.trees:  # one order for all layouts: replicas first, then the two uses
                 _add_gradient(master, alias)
             # An alias that is sharded has storage of its own, and takes the same step as its owner.
-            same = alias.data_ptr() == master.data_ptr() or master.grad is None
-            alias.grad = None if same else master.grad.clone()
+            apart = alias.data_ptr() != master.data_ptr()
+            alias.grad = master.grad.clone() if apart and master.grad is not None else None
 
     def drop_gradients(self) -> None:
         """Forget this step's gradients."""
@@ -127,7 +130,9 @@ def parallelize(
     owners = dict(anatomy.ties)
     if plan.tp > 1 and not anatomy.splits:
         what = "this model says nothing of how tp could split it"
-        raise UsageError(what, where="plan.tp, model.kind", fix="tp=1, or a model with an anatomy", code="P12")
+        raise UsageError(
+            what, where="plan.tp, model.kind", fix="tp=1, or a model with an anatomy", code="P12"
+        )
     canonical = plan.sync == "canonical"
     stage, wires = _stage(model, plan, mesh, sample, dtype, device)
     _untie(stage, owners)
@@ -137,7 +142,9 @@ def parallelize(
         start, _ = part_of(shapes[f"{head}.weight"][0], mesh.tp)
         stage.loss = vocab_loss(mesh.tp, start)
     _fill(stage, values, owners, cuts, dtype, device)
-    apart = plan.shard == 1 or plan.pp > 1 or canonical  # the uses of a tied weight collect gradients of their own
+    apart = (
+        plan.shard == 1 or plan.pp > 1 or canonical
+    )  # the uses of a tied weight collect gradients of their own
     if plan.shard == 1:
         _share_storage(stage, owners)
     elif not apart:

@@ -13,10 +13,7 @@ costs = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 
 def dearest(costs, first, last, edges):
     n = len(costs)
-    return max(
-        sum(costs[lo:hi]) + first * (lo == 0) + last * (hi == n)
-        for lo, hi in pairwise(edges)
-    )
+    return max(sum(costs[lo:hi]) + first * (lo == 0) + last * (hi == n) for lo, hi in pairwise(edges))
 
 
 @settings(deadline=None)

@@ -54,7 +54,9 @@ class Shape:
 class Mesh:
     """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered: see Group."""
 
-    def __init__(self, shape: Shape, rank: int, recorder: Recorder, timeout: timedelta, ordered: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, rank: int, recorder: Recorder, timeout: timedelta, ordered: bool = False
+    ) -> None:
         self.shape, self.rank, self.recorder = shape, rank, recorder
         self._timeout, self._ordered = timeout, ordered
         self.at = shape.coordinates(rank)

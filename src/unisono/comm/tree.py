@@ -16,7 +16,7 @@ def split(n: int) -> int:
 
 
 def tree_sum(parts: Sequence[Tensor]) -> Tensor:
-    """The sum of parts along the tree over their places; a new tensor unless there is one part. Parts stay as they are."""
+    """The sum of parts along the tree over their places; a new tensor unless there is one part. Parts stay."""
     if len(parts) == 1:
         return parts[0]
     k = split(len(parts))

@@ -38,7 +38,9 @@ class Whole(nn.Module):
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         y = self.module(x, noise=noise) if self._noisy else self.module(x)
-        return y.clone() if y._is_view() else y  # FSDP2 hooks its outputs, and a view may be written to behind it
+        return (
+            y.clone() if y._is_view() else y
+        )  # FSDP2 hooks its outputs, and a view may be written to behind it
 
 
 class UserModel(nn.Module):

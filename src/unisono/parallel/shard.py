@@ -63,7 +63,9 @@ class Whole:
 class Sharded(Whole):
     """A stage whose parameters FSDP2 has sharded in place."""
 
-    def __init__(self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int, each: bool = False) -> None:
+    def __init__(
+        self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int, each: bool = False
+    ) -> None:
         device = next(stage.parameters()).device
         if group.pg is None:
             raise ValueError("a group of one shards nothing")

@@ -97,12 +97,9 @@ def _canonical(plan: "Plan", batch: "Batch") -> Iterator[Problem]:
         return
     for key, size in (("micros", batch.micros), ("shard", plan.shard)):
         if size & (size - 1):
-            yield Problem(
-                "P18",
-                f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}",
-                f"plan.{key}, plan.sync",
-                f"{key}={1 << (size - 1).bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any number",
-            )
+            what = f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}"
+            fix = f"{key}={1 << size.bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any"
+            yield Problem("P18", what, f"plan.{key}, plan.sync", fix)
 
 
 def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:

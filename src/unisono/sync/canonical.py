@@ -1,7 +1,7 @@
 """Lock-step with one order of summation: bit-identical weights for any number of replicas, shards and stages.
 
-The gradients of the global batch's leaves are summed along one binary tree over the leaves (`comm/tree.py`). A rank adds
-its own leaves along its part of the tree; replicas exchange parts and add them along the rest of it.
+The gradients of the global batch's leaves are summed along one binary tree over the leaves (`comm/tree.py`). A rank
+adds its own leaves along its part of the tree; replicas exchange parts and add them along the rest of it.
 
 Fidelity: EXACT towards one process in this mode, over dp, shard and pp.
 """

@@ -13,7 +13,8 @@ from unisono.train.optim.make import state_of
 def slots_for(*tensors):
     params = [nn.Parameter(t.clone()) for t in tensors]
     return [
-        Slot(f"p{i}", p, p, tuple(p.shape), (0,) * p.dim(), partial=False, counted=True) for i, p in enumerate(params)
+        Slot(f"p{i}", p, p, tuple(p.shape), (0,) * p.dim(), partial=False, counted=True)
+        for i, p in enumerate(params)
     ]
 
 
@@ -55,7 +56,9 @@ def test_even_steps_are_torchs_steps():
 
 def test_matrices_decay_and_vectors_do_not():
     train = TrainConfig(weight_decay=0.5)
-    _, (matrix, vector) = stepped(train, [torch.ones(4, 4), torch.ones(4)], [torch.zeros(4, 4), torch.zeros(4)], False)
+    _, (matrix, vector) = stepped(
+        train, [torch.ones(4, 4), torch.ones(4)], [torch.zeros(4, 4), torch.zeros(4)], False
+    )
     assert (matrix.master < 1).all() and (vector.master == 1).all()
 
 

@@ -9,7 +9,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
 
-
 LANES = 64  # bytes of the widest vector register
 
 
