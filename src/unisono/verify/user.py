@@ -238,7 +238,7 @@ class _Case:
         sizes = {
             "the ranks": len(self.seen),
             "the shares of the batch": len(self.parts),
-            "the shards": self.shards,
+            "the ranks of one replica": self.shards if self.shards < len(self.seen) else 1,
         }
         replicas = len(self.seen) // self.shards
         sizes |= {"the replicas": replicas, "the shares of one replica": len(self.parts) // replicas}
