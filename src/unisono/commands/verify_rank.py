@@ -6,14 +6,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 # For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in every rank.
-import torch.distributed.checkpoint.planner_helpers  # noqa: F401
+import torch.distributed.checkpoint.planner_helpers
 
 from unisono import models
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
+from unisono.parallel.cut import boundary_shapes
 from unisono.train.build import Place, connect, facts_of
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
@@ -35,10 +38,18 @@ def prepare(argument: dict[str, Any]) -> Corpus:
     recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
     corpus = _corpus(about_data.model_dump_json(exclude_unset=True))
-    models.build(
-        recipe.model, facts_of(corpus)
-    )  # draws in a second of torch that each rank would draw in anew
+    if ":" not in recipe.model.kind:  # a user's own module stays in the ranks
+        _warm(recipe, corpus)
     return corpus
+
+
+def _warm(recipe: Recipe, corpus: Corpus) -> None:
+    """Build and run the model on the meta device once: that draws in parts of torch, a second or more of work, that
+    each rank would draw in anew. It computes nothing and starts no thread."""
+    model = models.build(recipe.model, facts_of(corpus))
+    inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
+    whole = [range(len(model.blocks)), range(0)]  # type: ignore[arg-type]
+    boundary_shapes(model, whole, torch.empty(inputs.shape, dtype=inputs.dtype, device="meta"))
 
 
 def main(
