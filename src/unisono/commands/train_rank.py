@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# For its effect: torch.optim draws this in with the first optimiser, which takes as long as half of torch itself. Once
+# in the helper, before the fork, is cheaper than in every rank.
+import torch._dynamo  # noqa: F401
+
 from unisono.commands.first_look import nothing_to_resume
 from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe, resolve
