@@ -1,10 +1,11 @@
 """The gradient norm of the whole model, whatever axes it is spread over, and clipping by it.
 
 Each parameter's squared norm is one number in a vector ordered as the model orders its parameters; ranks add their
-parts into it, and everybody sums the vector in that order. So a model cut into stages has, to the last bit, the norm
-that it has on one device.
+parts into it, and everybody sums the vector without rounding on the way. So a model cut into stages has, to the last
+bit, the norm that it has on one device.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -28,31 +29,50 @@ class ByTensor:
         self.replica = replica
         self.at = {name: i for i, name in enumerate(shapes)}
         self.length = len(shapes)
-        self._known: tuple[Sequence[Slot], Tensor] = ((), torch.empty(0, dtype=torch.int64))
+        self._known: tuple[Sequence[Slot], Tensor, bool] = ((), torch.empty(0, dtype=torch.int64), False)
 
     @torch.no_grad()
     def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
-        line = torch.zeros(self.length + len(extra), dtype=torch.float64, device=extra.device)
-        self._fill(
-            [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line
-        )
-        line[self.length :] = extra
+        held = [s for s in slots if s.counted and (grad := s.master.grad) is not None and grad.numel()]
+        line = self._line(held, extra)
         self.replica.all_reduce(line)
-        norm = line[: self.length].sum().sqrt()
-        return torch.cat((norm.view(1), line[self.length :])).tolist()  # at once: a GPU is waited for once
+        return self._read(line)
 
-    def _places(self, held: Sequence[Slot], device: torch.device) -> Tensor:
-        """Where the numbers of `held` stand: int64. The same in nearly every step, so it is not made again."""
-        known, places = self._known
+    def _read(self, line: Tensor) -> list[float]:
+        """The line as numbers: all at once, since a GPU is waited for, and on a processor an operation on a few numbers
+        costs more than Python's own sum."""
+        numbers = line.tolist()
+        return [math.sqrt(_sum(numbers[: self.length])), *numbers[self.length :]]
+
+    def _line(self, held: Sequence[Slot], extra: Tensor) -> Tensor:
+        """Squared norms of what this rank holds, zeros for the rest, then `extra`."""
+        if not held:
+            return torch.cat((extra.new_zeros(self.length, dtype=torch.float64), extra))
+        norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
+        places, whole = self._places(held, extra.device)
+        norms.square_()
+        if not whole:
+            own, norms = norms, extra.new_zeros(self.length, dtype=torch.float64)
+            norms[places] = own
+        return torch.cat((norms, extra))
+
+    def _places(self, held: Sequence[Slot], device: torch.device) -> tuple[Tensor, bool]:
+        """Where the numbers of `held` stand (int64), and whether they are all there are, in order. The same in nearly
+        every step, so it is not made again."""
+        known, places, whole = self._known
         if len(known) != len(held) or any(a is not b for a, b in zip(known, held, strict=True)):
-            places = torch.tensor([self.at[s.name] for s in held], device=device)
-            self._known = (held, places)
-        return places
+            at = [self.at[s.name] for s in held]
+            places, whole = torch.tensor(at, device=device), at == list(range(self.length))
+            self._known = (held, places, whole)
+        return places, whole
 
-    def _fill(self, held: Sequence[Slot], line: Tensor) -> None:
-        if held:
-            norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
-            line[self._places(held, line.device)] = norms.square_()
+
+def _sum(numbers: Sequence[float]) -> float:
+    """Rounded once, so in any order the same; infinite where it is too large for a float."""
+    try:
+        return math.fsum(numbers)
+    except OverflowError:
+        return math.inf
 
 
 class ByRow(ByTensor):
@@ -65,13 +85,19 @@ class ByRow(ByTensor):
             self.at[name] = self.length
             self.length += shape[0] if shape else 1
 
-    def _fill(self, held: Sequence[Slot], line: Tensor) -> None:
+    def _read(self, line: Tensor) -> list[float]:
+        norm = line[: self.length].sum().sqrt()
+        return torch.cat((norm.view(1), line[self.length :])).tolist()
+
+    def _line(self, held: Sequence[Slot], extra: Tensor) -> Tensor:
+        line = torch.cat((extra.new_zeros(self.length, dtype=torch.float64), extra))
         for slot in held:
             grad = slot.master.grad
             if grad is not None:
                 rows = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
                 first = self.at[slot.name] + (slot.start[0] if slot.start else 0)
                 line[first : first + len(rows)] += fold(rows * rows)
+        return line
 
 
 @torch.no_grad()
