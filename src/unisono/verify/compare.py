@@ -203,10 +203,9 @@ class _Step:
                 what = f"loss or norm of rank {note.rank} is not a number"
                 yield self._say("loss", what, math.inf, what, (note.rank,))
         relative = self.norm_tolerance() + 8 * self.terms.bounds.unit
+        parted = [name for name in self.ref.names("model") if not self._same(name)]
         bounds = {
-            key: b
-            for name in self.ref.names("model")
-            for key, (_, b) in self._formula(name, self.ref, relative).items()
+            key: b for name in parted for key, (_, b) in self._formula(name, self.ref, relative).items()
         }
 
         def tolerance(key: str, want: Tensor) -> Tensor:
@@ -214,12 +213,19 @@ class _Step:
 
         yield from self._tensors("optim", tolerance)
         yield from self._tensors("model", tolerance)
-        for name in self.seen.names("model"):
+        for name in parted:
             if name.partition("/")[2] not in self.terms.owners:
                 for key, (right, bound) in self._formula(name, self.seen, None).items():
                     got = self.seen.whole(key)
                     if got is not None:
                         yield from self._law(key, got, right, bound, "update")
+
+    def _same(self, model_key: str) -> bool:
+        """Whether a parameter and its moments have the reference's bits: then no formula has to be asked."""
+        prefix = f"optim/{model_key.partition('/')[2]}/"
+        keys = [model_key, *(key for key in self.ref.names("optim") if key.startswith(prefix))]
+        pairs = [(self.seen.whole(key), self.ref.whole(key)) for key in keys]
+        return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
     def _formula(
         self, model_key: str, source: Record, relative: float | None

@@ -14,6 +14,7 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
 """
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -112,11 +113,21 @@ class Observed:
         self._boxes[f"{key}@{','.join(map(str, start))}"] = value.detach().to("cpu", copy=True).contiguous()
 
     def write(self, folder: Path) -> None:
-        """One file for this rank."""
+        """One file for this rank. Small tensors by the hundred cost more than their bytes, so they lie end to end in
+        one tensor for each dtype, and `boxes` says where."""
         folder.mkdir(parents=True, exist_ok=True)
+        boxes: dict[str, tuple[str, int, tuple[int, ...]]] = {}
+        runs: dict[str, list[Tensor]] = defaultdict(list)
+        length: dict[str, int] = defaultdict(int)
+        for label, box in self._boxes.items():
+            dtype = str(box.dtype)
+            boxes[label] = (dtype, length[dtype], tuple(box.shape))
+            runs[dtype].append(box.reshape(-1))
+            length[dtype] += box.numel()
         names = ("rank", "at", "last", "loss", "norm", "lr", "finite", "targets", "leaves")
-        about = {"note": {n: getattr(self.note, n) for n in names}, "shapes": self._shapes}
-        save_file(self._boxes, folder / f"rank-{self.note.rank}.safetensors", {"about": json.dumps(about)})
+        about = {"note": {n: getattr(self.note, n) for n in names}, "shapes": self._shapes, "boxes": boxes}
+        flats = {dtype: torch.cat(parts) for dtype, parts in runs.items()}
+        save_file(flats, folder / f"rank-{self.note.rank}.safetensors", {"about": json.dumps(about)})
 
 
 def digest(x: Tensor) -> str:
@@ -137,10 +148,12 @@ class Record:
                 note = Note(**about["note"])
                 self.notes.append(note)
                 self.shapes.update({key: tuple(shape) for key, shape in about["shapes"].items()})
-                for label in file.keys():  # noqa: SIM118  (not a dict)
+                flats = {dtype: file.get_tensor(dtype) for dtype in file.keys()}  # noqa: SIM118  (not a dict)
+                for label, (dtype, first, shape) in about["boxes"].items():
                     key, _, start = label.rpartition("@")
                     at = tuple(int(n) for n in start.split(",") if n)
-                    self.parts[key].append(Part(note.rank, note.at, at, file.get_tensor(label)))
+                    box = flats[dtype][first : first + math.prod(shape)].view(shape)
+                    self.parts[key].append(Part(note.rank, note.at, at, box))
         self._wholes: dict[str, Tensor | None] = {}
 
     def names(self, kind: str) -> list[str]:

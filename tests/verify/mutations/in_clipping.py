@@ -6,12 +6,12 @@ from tests.verify.mutations.planting import bug
 from unisono.train import step
 from unisono.train.clip import ByTensor
 
-FILL, CLIP = ByTensor._fill, step.clip
+LINE, CLIP = ByTensor._line, step.clip
 
 
 def _local(self, slots, extra):
-    line = torch.zeros(self.length, dtype=torch.float64)
-    self._fill([s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()], line)
+    held = [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()]
+    line = self._line(held, torch.zeros_like(extra))
     return [line.sum().sqrt().item(), *self.replica.all_reduce(extra.double().clone()).tolist()]
 
 
@@ -38,11 +38,10 @@ def norm_counts_whole_tensors_on_every_rank(patch):
     """Tensors that tensor parallelism leaves whole enter the norm once for each rank."""
 
     def everything(self, slots, extra):
-        line = torch.zeros(self.length + len(extra), dtype=torch.float64)
-        self._fill([s for s in slots if not s.alias and s.master.grad is not None], line)
-        line[self.length :] = extra
+        held = [s for s in slots if not s.alias and s.master.grad is not None and s.master.grad.numel()]
+        line = self._line(held, extra)
         self.replica.all_reduce(line)
-        return [line[: self.length].sum().sqrt().item(), *line[self.length :].tolist()]
+        return self._read(line)
 
     patch(ByTensor, "__call__", everything)
 
@@ -59,7 +58,11 @@ def norm_over_replicas_too(patch):
 @bug("dp=2", "partial_norm")
 def norm_forgets_vectors(patch):
     """Biases and norms belong to another parameter group, and the norm is taken over one."""
-    patch(ByTensor, "_fill", lambda self, held, line: FILL(self, [s for s in held if len(s.shape) > 1], line))
+    patch(
+        ByTensor,
+        "_line",
+        lambda self, held, extra: LINE(self, [s for s in held if len(s.shape) > 1], extra),
+    )
 
 
 @bug("dp=2", "clipping")
