@@ -117,6 +117,7 @@ def run_pair(
         "plan": f"{plan} precision=bf16 micros={options.micros}",
         "peer": peer,
         "control": False,
+        "ours_first": True,
         "seconds": options.seconds,
         "block_seconds": options.block,
     }

@@ -184,22 +184,22 @@ def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Rac
     run = build(recipe, plan, place, task.corpus, recorder)
     feed, val = feeds(recipe, plan, run.mesh, task.corpus, place.device)
     steps = train(run, feed, recipe.train.steps, line.stop_requested)
-    observers: list[watch.Observer] = [
+    observers = [
         watch.tell(line, recipe.train.steps),
         watch.events(folder / f"rank{place.rank}.jsonl", place.rank, "here", run.mesh.at),
     ]
     if place.rank == 0:
         observers.append(watch.metrics(folder / "metrics.jsonl"))
+    journal = watch.Journal(run, observers, task.tokens)
 
     def step() -> float:
         begun = time.perf_counter()
         report = next(steps)
-        measure = watch.Measure(recorder.lap(), time.perf_counter() - begun, task.tokens)
-        for look in observers:
-            look(run, report, measure)
+        journal.add(report, recorder.lap(), time.perf_counter() - begun)
         return report.loss
 
     def close() -> None:
+        journal.flush()
         feed.close()
         val.close()
 

@@ -7,6 +7,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +32,19 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Race argument["peer"] against ours under argument["plan"]: what `race` returns, and what it was run on.
-
-    Other keys: recipe (JSON), seconds, block_seconds, control (race the peer against itself).
-    """
+    """Race argument["peer"] against ours under argument["plan"]: what `race` returns, and what it was run on."""
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store if ctx.world > 1 else None)
     task = Task(resolved.recipe, resolved.batch.micros, place, corpus, resolved.plan.precision == "bf16")
     with tempfile.TemporaryDirectory() as folder:
-        peer = by_name(argument["peer"], task)
-        mine = (
-            by_name(argument["peer"], task)
-            if argument["control"]
-            else ours(task, resolved.plan, argument["plan"], ctx.channel, Path(folder))
-        )
+        hand = partial(by_name, argument["peer"], task)
+        own = partial(ours, task, resolved.plan, argument["plan"], ctx.channel, Path(folder))
+        makers = [hand if argument["control"] else own, hand]
+        if argument["ours_first"]:
+            mine, peer = (make() for make in makers)
+        else:
+            peer, mine = (make() for make in reversed(makers))
         rounds, losses = race(mine, peer, argument["seconds"], argument["block_seconds"], ctx)
         mine.close()
     names = {"ours": mine.name, "peer": peer.name, **hardware(place.device)}

@@ -16,6 +16,7 @@ import torch
 
 from unisono.launch import crossing
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
+from unisono.launch.heap import keep_freed_memory
 from unisono.launch.rank_store import SocketStore
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
@@ -100,3 +101,4 @@ def _settle_in(seat: Seat, order: dict[str, Any]) -> None:
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(order["threads"])
+    keep_freed_memory()

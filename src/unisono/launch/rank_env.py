@@ -20,6 +20,7 @@ from unisono.launch import crossing
 from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
 from unisono.launch.env import Place
+from unisono.launch.heap import keep_freed_memory
 from unisono.launch.rank import choose_backend
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UsageError
@@ -42,6 +43,7 @@ def run(
     try:
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
+        keep_freed_memory()
         prepare = getattr(module, "prepare", None)
         result = function(ctx, argument, prepare(argument) if prepare is not None else None)
         _part()

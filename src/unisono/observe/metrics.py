@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+# Made once: json.dumps with options makes one at every call, which costs as much as the encoding.
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
 
 class JsonLines:
-    """Appends objects to a file, each line flushed to the system as it is written.
+    """Appends objects to a file, flushed to the system as they are written.
 
     A line left half written by a killed run is closed first, so that it can spoil only itself.
     """
@@ -20,10 +23,9 @@ class JsonLines:
         if self._file.tell() and _last_byte(self.path) != b"\n":
             self._file.write(b"\n")
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """One line. Numbers that are not finite become null: JSON has no word for them."""
-        line = json.dumps(_plain(record), separators=(",", ":"), allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+    def write(self, *records: Mapping[str, Any]) -> None:
+        """A line for each. Numbers that are not finite become null: JSON has no word for them."""
+        self._file.write("".join(f"{_line(record)}\n" for record in records).encode())
         self._file.flush()
 
     def close(self) -> None:
@@ -58,6 +60,13 @@ def _last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, 2)
         return file.read(1)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    try:
+        return _dumps(record)
+    except ValueError:  # a number that is not finite: rare, so looked for only then
+        return _dumps(_plain(record))
 
 
 def _plain(value: Any) -> Any:

@@ -106,4 +106,8 @@ def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
     if not limit or norm <= limit:
         return
     grads = [s.master.grad for s in slots if s.master.grad is not None]
-    torch._foreach_mul_(grads, limit / (norm + 1e-6))
+    scale = limit / (norm + 1e-6)
+    if grads and grads[0].is_cuda:
+        torch._foreach_mul_(grads, scale)
+    elif grads:  # a number would be made into a tensor, and converted, once for each gradient
+        torch._foreach_mul_(grads, torch.tensor(scale, dtype=grads[0].dtype))

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -28,7 +29,7 @@ from unisono.train.loop import train
 from unisono.train.sample import sample
 from unisono.train.state import pieces_of
 from unisono.train.step import Report, Run, evaluate
-from unisono.train.watch import Line, Measure, Observer
+from unisono.train.watch import Journal, Line, Observer
 from unisono.train.writing import writing
 
 # What must be as it was when a run goes on; the rest of a recipe may change.
@@ -63,7 +64,8 @@ class Live:
     val: Feed
     saver: Saver
     owners: Mapping[str, str]
-    observers: list[Observer]
+    journal: Journal
+    after: list[Callable[[Run, Report], None]]  # what is to be done after every step
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
     per_sample: int  # targets of one sample
@@ -76,7 +78,15 @@ def session(terms: Terms, corpus: Corpus) -> dict[str, Any]:
     Raises UsageError for a checkpoint that does not fit, UserCodeError when numbers go bad.
     """
     live = _start(terms, corpus)
-    run, recipe = live.run, terms.recipe
+    try:
+        return _play(live, corpus)
+    finally:
+        with suppress(OSError):  # what is under way, if anything, is the better story
+            live.journal.flush()
+
+
+def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
+    terms, run, recipe = live.terms, live.run, live.terms.recipe
     terms.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
@@ -94,6 +104,8 @@ def session(terms: Terms, corpus: Corpus) -> dict[str, Any]:
         _validate(live)
     # A run resumed at its end has nothing new to save.
     folder = _save(live, blocking=True) if run.step > first or terms.resume is None else terms.resume
+    with writing(terms.run_dir):
+        live.journal.flush()
     live.feed.close()
     tokens = (run.step - first) * _targets(live)
     summary = {
@@ -129,11 +141,12 @@ def _start(terms: Terms, corpus: Corpus) -> Live:
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
-    with writing(terms.run_dir):
-        observers = _observers(terms, run)
-    saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
     per_sample = corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
-    return Live(terms, run, feed, val, saver, owners, observers, check, val_losses, per_sample, saved)
+    with writing(terms.run_dir):
+        journal = Journal(run, _observers(terms, run), recipe.train.global_batch * per_sample)
+    saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
+    after = _tracing(terms, run)
+    return Live(terms, run, feed, val, saver, owners, journal, after, check, val_losses, per_sample, saved)
 
 
 def _note(terms: Terms, text: str) -> None:
@@ -142,23 +155,27 @@ def _note(terms: Terms, text: str) -> None:
 
 
 def _observers(terms: Terms, run: Run) -> list[Observer]:
-    rank, steps, path = terms.place.rank, terms.recipe.train.steps, terms.run_dir
-    first = run.step + min(5, max(1, (steps - run.step) // 2))
-    observers = [watch.tell(terms.line, steps)]
+    rank, path = terms.place.rank, terms.run_dir
     own = path / "events" / f"rank{rank}.jsonl"
     watch.forget_from(own, run.step)
-    observers.append(watch.events(own, rank, terms.host, run.mesh.at))
+    observers = [
+        watch.tell(terms.line, terms.recipe.train.steps),
+        watch.events(own, rank, terms.host, run.mesh.at),
+    ]
     if rank == 0:
         watch.forget_ranks(path, terms.place.world, run.step)
         watch.forget_from(path / "metrics.jsonl", run.step)
         observers.append(watch.metrics(path / "metrics.jsonl"))
-    if terms.recipe.train.trace_steps:
-        trace = path / "trace" / f"rank{rank}.json.gz"
-        count = terms.recipe.train.trace_steps
-        observers.append(
-            watch.tracing(trace, rank, terms.place.world, first, count, terms.host, terms.place.backend)
-        )
     return observers
+
+
+def _tracing(terms: Terms, run: Run) -> list[Callable[[Run, Report], None]]:
+    train, place = terms.recipe.train, terms.place
+    if not train.trace_steps:
+        return []
+    path = terms.run_dir / "trace" / f"rank{place.rank}.json.gz"
+    first = run.step + min(5, max(1, (train.steps - run.step) // 2))
+    return [watch.tracing(path, place.rank, place.world, first, train.trace_steps, terms.host, place.backend)]
 
 
 def _targets(live: Live) -> int:
@@ -166,10 +183,10 @@ def _targets(live: Live) -> int:
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:
-    measure = Measure(live.run.recorder.lap(), seconds, _targets(live))
     with writing(live.terms.run_dir):
-        for observer in live.observers:
-            observer(live.run, report, measure)
+        live.journal.add(report, live.run.recorder.lap(), seconds)
+        for each in live.after:
+            each(live.run, report)
 
 
 def _between(live: Live, report: Report) -> None:
@@ -198,6 +215,8 @@ def _validate(live: Live) -> None:
 def _save(live: Live, blocking: bool) -> Path | None:
     terms, step = live.terms, live.run.step
     live.check()  # what is kept is what all replicas agree on
+    with writing(terms.run_dir):
+        live.journal.flush()  # a run resumed from here makes no line again that is missing
     state = {
         "step": step,
         "data": {"next_position": step * terms.recipe.train.global_batch},

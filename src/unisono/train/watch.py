@@ -3,7 +3,8 @@
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,8 +15,6 @@ from unisono.observe.metrics import JsonLines, read_lines
 from unisono.observe.span import PARTS, Lap
 from unisono.train.step import Report, Run
 
-Observer = Callable[[Run, Report, "Measure"], None]
-
 
 class Line(Protocol):
     """To whoever watches: see launch.context.Channel."""
@@ -24,39 +23,93 @@ class Line(Protocol):
     def stop_requested(self) -> bool: ...
 
 
-class Measure:
-    """Where the time of one step went: seconds by part, bytes by (axis, operation), wall seconds, targets."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One finished step: its report, where its time went (seconds by part, adding up to `seconds` of wall time, and
+    what was hidden), bytes by "axis.operation", targets over all ranks, and peak memory, up to `EVERY` old."""
 
-    def __init__(self, lap: Lap, seconds: float, targets: int) -> None:
-        known = {part: lap.seconds.get(part, 0.0) for part in PARTS}
-        spent = sum(value for part, value in known.items() if part not in ("comm_hidden", "other"))
-        known["other"] = max(0.0, seconds - spent)
-        self.times = {part: round(value, 6) for part, value in known.items()}
-        self.nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
-        self.seconds, self.targets = seconds, targets
-        self.mem_mib = round(peak_rss_mib(), 1)
+    report: Report
+    times: dict[str, float]
+    nbytes: dict[str, int]
+    seconds: float
+    targets: int
+    mem_mib: float
+
+
+Observer = Callable[[Run, Sequence[Look]], None]
+
+EVERY = 0.2  # seconds
+
+
+class Journal:
+    """Tells observers of the steps, at once those that ended within `EVERY` seconds: what a short step costs to write
+    down, with its code and data fallen out of the processor's caches, would be a hundredth of the step.
+
+    Whoever has a journal flushes it before a checkpoint, so that no line is missing where a run is resumed, and when
+    the run ends in whatever way.
+    """
+
+    def __init__(self, run: Run, observers: Sequence[Observer], targets: int) -> None:
+        self._run, self._observers, self._targets = run, observers, targets
+        self._waiting: list[tuple[Report, Lap, float]] = []
+        self._told = 0.0
+
+    def add(self, report: Report, lap: Lap, seconds: float) -> None:
+        """A step ended: what it did, what its recorder says, wall seconds. Raises OSError."""
+        self._waiting.append((report, lap, seconds))
+        now = time.monotonic()
+        if now - self._told >= EVERY or report.stop or not report.finite:
+            self._told = now
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what waits. Raises OSError."""
+        if not self._waiting:
+            return
+        mem_mib = round(peak_rss_mib(), 1)
+        looks = [
+            Look(report, _times(lap, seconds), _named(lap), seconds, self._targets, mem_mib)
+            for report, lap, seconds in self._waiting
+        ]
+        self._waiting.clear()
+        for observer in self._observers:
+            observer(self._run, looks)
+
+
+def _times(lap: Lap, seconds: float) -> dict[str, float]:
+    known = {part: lap.seconds.get(part, 0.0) for part in PARTS}
+    spent = sum(value for part, value in known.items() if part not in ("comm_hidden", "other"))
+    known["other"] = max(0.0, seconds - spent)
+    return {part: round(value, 6) for part, value in known.items()}
+
+
+def _named(lap: Lap) -> dict[str, int]:
+    return {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
 
 
 def metrics(path: Path) -> Observer:
     """metrics.jsonl, one line a step: on one rank."""
     file = JsonLines(path)
 
-    def look(run: Run, report: Report, measure: Measure) -> None:
+    def observe(run: Run, looks: Sequence[Look]) -> None:
         file.write(
-            {
-                "step": report.step,
-                "loss": report.loss,
-                "lr": report.lr,
-                "grad_norm": report.norm,
-                "tokens": measure.targets,
-                "tokens_per_s": round(measure.targets / measure.seconds, 1),
-                "time": measure.times,
-                "bytes_sent": sum(measure.nbytes.values()),
-                "mem_mib": measure.mem_mib,
-            }
+            *(
+                {
+                    "step": look.report.step,
+                    "loss": look.report.loss,
+                    "lr": look.report.lr,
+                    "grad_norm": look.report.norm,
+                    "tokens": look.targets,
+                    "tokens_per_s": round(look.targets / look.seconds, 1),
+                    "time": look.times,
+                    "bytes_sent": sum(look.nbytes.values()),
+                    "mem_mib": look.mem_mib,
+                }
+                for look in looks
+            )
         )
 
-    return look
+    return observe
 
 
 def events(path: Path, rank: int, host: str, coords: dict[str, int]) -> Observer:
@@ -64,50 +117,51 @@ def events(path: Path, rank: int, host: str, coords: dict[str, int]) -> Observer
     file = JsonLines(path)
     file.write({"kind": "info", "rank": rank, "host": host, "coords": coords})
 
-    def look(run: Run, report: Report, measure: Measure) -> None:
+    def observe(run: Run, looks: Sequence[Look]) -> None:
         file.write(
-            {
-                "kind": "step",
-                "step": report.step,
-                "rank": rank,
-                "time": measure.times,
-                "bytes": measure.nbytes,
-                "mem_mib": measure.mem_mib,
-            }
+            *(
+                {
+                    "kind": "step",
+                    "step": look.report.step,
+                    "rank": rank,
+                    "time": look.times,
+                    "bytes": look.nbytes,
+                    "mem_mib": look.mem_mib,
+                }
+                for look in looks
+            )
         )
 
-    return look
+    return observe
 
 
-def tell(line: Line, steps: int, every: float = 0.2) -> Observer:
-    """The live table: at most one event per `every` seconds, and the last step always."""
-    last = 0.0
+def tell(line: Line, steps: int) -> Observer:
+    """The live table: one event for the steps that came together, about the last of them."""
 
-    def look(run: Run, report: Report, measure: Measure) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < every and report.step + 1 < steps and not report.stop:
-            return
-        last = now
+    def observe(run: Run, looks: Sequence[Look]) -> None:
+        look = looks[-1]
         line.send(
             "step",
-            step=report.step + 1,
+            step=look.report.step + 1,
             steps=steps,
-            loss=report.loss,
-            tokens_per_s=measure.targets / measure.seconds,
-            ms=measure.seconds * 1e3,
-            times=measure.times,
-            mem_mib=measure.mem_mib,
+            loss=look.report.loss,
+            tokens_per_s=look.targets / look.seconds,
+            ms=look.seconds * 1e3,
+            times=look.times,
+            mem_mib=look.mem_mib,
             stage=run.mesh.at["pp"],
         )
 
-    return look
+    return observe
 
 
-def tracing(path: Path, rank: int, world: int, first: int, count: int, host: str, backend: str) -> Observer:
-    """trace/rank*.json.gz: the spans of steps first .. first + count - 1, written when the last of them is over."""
+def tracing(
+    path: Path, rank: int, world: int, first: int, count: int, host: str, backend: str
+) -> Callable[[Run, Report], None]:
+    """trace/rank*.json.gz: the spans of steps first .. first + count - 1, written when the last of them is over. To be
+    called after every step, since it says which spans are kept."""
 
-    def look(run: Run, report: Report, measure: Measure) -> None:
+    def after(run: Run, report: Report) -> None:
         recorder = run.recorder
         if report.step + 1 == first:
             recorder.keep = True
@@ -125,7 +179,7 @@ def tracing(path: Path, rank: int, world: int, first: int, count: int, host: str
                 coords=run.mesh.at,
             )
 
-    return look
+    return after
 
 
 def forget_from(path: Path, step: int) -> None:
