@@ -35,26 +35,31 @@ class Bucket:
         self.tail = self.flat[numel : numel + tail] if tail else None
         self.waiting = len(self.params)
 
-    def gather(self) -> None:
+    @torch.no_grad()
+    def gather(self, absent_too: bool = False) -> None:
         """Move every gradient that there is, and that is not yet a view, into the buffer: all in one call, since
-        one call for each from a hook costs more than the copies of a small model."""
-        moved = [
-            (p, view, grad)
-            for p, view in zip(self.params, self.views, strict=True)
-            if (grad := p.grad) is not None and grad is not view
-        ]
-        if moved:
-            with torch.no_grad():
-                torch._foreach_copy_([view for _, view, _ in moved], [grad for *_, grad in moved])
-            for p, view, _ in moved:
-                p.grad = view
+        one call for each from a hook costs more than the copies of a small model. absent_too: and let those that
+        there are not be zero."""
+        views: list[Tensor] = []
+        grads: list[Tensor] = []
+        for p, view in zip(self.params, self.views, strict=True):
+            grad = p.grad
+            if grad is view:
+                continue
+            if grad is not None:
+                views.append(view)
+                grads.append(grad)
+            elif absent_too:
+                view.zero_()
+            else:
+                continue
+            p.grad = view
+        if views:
+            torch._foreach_copy_(views, grads)
 
     def fill(self) -> None:
         """As `gather`, and absent gradients count as zero."""
-        self.gather()
-        for p, view in zip(self.params, self.views, strict=True):
-            if p.grad is None:
-                p.grad = view.zero_()
+        self.gather(absent_too=True)
 
 
 def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
