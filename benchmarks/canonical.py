@@ -156,11 +156,14 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     result: dict[str, Any] = {"schema_version": 1}
+    bad = False
     if not given.cost:
         result["hashes"] = hashes(given.steps)
         same = len({row["sha256"] for row in result["hashes"]}) == 1
         print("one hash" if same else "DIFFERENT HASHES", file=sys.stderr)
+        bad = not same
     if not given.hashes:
         result["cost"] = cost(given.blocks, 3)
     if given.json:
         print(json.dumps(result))
+    sys.exit(bad)
