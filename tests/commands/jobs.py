@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -185,17 +185,33 @@ class Job:
 
     def steps(self, count: int) -> Path:
         """Until `count` lines are in the metrics of its newest run; returns that run's folder."""
+
+        def reached() -> Path | None:
+            newest = runs_of(self.cwd)[-1:]
+            return newest[0] if newest and len(losses(newest[0])) >= count else None
+
+        return self._until(reached, f"no {count} steps")
+
+    def kept(self, name: str) -> Path:
+        """Until its newest run would go on from checkpoint `name`; returns that run's folder."""
+
+        def reached() -> Path | None:
+            latest = [run / "latest" for run in runs_of(self.cwd)[-1:] if (run / "latest").exists()]
+            return latest[0].parent if latest and latest[0].read_text().strip().endswith(name) else None
+
+        return self._until(reached, f"no {name}")
+
+    def _until(self, reached: Callable[[], Path | None], what: str) -> Path:
         gone = os.pidfd_open(self.process.pid)
         try:
             until = time.monotonic() + SECONDS
             while time.monotonic() < until:
-                for run in runs_of(self.cwd)[-1:]:
-                    if len(losses(run)) >= count:
-                        return run
+                if (found := reached()) is not None:
+                    return found
                 assert not select.select([gone], [], [], 0.005)[0], "".join(self.lines)
         finally:
             os.close(gone)
-        raise AssertionError(f"no {count} steps in {SECONDS} s: {''.join(self.lines)}")
+        raise AssertionError(f"{what} in {SECONDS} s: {''.join(self.lines)}")
 
     def made(self) -> None:
         """Until its run folder is there: it waits for torch, and has handlers for signals."""

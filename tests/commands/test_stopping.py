@@ -52,7 +52,7 @@ def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
     """The step hangs for ever, so the first one cannot be obeyed."""
     place = jobs.folder_with(tmp_path, jobs.USERS, function="blocking")
     with started(place, "train", "recipe.toml", "--json") as job:
-        run = job.steps(4)
+        run = job.kept("step-000003")
         job.process.send_signal(signal.SIGINT)
         job.hear("stopping after this step")
         job.process.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     place = jobs.folder_with(tmp_path, jobs.USERS, function="blocking")
     with started(place, "train", "recipe.toml", "--json") as job:
-        run = job.steps(4)
+        run = job.kept("step-000003")
         os.kill(job.ranks()[1], signal.SIGKILL)
         done = job.done()
     assert done.code == done.object["exit"] == 137 and done.left == ()

@@ -22,9 +22,9 @@ _ROOM = 2048  # bytes reserved for the reason of a failure
 class PeerFailed(Exception):
     """Another rank could not write its part, or was not heard of."""
 
-    def __init__(self, reason: str, number: int | None = None) -> None:
+    def __init__(self, reason: str, number: int | None = None, rank: int | None = None) -> None:
         super().__init__(reason)
-        self.reason, self.number = reason, number
+        self.reason, self.number, self.rank = reason, number, rank
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def raise_failures(folder: Path) -> None:
     for name in names:
         try:
             told = json.loads((folder / name).read_bytes())
-            raise PeerFailed(f"rank {told['rank']}: {told['reason']}", told["errno"])
+            raise PeerFailed(told["reason"], told["errno"], told["rank"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PeerFailed(f"{name.removesuffix('.failed')} failed") from error
 

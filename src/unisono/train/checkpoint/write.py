@@ -100,7 +100,8 @@ def save(
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
             os.unlink(vote.folder / rank_file(rank))
         if isinstance(error, OSError | PeerFailed):
-            raise not_written(checkpoints, step, reason, number, rank) from error
+            whose = getattr(error, "rank", None)  # all ranks tell the same story, whoever is heard first
+            raise not_written(checkpoints, step, reason, number, rank if whose is None else whose) from error
         raise
     return final
 
