@@ -46,9 +46,10 @@ class Vote:
         finally:
             os.close(fd)
 
-    def fail(self, reason: str, number: int | None, folder: Path | None = None) -> None:
-        """Tell the others. Never raises: there is an error on its way up already, and they have a time limit."""
-        text = json.dumps({"rank": self.rank, "reason": reason[:500], "errno": number}).encode()
+    def fail(self, reason: str, number: int | None, rank: int, folder: Path | None = None) -> None:
+        """Tell the others what went wrong on `rank`, this one or one that was heard of. Never raises: there is an error
+        on its way up already, and they have a time limit."""
+        text = json.dumps({"rank": rank, "reason": reason[:500], "errno": number}).encode()
         with contextlib.suppress(OSError):
             fd = os.open(self._path("writing", folder), os.O_WRONLY)
             try:

@@ -95,13 +95,14 @@ def save(
     except Exception as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         number = error.errno if isinstance(error, OSError) else getattr(error, "number", None)
+        told = getattr(error, "rank", None)  # all ranks tell the same story, whoever is heard first
+        culprit = rank if told is None else told
         for folder in (vote.folder, final):
-            vote.fail(reason, number, folder)
+            vote.fail(reason, number, culprit, folder)
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
             os.unlink(vote.folder / rank_file(rank))
         if isinstance(error, OSError | PeerFailed):
-            whose = getattr(error, "rank", None)  # all ranks tell the same story, whoever is heard first
-            raise not_written(checkpoints, step, reason, number, rank if whose is None else whose) from error
+            raise not_written(checkpoints, step, reason, number, culprit) from error
         raise
     return final
 
