@@ -24,13 +24,12 @@ def tree_sum(parts: Sequence[Tensor]) -> Tensor:
     return left.add_(right) if k > 1 else left + right
 
 
-def fold(x: Tensor) -> Tensor:
-    """Sum of the last dim, [..., n] → [...], by halving: each round adds the far half onto the near one. Element-wise
-    additions alone, so an entry's bits do not depend on how many rows there are, as those of `sum` may."""
+def fold_(x: Tensor) -> Tensor:
+    """Sum of the last dim, [..., n] → [...], by halving: each round adds the far half onto the near one; x is used up.
+    Element-wise additions alone, so an entry's bits do not depend on how many rows there are, as those of `sum` may."""
     n = x.shape[-1]
     if n <= 1:
         return x.sum(-1)
-    x = x.clone()
     while n > 1:
         k = split(n)
         x[..., : n - k] += x[..., k:n]
