@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unisono.plan.grammar import BUILT, VALUES
 from unisono.programs import schedules
-from unisono.programs.pipeline import Timetable, bubble, check, lower, peak_held, play_costs
+from unisono.programs.pipeline import Timetable, bubble, check, lower, needs, peak_held, play_costs
 from unisono.spec.errors import UsageError
 
 NAMES = schedules.names()
@@ -62,6 +62,33 @@ def test_is_no_worse_than_one_micro_batch_at_a_time(name: str, ranks: int, micro
 
 
 @pytest.mark.parametrize("name", NAMES)
+@given(ranks=st.integers(1, 8), micros=st.integers(1, 16), data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_each_computation_begins_as_soon_as_it_can(
+    name: str, ranks: int, micros: int, data: st.DataObject
+) -> None:
+    """What `play_costs` means, said of its result: this and each row's order leave only one placement."""
+    timetable = served(name, ranks, micros)
+    if timetable is None:
+        return
+    drawn = st.lists(st.floats(0, 4), min_size=timetable.stages, max_size=timetable.stages)
+    forward, backward, weight = (data.draw(drawn) for _ in range(3))
+    send = data.draw(st.floats(0, 2))
+    placed = play_costs(timetable, forward, backward, send, weight)
+    assert placed == sorted(placed, key=lambda p: (p.start, p.row))
+    over = {(p.action.kind, p.action.stage, p.action.micro): p for p in placed}
+    for row, actions in enumerate(timetable.rows):
+        free = 0.0
+        for action in actions:
+            p = over[action.kind, action.stage, action.micro]
+            wanted = needs(action, timetable.length, timetable.splits_backward)
+            sources = [over[kind, stage, action.micro] for kind, stage in wanted]
+            assert p.start == max([free, *(q.stop + send * (q.row != row) for q in sources)])
+            assert p.stop == p.start + {"F": forward, "B": backward, "W": weight}[action.kind][action.stage]
+            free = p.stop
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_is_a_pure_function_with_a_docstring(name: str) -> None:
     schedule = schedules.get(name)
     assert schedule(4, 8) == schedule(4, 8)
@@ -93,3 +120,10 @@ def test_unknown_names_and_options_are_usage_errors() -> None:
         schedules.get("nonsense")
     with pytest.raises(UsageError, match="KEY=NUMBER"):
         schedules.get("gpipe:v")
+    with pytest.raises(UsageError, match="takes no option v"):
+        schedules.get("gpipe:v=2")
+    with pytest.raises(UsageError, match="takes no option costs"):
+        schedules.get("zb1p:costs=2")
+    with pytest.raises(UsageError, match="takes no option ranks"):
+        schedules.get("interleaved:ranks=2")
+    assert schedules.get("interleaved:v=3")(2, 4).stages == 6

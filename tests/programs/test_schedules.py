@@ -1,13 +1,14 @@
 """Bubbles and memory as the papers state them; what any timetable owes is in tests/conformance."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.programs import schedules
-from unisono.programs.pipeline import Timetable, check, peak_held
+from unisono.programs.pipeline import Action, Timetable, check, lower, peak_held
 from unisono.programs.pricing import Costs, bubble_rate, played, slowest
 from unisono.programs.schedules import dualpipe, dualpipev, interleaved, looped_bfs, zb1p, zb2p, zbv
 from unisono.spec.errors import UsageError
@@ -128,6 +129,15 @@ def test_dualpipev_is_dualpipe_folded(ranks: int, more: int, cost: int) -> None:
     pair, whole = 3 * cost, 2 * cost
     idle = bubble_time(table, Costs(2 * cost, 2 * cost, 2 * cost), together=pair)
     assert idle == (ranks - 1) * (pair + whole - 3 * cost)
+
+
+def test_a_micro_batch_belongs_to_one_copy_of_the_model() -> None:
+    good = dualpipe.timetable(2, 4)
+    strange = replace(good, rows=((*good.rows[0], Action("F", 0, 3)), good.rows[1]))
+    assert check(strange) == ["row 0 has F0.3, which does not exist"]
+    assert "happens 0 times" in check(replace(good, chains=1, overlapped=frozenset()))[0]
+    sent = [a for row in lower(good).rows for a in row if a.kind == "SEND_F"]
+    assert {a.stage for a in sent} == {0, 2}  # nothing goes from stage 1 to stage 2
 
 
 def test_an_overlapped_pair_that_is_quicker_than_its_parts_saves_its_time() -> None:
