@@ -131,6 +131,20 @@ def test_dualpipev_is_dualpipe_folded(ranks: int, more: int, cost: int) -> None:
     assert idle == (ranks - 1) * (pair + whole - 3 * cost)
 
 
+def test_the_first_pair_in_the_middle_is_not_overlapped() -> None:
+    table = dualpipev.timetable(4, 8)
+    steady = [next(i for i, a in enumerate(row) if a.kind == "B") - 1 for row in table.rows]
+    assert table.rows[3][steady[3]] not in table.overlapped
+    pairs = [sum(a in table.overlapped for a in row) for row in table.rows]
+    assert pairs == [2 * (8 - 8 + r + 1) + (3 - r) - (r == 3) for r in range(4)]
+
+
+def test_an_order_made_for_slow_messages_is_better_with_them() -> None:
+    costs = Costs(4, 4, 4, send=2)
+    made, other = zb2p.timetable(4, 8, costs), zb2p.timetable(4, 8, Costs(4, 4, 4))
+    assert bubble_rate(made, costs) < bubble_rate(other, costs) - 0.03
+
+
 def test_a_micro_batch_belongs_to_one_copy_of_the_model() -> None:
     good = dualpipe.timetable(2, 4)
     strange = replace(good, rows=((*good.rows[0], Action("F", 0, 3)), good.rows[1]))

@@ -27,7 +27,7 @@ def row(
         done.weight()
         done.forward(1)
     for turn in range(len(near[1]) - 2 * half + place + 1):
-        # In the middle both ways turn at once: there the first pair would wait for itself.
+        # In the middle the first pair is not overlapped, so that its results leave sooner and the others wait less.
         done.both(0, 1, overlapped=turn > 0 or below > 0)
         done.both(1, 0)
     for _ in range(below):

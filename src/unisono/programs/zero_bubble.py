@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from unisono.programs.pipeline import Action, Timetable
+from unisono.programs.pipeline import Action, Kind, Timetable
 from unisono.programs.pricing import Costs, played, slowest
 
 
@@ -42,10 +42,13 @@ def automatic(ranks: int, micros: int, depth: int, costs: Costs, kept: float = 1
     `kept` is the part of a micro-batch's activations that W still needs after B; 1 counts them until W.
     """
     ramps = ([depth * (ranks - 1 - s) + 1 for s in range(ranks)], [depth * ranks] * ranks)
-    found = [handcrafted(ranks, micros, depth)]
-    for ahead, patient in itertools.product(ramps, (True, False)):
-        found.append(_Ranks(ranks, micros, costs, depth * ranks, ahead, patient, kept).timetable())
-    return min(found, key=lambda one: slowest(played(one, costs)))
+    pattern = handcrafted(ranks, micros, depth)
+    tried = [
+        _Ranks(ranks, micros, costs, depth * ranks, ahead, patient, kept).run()
+        for ahead, patient in itertools.product(ramps, (True, False))
+    ]
+    best = min(tried, key=_Ranks.span)
+    return pattern if slowest(played(pattern, costs)) <= best.span() else best.timetable()
 
 
 class _Ranks:
@@ -67,19 +70,29 @@ class _Ranks:
     ) -> None:
         self.ranks, self.micros, self.costs = ranks, micros, costs
         self.limit, self.ahead, self.patient, self.kept = limit, ahead, patient, kept
-        self.rows: list[list[Action]] = [[] for _ in range(ranks)]
+        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(ranks)]
         self.done = {kind: [0] * ranks for kind in ("F", "B", "W")}
-        self.free = [0.0] * ranks
+        self.begin, self.free = [math.inf] * ranks, [0.0] * ranks
         # When the input of a computation is there: every F's at stage 0 from the beginning.
         self.here = {("F", 0, micro): 0.0 for micro in range(micros)}
         self.wakes = [(0.0, rank) for rank in range(ranks)]
 
-    def timetable(self) -> Timetable:
+    def run(self) -> "_Ranks":
         while self.wakes:
             now, rank = heapq.heappop(self.wakes)
             if now >= self.free[rank]:
                 self._act(rank, now)
-        return Timetable(tuple(map(tuple, self.rows)), tuple(range(self.ranks)), self.micros)
+        return self
+
+    def span(self) -> float:
+        """As `slowest` of the timetable played, without making it."""
+        return max(stop - start for start, stop in zip(self.begin, self.free, strict=True))
+
+    def timetable(self) -> Timetable:
+        rows = tuple(
+            tuple(Action(kind, rank, micro) for kind, micro in row) for rank, row in enumerate(self.rows)
+        )
+        return Timetable(rows, tuple(range(self.ranks)), self.micros)
 
     def _act(self, rank: int, now: float) -> None:
         f, b, w = (self.done[kind][rank] for kind in ("F", "B", "W"))
@@ -98,23 +111,20 @@ class _Ranks:
         elif soonest < math.inf:
             heapq.heappush(self.wakes, (soonest, rank))
 
-    def _take(self, kind: str, rank: int, micro: int, now: float) -> None:
+    def _take(self, kind: Kind, rank: int, micro: int, now: float) -> None:
         cost = {"F": self.costs.forward, "B": self.costs.backward, "W": self.costs.weight}[kind]
         stop = self.free[rank] = now + cost
+        self.begin[rank] = min(self.begin[rank], now)
         self.done[kind][rank] += 1
+        self.rows[rank].append((kind, micro))
         heapq.heappush(self.wakes, (stop, rank))
         if kind == "F":
-            self.rows[rank].append(Action("F", rank, micro))
             if rank + 1 < self.ranks:
                 self._send("F", rank + 1, micro, stop)
             else:
                 self.here["B", rank, micro] = stop
-        elif kind == "B":
-            self.rows[rank].append(Action("B", rank, micro))
-            if rank:
-                self._send("B", rank - 1, micro, stop)
-        else:
-            self.rows[rank].append(Action("W", rank, micro))
+        elif kind == "B" and rank:
+            self._send("B", rank - 1, micro, stop)
 
     def _send(self, kind: str, rank: int, micro: int, stop: float) -> None:
         arrival = self.here[kind, rank, micro] = stop + self.costs.send
