@@ -59,6 +59,12 @@ def timetable(name: str, ranks: int, micros: int) -> str:
     return fenced(draw.text(play_costs(schedules.get(name)(ranks, micros), 1.0, 2.0)))
 
 
+def several(name: str, ranks: int, micros: int) -> str:
+    """A timetable of several stages a rank or of weight gradients apart: F, B and W of a stage cost the same."""
+    table = schedules.get(name)(ranks, micros)
+    return fenced(draw.text(play_costs(table, 1.0, 1.0 if table.splits_backward else 2.0, weight=1.0)))
+
+
 def bubbles() -> str:
     """The bubble of 1F1B and what is held, for some sizes, measured on the played timetable."""
 
@@ -168,6 +174,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "1f1b": lambda: timetable("1f1b", 4, 4),
     "1f1b-8": lambda: timetable("1f1b", 4, 8),
     "demo-timetable": lambda: timetable("1f1b", 2, 4),
+    "interleaved": lambda: several("interleaved", 2, 4),
+    "zb1p": lambda: several("zb1p", 4, 4),
+    "zbv": lambda: several("zbv", 2, 4),
     "lowered": lowered,
     "bubbles": bubbles,
     "plan": plan_keys,

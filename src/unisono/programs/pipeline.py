@@ -5,10 +5,12 @@ interpreters, so what is simulated is what runs. Stage s computes from what stag
 (the rank on the `pp` axis) that owns stage s, so a row may own several stages (interleaved, V-shaped).
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from operator import itemgetter
+from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
@@ -38,15 +40,33 @@ class Action:
 
 @dataclass(frozen=True)
 class Timetable:
-    """One row of actions per rank of the pipeline, in the order in which the rank takes them."""
+    """One row of actions per rank of the pipeline, in the order in which the rank takes them.
+
+    `chains` says how many times the whole model is there (DualPipe: twice, once per direction): the stages are as many
+    runs of equal length, one after the other in `placement`, each an own copy of the model that serves its own share of
+    the micro-batches; nothing passes from the last stage of a chain to the first of the next. `overlapped` names the
+    forwards that the rank computes at the same time as the backward (B, and W if apart) directly after them.
+    """
 
     rows: tuple[tuple[Action, ...], ...]
     placement: tuple[int, ...]
     micros: int
+    chains: int = 1
+    overlapped: frozenset[Action] = frozenset()
 
     @property
     def stages(self) -> int:
         return len(self.placement)
+
+    @property
+    def length(self) -> int:
+        """The stages that one micro-batch passes."""
+        return len(self.placement) // self.chains
+
+    def micros_of(self, stage: int) -> range:
+        """The micro-batches that pass a stage: all, or its chain's consecutive share of them."""
+        chain = stage // self.length
+        return range(self.micros * chain // self.chains, self.micros * (chain + 1) // self.chains)
 
     def owned(self, row: int) -> tuple[int, ...]:
         """The stages of one row, ascending."""
@@ -58,8 +78,7 @@ class Timetable:
         return any(action.kind == "W" for row in self.rows for action in row)
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     """An action on the time axis; times in the unit of the costs."""
 
     row: int
@@ -68,14 +87,17 @@ class Placed:
     stop: float
 
 
-def needs(action: Action, stages: int, split: bool = False) -> Iterator[tuple[Kind, int]]:
-    """(kind, stage) of the computations, of the same micro-batch, that must be over before this computation."""
+def needs(action: Action, length: int, split: bool = False) -> Iterator[tuple[Kind, int]]:
+    """(kind, stage) of the computations, of the same micro-batch, that must be over before this computation.
+
+    `length` is the timetable's: the stages of a chain.
+    """
     kind, stage = action.kind, action.stage
-    if kind == "F" and stage > 0:
+    if kind == "F" and stage % length:
         yield "F", stage - 1
     if kind == "B":
         yield "F", stage
-        if stage + 1 < stages:
+        if (stage + 1) % length:
             yield "B", stage + 1
     if kind == "W" and split:
         yield "B", stage
@@ -145,46 +167,33 @@ def play_costs(
     backward: float | Sequence[float] = 1.0,
     send: float = 0.0,
     weight: float | Sequence[float] = 0.0,
+    together: float | None = None,
 ) -> list[Placed]:
     """When each computation runs, given what it costs: an event simulation of the timetable.
 
     `forward`, `backward` and `weight` are the times of F, B and W of one micro-batch, for all stages or per stage;
-    `send` is the time between a message's departure and its arrival, which occupies neither row. Returns the
-    computations in order of their start (the gaps are the bubbles). Raises ValueError if the timetable deadlocks.
+    `send` is the time between a message's departure and its arrival, which occupies neither row. `together` is the
+    time of an overlapped forward and backward: they begin when both can and what they make leaves when both are over;
+    without it they are computed one after the other. Returns the computations in order of their start (the gaps are
+    the bubbles). Raises ValueError if the timetable deadlocks.
     """
-    costs = {
-        "F": _per_stage(forward, timetable.stages),
-        "B": _per_stage(backward, timetable.stages),
-        "W": _per_stage(weight, timetable.stages),
-    }
-    split = timetable.splits_backward
-    rows = [deque(a for a in row if a.kind in COMPUTE) for row in timetable.rows]
-    clock = [0.0] * len(rows)
-    over: dict[tuple[str, int, int], tuple[float, int]] = {}
-    placed: list[Placed] = []
-    moved = True
-    while moved:
-        moved = False
-        for index, row in enumerate(rows):
-            while row:
-                action = row[0]
-                wanted = [
-                    (kind, stage, action.micro) for kind, stage in needs(action, timetable.stages, split)
-                ]
-                if not all(key in over for key in wanted):
-                    break
-                ready = [over[key][0] + (send if over[key][1] != index else 0.0) for key in wanted]
-                start = max(clock[index], *ready) if ready else clock[index]
-                clock[index] = start + costs[action.kind][action.stage]
-                over[action.kind, action.stage, action.micro] = (clock[index], index)
-                placed.append(Placed(index, action, start, clock[index]))
-                row.popleft()
-                moved = True
-    if any(rows):
-        raise ValueError(
-            "the timetable deadlocks: " + ", ".join(f"row {i} at {r[0]}" for i, r in enumerate(rows) if r)
-        )
-    return sorted(placed, key=lambda p: (p.start, p.row))
+    run = _Costed(
+        timetable,
+        {
+            "F": _per_stage(forward, timetable.stages),
+            "B": _per_stage(backward, timetable.stages),
+            "W": _per_stage(weight, timetable.stages),
+        },
+        send,
+        together,
+    )
+    while sum(run.advance(row) for row in range(len(run.rows))):  # every row once a round, not `any`
+        pass
+    stuck = [(i, row[at]) for i, (row, at) in enumerate(zip(run.rows, run.at, strict=True)) if at < len(row)]
+    if stuck:
+        raise ValueError("the timetable deadlocks: " + ", ".join(f"row {i} at {a}" for i, a in stuck))
+    # Rows are ascending in time already, and sorting is stable: this is the order of (start, row).
+    return sorted((p for row in run.placed for p in row), key=itemgetter(2))
 
 
 def bubble(placed: Sequence[Placed], rows: int | None = None) -> float:
@@ -211,9 +220,9 @@ def _per_stage(cost: float | Sequence[float], stages: int) -> Sequence[float]:
 
 def _incoming(timetable: Timetable, action: Action) -> Action | None:
     """The receive that a computation needs first, if its input comes from another row."""
-    if action.kind == "F" and action.stage > 0:
+    if action.kind == "F" and action.stage % timetable.length:
         kind, peer = "RECV_F", timetable.placement[action.stage - 1]
-    elif action.kind == "B" and action.stage + 1 < timetable.stages:
+    elif action.kind == "B" and (action.stage + 1) % timetable.length:
         kind, peer = "RECV_B", timetable.placement[action.stage + 1]
     else:
         return None
@@ -223,9 +232,9 @@ def _incoming(timetable: Timetable, action: Action) -> Action | None:
 
 def _outgoing(timetable: Timetable, action: Action) -> Action | None:
     """The send that follows a computation, if another row uses its result."""
-    if action.kind == "F" and action.stage + 1 < timetable.stages:
+    if action.kind == "F" and (action.stage + 1) % timetable.length:
         kind, peer = "SEND_F", timetable.placement[action.stage + 1]
-    elif action.kind == "B" and action.stage > 0:
+    elif action.kind == "B" and action.stage % timetable.length:
         kind, peer = "SEND_B", timetable.placement[action.stage - 1]
     else:
         return None
@@ -258,7 +267,9 @@ def _miscounted(timetable: Timetable) -> list[str]:
     counts: dict[tuple[str, int, int], int] = {}
     for index, row in enumerate(timetable.rows):
         for action in row:
-            if not (0 <= action.stage < timetable.stages and 0 <= action.micro < timetable.micros):
+            if not 0 <= action.stage < timetable.stages or action.micro not in timetable.micros_of(
+                action.stage
+            ):
                 problems.append(f"row {index} has {action}, which does not exist")
             elif timetable.placement[action.stage] != index:
                 problems.append(
@@ -269,7 +280,7 @@ def _miscounted(timetable: Timetable) -> list[str]:
                 counts[key] = counts.get(key, 0) + 1
     for kind in ("F", "B", "W") if timetable.splits_backward else ("F", "B"):
         for stage in range(timetable.stages):
-            for micro in range(timetable.micros):
+            for micro in timetable.micros_of(stage):
                 times = counts.get((kind, stage, micro), 0)
                 if times != 1:
                     problems.append(f"{kind}{stage}.{micro} happens {times} times")
@@ -283,7 +294,7 @@ def _disordered(timetable: Timetable) -> list[str]:
     for index, row in enumerate(timetable.rows):
         at = {(a.kind, a.stage, a.micro): i for i, a in enumerate(row)}
         for i, action in enumerate(row):
-            for kind, stage in needs(action, timetable.stages, split):
+            for kind, stage in needs(action, timetable.length, split):
                 if at.get((kind, stage, action.micro), -1) > i:
                     problems.append(f"row {index} has {action} before {kind}{stage}.{action.micro}")
     return problems
@@ -321,3 +332,80 @@ class _Run:
                 wire.popleft()
             self.at[row] += 1
         return self.at[row] > begin
+
+
+class _Costed:
+    """Rows played against the clock; `advance` takes one row as far as what the others made by now lets it come."""
+
+    def __init__(
+        self, timetable: Timetable, costs: dict[str, Sequence[float]], send: float, together: float | None
+    ) -> None:
+        stages, owner, length = range(timetable.stages), timetable.placement, timetable.length
+        self.rows = [[a for a in row if a.kind in COMPUTE] for row in timetable.rows]
+        self.at = [0] * len(self.rows)
+        self.clock = [0.0] * len(self.rows)
+        self.placed: list[list[Placed]] = [[] for _ in self.rows]
+        self.costs, self.length, self.together = costs, length, together
+        self.overlapped = timetable.overlapped if together is not None else frozenset[Action]()
+        # When each computation is over; infinity until then. And how much later its result is at the next stage.
+        self.over = {kind: [[math.inf] * timetable.micros for _ in stages] for kind in COMPUTE}
+        self.down = [send if s % length and owner[s] != owner[s - 1] else 0.0 for s in stages]
+        self.up = [send if (s + 1) % length and owner[s] != owner[s + 1] else 0.0 for s in stages]
+
+    def advance(self, index: int) -> bool:
+        """Whether the row came further."""
+        row, begin, now, ready = self.rows[index], self.at[index], self.clock[index], self._ready
+        place, over, costs, overlapped = self.placed[index].append, self.over, self.costs, self.overlapped
+        at, end = begin, len(row)
+        while at < end:
+            action = row[at]
+            if overlapped and action in overlapped:
+                taken, now = self._overlap(index, at, now)
+                if not taken:
+                    break
+                at += taken
+                continue
+            kind, stage, micro = action.kind, action.stage, action.micro
+            start = ready(kind, stage, micro)
+            if start == math.inf:
+                break
+            if start < now:
+                start = now
+            over[kind][stage][micro] = now = start + costs[kind][stage]
+            place(Placed(index, action, start, now))
+            at += 1
+        self.at[index], self.clock[index] = at, now
+        return at > begin
+
+    def _ready(self, kind: Kind, stage: int, micro: int) -> float:
+        """When everything is here that a computation needs."""
+        if kind == "F":
+            return self.over["F"][stage - 1][micro] + self.down[stage] if stage % self.length else 0.0
+        if kind == "W":
+            return self.over["B"][stage][micro]
+        own = self.over["F"][stage][micro]
+        if (stage + 1) % self.length:
+            return max(own, self.over["B"][stage + 1][micro] + self.up[stage])
+        return own
+
+    def _overlap(self, index: int, at: int, now: float) -> tuple[int, float]:
+        """Places a forward and the backward beside it; how many actions that are (0: not yet) and when they are over.
+
+        They are drawn one after the other, each with its share of the time, so that busy time adds up; but what they
+        make leaves at the end of both.
+        """
+        first, second, *rest = self.rows[index][at : at + 3]
+        group = [first, second]
+        if rest and rest[0] == Action("W", second.stage, second.micro):
+            group += rest
+        start = max(now, *(self._ready(a.kind, a.stage, a.micro) for a in group[:2]))
+        if start == math.inf or self.together is None:
+            return 0, now
+        costs = [self.costs[a.kind][a.stage] for a in group]
+        share = self.together / (sum(costs) or 1.0)
+        stop, begin = start + self.together, start
+        for action, cost in zip(group, costs, strict=True):
+            self.over[action.kind][action.stage][action.micro] = stop
+            self.placed[index].append(Placed(index, action, begin, begin + cost * share))
+            begin += cost * share
+        return len(group), stop

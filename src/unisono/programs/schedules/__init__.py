@@ -6,6 +6,7 @@ Options follow colons and become keyword arguments (`interleaved:v=2`).
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 
@@ -48,5 +49,18 @@ def get(text: str) -> Schedule:
         key, _, value = option.partition("=")
         if not (key.isidentifier() and value.isdigit()):
             raise UsageError(f"schedule option {option!r} is not KEY=NUMBER", where=f"schedule={text}")
+        if key not in _options(schedule):
+            takes = ", ".join(_options(schedule)) or "none"
+            raise UsageError(
+                f"schedule {name} takes no option {key}",
+                where=f"schedule={text}",
+                fix=f"its options: {takes}",
+            )
         keywords[key] = int(value)
     return functools.partial(schedule, **keywords) if keywords else schedule
+
+
+def _options(schedule: Schedule) -> list[str]:
+    """The whole numbers that a plan may give a schedule, beside those that it always gives."""
+    parameters = inspect.signature(schedule).parameters.values()
+    return [p.name for p in parameters if p.annotation is int and p.default is not p.empty]
