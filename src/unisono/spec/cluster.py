@@ -3,7 +3,7 @@
 Units: FLOP/s, bytes, bytes per second in one direction, seconds, currency per device-hour.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -100,16 +100,15 @@ class Cluster:
         """Devices of one node: what the innermost level connects."""
         return min(self.links[0].size, self.devices) if self.links else self.devices
 
-    def levels(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """How many ways a group splits at each level: (members in one node, nodes, ...), their product its size.
+    def levels(self, stride: int, size: int) -> tuple[int, ...]:
+        """How many ways a group of `size` ranks, `stride` apart, splits at each level, the innermost first.
 
-        A group that lies unevenly is rounded up to its fullest block.
+        (members in one node, nodes, …); their product is the group's size, rounded up where it lies unevenly.
         """
-        splits, blocks = [], [(rank,) for rank in ranks]
+        splits, left, step = [], size, stride
         for link in self.links:
-            grouped: dict[int, list[int]] = {}
-            for block in blocks:
-                grouped.setdefault(block[0] // link.size, []).append(block[0])
-            splits.append(max(len(members) for members in grouped.values()))
-            blocks = [(members[0],) for members in grouped.values()]
+            here = min(left, max(1, link.size // step))
+            splits.append(here)
+            left = -(-left // here)
+            step = max(step * here, link.size)
         return tuple(splits)

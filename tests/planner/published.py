@@ -1,0 +1,149 @@
+"""Published measurements as rows that the planner can price; shared by the tests and by benchmarks/accuracy.py.
+
+The files carry their sources and licences in their first lines. They are the rows that constants may be fitted to.
+"""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+from unisono.plan import Plan
+from unisono.planner.calibrate import Row
+from unisono.planner.clusters import cluster
+from unisono.spec.transformer import Transformer
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
+# MPT's sizes by name: layers, heads, width (MosaicML, llm-foundry, 2023).
+MPT = {
+    "125m": (12, 12, 768), "350m": (24, 16, 1024), "760m": (24, 12, 1536), "1b": (24, 16, 2048),
+    "3b": (32, 20, 2560), "7b": (32, 32, 4096), "13b": (40, 40, 5120),
+}  # fmt: skip
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (FIXTURES / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def gpt(
+    layers: int,
+    heads: int,
+    width: int,
+    context: int,
+    vocab: int = 51200,
+    noisy: bool = True,
+    bias: bool = True,
+) -> Transformer:
+    """A GPT of the usual proportions. vocab: that of GPT-2, rounded up as Megatron does."""
+    return Transformer(layers, heads, width, context, vocab, heads, 4 * width, noisy=noisy, bias=bias)
+
+
+def korthikanti() -> list[Row]:
+    """Table 5: 22B to 1T on Selene, full recomputation, and selective with sequence parallelism."""
+    rows = []
+    for r in table("korthikanti_table5_iteration.csv"):
+        model = gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), 2048)
+        v, micro = int(r["interleave"]), int(r["micro_batch"])
+        schedule = "1f1b" if v == 1 else f"interleaved:v={v}"
+        for mode, column, shared in (
+            ("full", "iter_s_full", False),
+            ("selective", "iter_s_selective_sp", True),
+        ):
+            plan = Plan(tp=int(r["tp"]), pp=int(r["pp"]), schedule=schedule, precision="fp16", recompute=mode)
+            rows.append(
+                Row(model, plan, cluster(f"dgx-a100:{int(r['gpus']) // 8}"), micro,
+                    int(r["global_batch"]) // micro, float(r[column]), r["model"],
+                    (("sequence_parallel", shared),))
+            )  # fmt: skip
+    return rows
+
+
+def _vtrain(name: str) -> list[Row]:
+    rows = []
+    for r in table(name):
+        model = gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), int(r["seq_len"]))
+        plan = Plan(dp=int(r["dp"]), tp=int(r["tp"]), pp=int(r["pp"]), precision="fp16", recompute="full")
+        nodes, micro, batch = max(1, int(r["gpus"]) // 8), int(r["micro_batch"]), int(r["global_batch"])
+        group = " ".join(r[key] for key in ("hidden", "layers", "gpus", "global_batch"))
+        rows.append(
+            Row(model, plan, cluster(f"a100-800g:{nodes}"), micro, batch // micro // plan.dp,
+                float(r["iter_ms"]) / 1e3, group)
+        )  # fmt: skip
+    return rows
+
+
+def vtrain_multi() -> list[Row]:
+    """3.6B and 39.1B on 64 and 512 A100."""
+    return _vtrain("vtrain_multi_calibration.csv")
+
+
+def vtrain_single() -> list[Row]:
+    """250 small models and plans on one node, most of them bound by the host."""
+    return _vtrain("vtrain_single_calibration.csv")
+
+
+def mosaic() -> list[Row]:
+    """MPT under FSDP on eight A100 of 40 GB."""
+    rows = []
+    for r in table("mosaic_llmfoundry_fsdp.csv"):
+        model = gpt(*MPT[r["model"]], int(r["seq_len"]), vocab=50368, noisy=False, bias=False)
+        plan = Plan(
+            shard=int(r["gpus"]), zero=3 if r["sharding"] == "FULL_SHARD" else 2, precision="bf16",
+            recompute="full" if r["act_ckpt"] == "True" else "none",
+        )  # fmt: skip
+        seconds = float(r["global_batch"]) * float(r["seq_len"]) / float(r["tokens_s"])
+        rows.append(
+            Row(model, plan, cluster("a100-40gb"), int(r["micro_batch"]), int(r["grad_accum"]), seconds,
+                r["model"])
+        )  # fmt: skip
+    return rows
+
+
+def sc21() -> list[Row]:
+    """Two rows of Table 1, not fitted to: 18.4B and 145.6B on Selene, a year older than Korthikanti's."""
+    rows = []
+    for r in table("sc21_table1.csv"):
+        v, pp, micro, dp = int(r["vpp_chunks"]), int(r["pp"]), int(r["micro_batch"]), int(r["dp"])
+        schedule = "1f1b" if v == 1 or pp == 1 else f"interleaved:v={v}"
+        plan = Plan(dp=dp, tp=int(r["tp"]), pp=pp, schedule=schedule, precision="fp16", recompute="full")
+        rows.append(
+            Row(gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), 2048), plan,
+                cluster(f"dgx-a100:{int(r['gpus']) // 8}"), micro, int(r["global_batch"]) // dp // micro,
+                float(r["step_time_s_derived"]), r["params_b"], (("sequence_parallel", False),))
+        )  # fmt: skip
+    return rows
+
+
+def megatron_h100() -> list[Row]:
+    """Three rows of the Megatron-LM read-me's table of 2024; micro-batches and chunks are not printed.
+
+    Assumed: micro-batch 2 without a pipeline; 1 and four chunks a rank with one.
+    """
+    rows = []
+    for r in table("megatron_core_h100_2024.csv"):
+        model = gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), 4096, vocab=131072, noisy=False)
+        dp, pp = int(r["dp"]), int(r["pp"])
+        micro = 2 if pp == 1 else 1
+        schedule = "interleaved:v=4" if pp > 1 else "1f1b"
+        plan = Plan(dp=dp, tp=int(r["tp"]), pp=pp, schedule=schedule, precision="bf16")
+        batch = int(r["global_batch"])
+        seconds = model.step_flops(batch) / (float(r["gpus"]) * float(r["tflops_per_gpu"]) * 1e12)
+        rows.append(
+            Row(model, plan, cluster(f"dgx-h100:{int(r['gpus']) // 8}"), micro, batch // dp // micro, seconds,
+                r["params_b"])
+        )  # fmt: skip
+    return rows
+
+
+# Set: its rows, the stack that prices it, the constants that were fitted to it.
+SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
+    "korthikanti table 5": (korthikanti, "megatron-2022", ("matmul", "tp_bus", "p2p")),
+    "vtrain single-node": (
+        vtrain_single, "megatron-deepspeed-node",
+        ("matmul", "elementwise", "tp_bus", "launch", "collective", "micro"),
+    ),
+    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "tp_bus", "micro")),
+    "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "step")),
+    "sc21 table 1": (sc21, "megatron-2021", ()),
+    "megatron h100": (megatron_h100, "megatron-2024", ()),
+}  # fmt: skip
