@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from unisono.plan import Plan
+from unisono.planner import memory
 from unisono.planner.calibrate import Row
 from unisono.planner.clusters import cluster
-from unisono.spec.transformer import Transformer
+from unisono.planner.timetables import in_flight
+from unisono.spec.transformer import Transformer, block_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 # MPT's sizes by name: layers, heads, width (MosaicML, llm-foundry, 2023).
@@ -147,3 +149,65 @@ SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
     "sc21 table 1": (sc21, "megatron-2021", ()),
     "megatron h100": (megatron_h100, "megatron-2024", ()),
 }  # fmt: skip
+
+
+# Layers, heads, width, tp, pp, micro-batch, chunks: Korthikanti et al., 2022, table 3.
+KORTHIKANTI = {
+    "22B": (48, 64, 6144, 8, 1, 4, 1), "175B": (96, 96, 12288, 8, 8, 1, 3),
+    "530B": (105, 128, 20480, 8, 35, 1, 3), "1T": (128, 160, 25600, 8, 64, 1, 1),
+}  # fmt: skip
+# Figure: whether with sequence parallelism, what is computed again.
+MODES = {
+    "none": (False, "none"), "sequence": (True, "none"), "selective": (False, "selective"),
+    "selective_sp": (True, "selective"), "full": (False, "full"),
+}  # fmt: skip
+ZERO_SIZES = {"7.5B": 7.5e9, "128B": 128e9, "1T": 1e12}
+
+
+def korthikanti_memory(name: str, quantity: str) -> float:
+    """What the planner says to one line of the figures: GiB, or per cent of the baseline."""
+    layers, heads, width, tp, pp, micro, v = KORTHIKANTI[name]
+    model = gpt(layers, heads, width, 2048)
+    plan = Plan(tp=tp, pp=pp, precision="fp16", schedule="1f1b" if v == 1 else f"interleaved:v={v}")
+
+    def kept(mode: str) -> float:
+        shared, recompute = MODES[mode]
+        return block_bytes(
+            model, micro_batch=micro, tp=tp, sequence_parallel=shared, fused=False, recompute=recompute
+        )
+
+    if quantity == "params_optimizer_gib":
+        blocks, _ = memory.row_parameters(model, plan, 0)
+        return sum(memory.states(blocks, shard=1, zero=3, precision="fp16", grad_bytes=4)) / 2**30
+    share = quantity.removeprefix("activation_pct_of_tp_baseline_")
+    if share != quantity:
+        return 100.0 * kept(share) / kept("none")
+    held = in_flight(plan.schedule, 0, pp, 10**6) * layers / pp
+    return held * kept(quantity.removeprefix("activations_").removesuffix("_gib")) / 2**30
+
+
+def zero_states(row: dict[str, str], zero: int) -> float:
+    """GB of a rank's weights, gradients and optimiser in a row of ZeRO's table 1."""
+    size, ranks = ZERO_SIZES[row["model"]], int(row["dp_degree"])
+    return sum(memory.states(size, shard=ranks, zero=zero, precision="fp16", grad_bytes=2)) / 1e9
+
+
+def zero_rounded(value: float, printed: str) -> float:
+    """The value with the digits that the table prints, cut or rounded: the table does both."""
+    digits = len(printed.partition(".")[2])
+    cut = int(value * 10**digits + 1e-9) / 10**digits
+    return cut if cut == float(printed) else round(value + 1e-9, digits)
+
+
+def memory_pairs() -> dict[str, list[tuple[float, float]]]:
+    """(ours, theirs) of the memory sets."""
+    zero = [
+        (zero_rounded(zero_states(row, stage), row[f"stage{stage}_gb"]), float(row[f"stage{stage}_gb"]))
+        for row in table("zero_table1_memory.csv")
+        for stage in (1, 2, 3)
+    ]
+    figures = [
+        (korthikanti_memory(row["model"], row["quantity"]), float(row["value"]))
+        for row in table("korthikanti_memory_fig1_fig7.csv")
+    ]
+    return {"zero table 1, printed digits": zero, "korthikanti figures 1 and 7": figures}

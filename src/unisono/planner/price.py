@@ -101,14 +101,10 @@ def price(
     work = [f + b for f, b in zip(each.forward, each.backward, strict=True)]
     slowest, v = max(work), chunks(plan.schedule)
     mean_f, mean_b = sum(each.forward) / plan.pp, sum(each.backward) / plan.pp
-    weight = (
-        (each.block_backward.device - each.block_forward.device)
-        / 2
-        / max(each.block_backward.total, 1e-12)
-        * mean_b
-    )
-    bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, max(0.0, weight))
+    # Towards the weights a backward pass has the forward pass's products.
+    bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, min(mean_f, mean_b / 2))
     messages = 2 * each.send * ((micros if plan.pp > 1 else 0) * v + plan.pp - 1)
+    messages += _tied(model, plan, cluster, stack)
     data = _data(model, plan, cluster, stack, each.backward)
     optimizer = _optimizer(model, plan, cluster, stack)
     fixed = stack.step + stack.micro * micros
@@ -150,6 +146,14 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     stride = plan.dp * plan.shard * plan.cp * plan.tp
     moved = _message_bytes(model, plan, stack, micro_batch)
     return message(cluster, stride, moved, stack.p2p)
+
+
+def _tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
+    """Seconds in which the first and the last stage sum the gradients of the weight that they share."""
+    if not model.tied or plan.pp == 1:
+        return 0.0
+    moved = model.stem_parameters[0] / plan.tp * stack.reduce_bytes
+    return message(cluster, plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1), moved, stack.dp_bus)
 
 
 def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> float:
@@ -196,7 +200,7 @@ def _shard_traffic(
 def _data(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, backward: tuple[float, ...]
 ) -> Traffic:
-    """Gradients meeting on dp (and on shard below zero=3), and a tied weight's two ends."""
+    """Gradients meeting on dp, and on shard below zero=3."""
     blocks, ends = row_parameters(model, plan, 0)
     stride = plan.cp * plan.tp
     moved = (blocks + ends) * stack.reduce_bytes
@@ -213,14 +217,6 @@ def _data(
     # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
     cover = min(backward) / chunks(plan.schedule)
     exposed = max(seconds * (1.0 - stack.dp_hidden), seconds - cover)
-    if model.tied and plan.pp > 1:
-        far = message(
-            cluster,
-            stride * plan.dp * plan.shard * (plan.pp - 1),
-            model.stem_parameters[0] / plan.tp * stack.reduce_bytes,
-            stack.dp_bus,
-        )
-        exposed, seconds = exposed + far, seconds + far
     return Traffic(sent, seconds, exposed)
 
 
