@@ -119,7 +119,7 @@ def sc21() -> list[Row]:
 def megatron_h100() -> list[Row]:
     """Three rows of the Megatron-LM read-me's table of 2024; micro-batches and chunks are not printed.
 
-    Assumed: micro-batch 2 without a pipeline; 1 and four chunks a rank with one.
+    Assumed: micro-batch 2 without a pipeline; 1 and four chunks a rank with one; Megatron's distributed optimiser.
     """
     rows = []
     for r in table("megatron_core_h100_2024.csv"):
@@ -127,7 +127,7 @@ def megatron_h100() -> list[Row]:
         dp, pp = int(r["dp"]), int(r["pp"])
         micro = 2 if pp == 1 else 1
         schedule = "interleaved:v=4" if pp > 1 else "1f1b"
-        plan = Plan(dp=dp, tp=int(r["tp"]), pp=pp, schedule=schedule, precision="bf16")
+        plan = Plan(shard=dp, zero=1, tp=int(r["tp"]), pp=pp, schedule=schedule, precision="bf16")
         batch = int(r["global_batch"])
         seconds = model.step_flops(batch) / (float(r["gpus"]) * float(r["tflops_per_gpu"]) * 1e12)
         rows.append(

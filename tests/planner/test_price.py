@@ -21,9 +21,18 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
         got = price(
             row.model, row.plan, row.cluster, stack(named), micro_batch=row.micro_batch, micros=row.micros
         )
-        parts = got.arithmetic + got.kernels + got.host + got.idle + got.optimizer + got.fixed + got.exposed
+        parts = (
+            got.arithmetic
+            + got.kernels
+            + got.host
+            + got.idle
+            + got.uneven
+            + got.optimizer
+            + got.fixed
+            + got.exposed
+        )
         assert parts == pytest.approx(got.step)
-        assert min(got.arithmetic, got.kernels, got.idle, got.optimizer) >= 0.0
+        assert min(got.arithmetic, got.kernels, got.idle, got.uneven, got.optimizer) >= 0.0
         assert got.host >= -1e-9 * got.step
         for traffic in got.comm.values():
             assert 0.0 <= traffic.exposed <= traffic.seconds * (1 + 1e-9)

@@ -105,13 +105,16 @@ def again(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, recompute: s
     return Pass()
 
 
-def head(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+def head(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward: bool) -> float:
     """Seconds of the classifier and the loss for one micro-batch."""
     tokens = dealt.micro_batch * model.context / dealt.cp
     columns = model.vocab / dealt.tp
     one = matmul(on, tokens, model.d_model, columns)
-    # The loss reads and writes the logits in fp32 a few times.
-    return (2 * one if backward else one) + elementwise(on, tokens * columns * (6 if backward else 14))
+    if stack.fused_loss:  # cast, and one kernel; their gradient
+        moved = 6 if backward else 14
+    else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
+        moved = 14 if backward else 38
+    return (2 * one if backward else one) + elementwise(on, tokens * columns * moved)
 
 
 def stem(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:

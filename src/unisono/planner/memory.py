@@ -175,7 +175,7 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
             shard = plan.dp * plan.shard
             if plan.shard == 1 or shard > plan.shard:
                 yield (
-                    f"shard={shard} zero={zero}",
+                    f"dp=1 shard={shard} zero={zero}",
                     replace(plan, dp=1, shard=shard, zero=zero),
                     micro_batch,
                     micros,

@@ -31,7 +31,8 @@ class Price:
     """Seconds of a step, taken apart. The parts add up to `step`.
 
     arithmetic: matrix products. kernels: what else the device computes. host: waiting for kernels to be started.
-    idle: the timetable's bubble and what uneven stages cost. comm: by axis. optimizer, fixed: per step.
+    idle: the timetable's bubble. uneven: what the busiest row computes beyond the mean. comm: by axis. optimizer,
+    fixed: per step. Not a part: busiest, seconds in which the busiest row computes.
     """
 
     step: float
@@ -39,6 +40,8 @@ class Price:
     kernels: float
     host: float
     idle: float
+    uneven: float
+    busiest: float
     optimizer: float
     fixed: float
     comm: dict[str, Traffic] = field(default_factory=dict)
@@ -77,7 +80,7 @@ def rows(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_b
     mode = "full" if plan.recompute == "auto" else plan.recompute
     back = block.backward(model, stack, on, dealt) + block.again(model, stack, on, dealt, mode)
     stem = [block.stem(model, on, dealt, backward=way) for way in (False, True)]
-    head = [block.head(model, on, dealt, backward=way) for way in (False, True)]
+    head = [block.head(model, stack, on, dealt, backward=way) for way in (False, True)]
     fore, hind = [], []
     gathered = _gathered(model, plan, cluster, stack, ahead.total, back.total)
     for row in range(plan.pp):
@@ -108,7 +111,7 @@ def price(
     data = _data(model, plan, cluster, stack, each.backward)
     optimizer = _optimizer(model, plan, cluster, stack)
     fixed = stack.step + stack.micro * micros
-    step = micros * slowest + bubble + messages + data.exposed + optimizer + fixed
+    step = micros * slowest + bubble + messages + sum(t.exposed for t in data.values()) + optimizer + fixed
 
     layers = model.n_layer / plan.pp * micros
     passes = each.block_forward + each.block_backward
@@ -125,14 +128,16 @@ def price(
         "tp": tensor,
         "pp": Traffic(_message_bytes(model, plan, stack, micro_batch) * 2 * v * micros, messages, messages),
     }
-    comm |= {"dp": data, "shard": shard}
+    comm |= {"shard": shard} | data
     comm = {axis: traffic for axis, traffic in comm.items() if getattr(plan, axis) > 1}
     return Price(
         step=step,
         arithmetic=passes.arithmetic * layers,
         kernels=on_device - passes.arithmetic * layers + ends,
         host=started,
-        idle=bubble + micros * (slowest - sum(work) / plan.pp),
+        idle=bubble,
+        uneven=micros * (slowest - sum(work) / plan.pp),
+        busiest=micros * slowest,
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
@@ -199,25 +204,25 @@ def _shard_traffic(
 
 def _data(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, backward: tuple[float, ...]
-) -> Traffic:
-    """Gradients meeting on dp, and on shard below zero=3."""
+) -> dict[str, Traffic]:
+    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
     blocks, ends = row_parameters(model, plan, 0)
     stride = plan.cp * plan.tp
     moved = (blocks + ends) * stack.reduce_bytes
-    sent = seconds = 0.0
+    parts: dict[str, tuple[float, float]] = {}  # axis: bytes sent, seconds
     if plan.shard > 1 and plan.zero < 3:
         net = bus(cluster, stride, plan.shard, stack.dp_bus)
-        item = ITEM[plan.precision]
-        seconds += net.gather(moved) + net.gather((blocks + ends) * item)
-        sent += net.sent(moved)
+        updated = (blocks + ends) * ITEM[plan.precision]  # weights are gathered after the update
+        parts["shard"] = (net.sent(moved + updated) / 2, net.gather(moved) + net.gather(updated))
     if plan.dp > 1:
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        seconds += net.all_reduce(moved / plan.shard)
-        sent += net.sent(moved / plan.shard)
+        owned = moved / plan.shard
+        parts["dp"] = (net.sent(owned), net.all_reduce(owned))
+    seconds = sum(part[1] for part in parts.values())
     # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
     cover = min(backward) / chunks(plan.schedule)
-    exposed = max(seconds * (1.0 - stack.dp_hidden), seconds - cover)
-    return Traffic(sent, seconds, exposed)
+    share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
+    return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
 
 
 def _optimizer(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:

@@ -14,7 +14,8 @@ from unisono.spec.errors import UsageError
 class Stack:
     """Constants of one piece of training software on one generation of devices.
 
-    Habits: fused_attention (scores are never written), sequence_parallel (norms and dropout are dealt over tp),
+    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits
+    in one kernel), sequence_parallel (norms and dropout are dealt over tp),
     scatter_gather (stages send 1/tp each), grad_bytes (an element of the gradients that add up), reduce_bytes (an
     element as it crosses dp).
 
@@ -26,11 +27,12 @@ class Stack:
 
     Seconds: launch (host, per kernel), collective (added per tp collective), micro (per micro-batch), step
     (per step).
-    slack: of what is allocated, what the allocator holds beside it.
+    slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds.
     """
 
     name: str = "plain"
     fused_attention: bool = True
+    fused_loss: bool = True
     sequence_parallel: bool = True
     scatter_gather: bool = True
     grad_bytes: int = 4
@@ -50,10 +52,11 @@ class Stack:
     micro: float = 0.0
     step: float = 0.02
     slack: float = 0.04
+    error: float = 0.15
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
-FLAGS = ("fused_attention", "sequence_parallel", "scatter_gather")
+FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather")
 COUNTS = ("grad_bytes", "reduce_bytes")
 _SECONDS_US = ("launch", "collective", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "sources"))
