@@ -29,10 +29,14 @@ def test_prices_are_as_right_as_they_were(name: str) -> None:
     assert got.rank is None or got.rank >= least, got
 
 
-def test_a_fit_to_some_rows_holds_for_the_others() -> None:
-    read, named, constants = published.SETS["mosaic fsdp"]
-    _, wrong = sampled(read(), stack(named), constants, 23)
-    assert sum(map(abs, wrong)) / len(wrong) <= 0.05
+@pytest.mark.parametrize(
+    ("name", "count", "mean", "median"),
+    [("mosaic fsdp", 23, 5.0, 4.0), ("vtrain single-node", 50, 7.0, 4.5)],
+)
+def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: float, median: float) -> None:
+    read, named, constants = published.SETS[name]
+    got = summary(*sampled(read(), stack(named), constants, count))
+    assert got.mean <= mean and got.median <= median, got
 
 
 def test_every_set_is_held_and_few_constants_are_fitted() -> None:
