@@ -120,6 +120,7 @@ def megatron_h100() -> list[Row]:
     """Three rows of the Megatron-LM read-me's table of 2024; micro-batches and chunks are not printed.
 
     Assumed: micro-batch 2 without a pipeline; 1 and four chunks a rank with one; Megatron's distributed optimiser.
+    The assumptions were made with the rows in view, so this set says little; it is shown because it is weak.
     """
     rows = []
     for r in table("megatron_core_h100_2024.csv"):
