@@ -5,7 +5,7 @@ PIP = .venv/bin/pip install -qq --disable-pip-version-check
 PYTEST = .venv/bin/python -m pytest
 ARGS ?=
 
-.PHONY: help setup demo test test-all test-gpu check fmt bench clean
+.PHONY: help setup demo test test-all test-gpu check fmt bench accuracy clean
 
 help:
 	@echo "make demo      train a small GPT on 4 processes, in about a minute; ends with a report"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
 	@echo "make check     format, lint, types, floors      make fmt  put the format right"
 	@echo "make bench     tokens per second, beside plain PyTorch"
+	@echo "make accuracy  the planner's prices, beside published measurements"
 
 setup: .venv/ready
 
@@ -49,6 +50,9 @@ fmt: .venv/ready
 
 bench: .venv/ready
 	.venv/bin/python benchmarks/step.py $(ARGS)
+
+accuracy: .venv/ready
+	.venv/bin/python benchmarks/accuracy.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

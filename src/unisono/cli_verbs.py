@@ -15,7 +15,6 @@ _KEYS = "any key of the recipe can be set: --train.steps 100, --model.n_layer=8,
     "all keys with their values: unisono config show"  # fmt: skip
 LATER = {
     "plan": "rank the legal plans for a cluster",
-    "simulate": "price one plan on a cluster: time, bytes, memory",
     "bench": "measure this machine, beside its peers",
     "dash": "watch a run in the browser",
     "launch": "start a run on slurm, k8s, ray or over ssh",
@@ -263,6 +262,36 @@ def _export(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     return result
 
 
+# --- simulate --------------------------------------------------------------------------------------------------------
+
+
+def _simulate_parser() -> Parser:
+    parser = _recipe_parser("simulate", "Prices one plan on a cluster: time, bytes, memory; nothing is run.")
+    parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=8 tp=8 pp=16"')
+    parser.add_argument(
+        "--cluster", metavar="C", default="laptop", help="dgx-a100:64 (nodes after the colon) or FILE.toml"
+    )
+    parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+    return parser
+
+
+def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
+    from unisono import config
+
+    flags, rest = config.split_flags(words)
+    given = _simulate_parser().read(rest)
+    got = loaded(call, given.file, given.demo, flags)
+    from unisono.commands import simulate
+
+    ask = simulate.question(got, given.cluster, given.stack)
+    if given.dry_run:
+        call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
+        return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
+    result, page = simulate.run(ask)
+    call.say(page)
+    return result
+
+
 # --- later -----------------------------------------------------------------------------------------------------------
 
 
@@ -295,5 +324,6 @@ VERBS = (
     Verb("report", "draw where a run's time and bytes went", _report_parser, _report),
     Verb("doctor", "look over this machine", _doctor_parser, _doctor, failed=4),
     Verb("export", "write a run's weights for other programs", _export_parser, _export),
+    Verb("simulate", "price one plan on a cluster: time, bytes, memory", _simulate_parser, _simulate),
     *(_later(name) for name in LATER),
 )

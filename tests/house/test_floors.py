@@ -54,7 +54,9 @@ def test_recipes_are_judged_without_torch(words: list[str]) -> None:
     assert seconds < 1.0
 
 
-@pytest.mark.parametrize("package", ["spec", "programs", "plan", "config", "observe", "report", "launch"])
+@pytest.mark.parametrize(
+    "package", ["spec", "programs", "plan", "config", "observe", "report", "planner", "launch"]
+)
 def test_these_import_no_torch(package: str) -> None:
     files = [f for f in FILES if f.is_relative_to(SOURCE / package) and "rank" not in f.stem]
     names = [

@@ -1,0 +1,162 @@
+"""Clusters by name (`laptop`, `dgx-a100:64`: nodes after the colon) or from a user's TOML file."""
+
+from functools import cache
+from pathlib import Path
+
+from unisono.plan.grammar import meant
+from unisono.planner.tables import Table, bundled, from_file, inherited
+from unisono.spec.cluster import Cluster, Device, Link
+from unisono.spec.errors import UsageError
+
+_DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "like")
+_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
+_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like")
+
+
+def cluster(text: str) -> Cluster:
+    """A cluster by built-in name or file. Raises UsageError, with file and line for what is wrong in a file."""
+    if text.endswith(".toml") or "/" in text:
+        return _from_file(Path(text))
+    name, colon, nodes = text.partition(":")
+    table = bundled("clusters.toml")
+    if name not in table.values:
+        what = f"no cluster is called {name!r}{meant(name, tuple(table.values))}"
+        raise UsageError(
+            what, where="--cluster", fix=f"one of {' '.join(table.values)}, or FILE.toml", code="C21"
+        )
+    if colon and not (nodes.isascii() and nodes.isdigit() and int(nodes) > 0):
+        what = f"{text}: {nodes!r} is not a number of nodes"
+        raise UsageError(what, where="--cluster", fix=f"{name}:8", code="C21")
+    return _cluster(inherited(table, name), name, int(nodes) if colon else None)
+
+
+def device(name: str) -> Device:
+    """A built-in device. Raises UsageError."""
+    table = bundled("devices.toml")
+    if name not in table.values:
+        what = f"no device is called {name!r}{meant(name, tuple(table.values))}"
+        raise UsageError(what, where="device", fix=f"one of: {' '.join(table.values)}", code="C21")
+    return _device(inherited(table, name), name)
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Built-in clusters."""
+    return tuple(bundled("clusters.toml").values)
+
+
+def _from_file(path: Path) -> Cluster:
+    table = from_file(path)
+    if "like" not in table.values:
+        return _cluster(table, path.stem, None)
+    table.known(_CLUSTER)
+    base = bundled("clusters.toml")
+    like = table.text("like")
+    if like not in base.values:
+        what = f"like: no cluster is called {like!r}{meant(like, tuple(base.values))}"
+        raise table.wrong(what, "like", f"one of: {' '.join(base.values)}")
+    values = {**inherited(base, like).values, **{k: v for k, v in table.values.items() if k != "like"}}
+    return _cluster(Table(values, table.lines, (), table.name), path.stem, None)
+
+
+def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
+    table.known(_CLUSTER)
+    count = nodes or table.count("nodes", 1)
+    node = table.count("node", 1)
+    if not count or not node:
+        raise table.wrong("a cluster has at least one node of one device", "nodes", "nodes = 1")
+    total = count * node
+    cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
+    return Cluster(
+        name=table.text("name", name) + (f":{count}" if count > 1 else ""),
+        device=_named_device(table),
+        devices=total,
+        links=_links(table, total),
+        stack=table.text("stack", "plain"),
+        cost_per_hour=cost[0] if cost else None,
+        sources={"cost_per_hour": cost[1]} if cost else {},
+    )
+
+
+def _named_device(table: Table) -> Device:
+    if isinstance(table.values.get("device"), dict):
+        own = table.table("device")
+        if "like" not in own.values:
+            return _device(own, "device")
+        own.known(_DEVICE)
+        all_of = bundled("devices.toml")
+        like = own.text("like")
+        if like not in all_of.values:
+            what = f"like: no device is called {like!r}{meant(like, tuple(all_of.values))}"
+            raise own.wrong(what, "like", f"one of: {' '.join(all_of.values)}")
+        values = {**inherited(all_of, like).values, **{k: v for k, v in own.values.items() if k != "like"}}
+        return _device(Table(values, own.lines, own.path, own.name), like)
+    name = table.text("device")
+    if name not in bundled("devices.toml").values:
+        known = tuple(bundled("devices.toml").values)
+        what = f"no device is called {name!r}{meant(name, known)}"
+        raise table.wrong(what, "device", f"one of {' '.join(known)}, or a table [device]")
+    return device(name)
+
+
+def _device(table: Table, name: str) -> Device:
+    table.known(_DEVICE)
+    peak, source = table.constant("peak_tflops")
+    if (
+        not isinstance(peak, dict)
+        or not peak
+        or not all(isinstance(v, int | float) and v > 0 for v in peak.values())
+    ):
+        raise table.wrong(
+            "peak_tflops gives TFLOP/s by dtype", "peak_tflops", "peak_tflops = { bf16 = 312.0 }"
+        )
+    memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
+    reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
+    if not memory[0] or not bandwidth[0]:
+        raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
+    return Device(
+        name=name,
+        peak={str(dtype): float(rate) * 1e12 for dtype, rate in peak.items()},
+        memory=memory[0],
+        bandwidth=bandwidth[0],
+        reserved=reserved[0],
+        units=int(units[0]),
+        sources={
+            "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
+            "reserved": reserved[1], "units": units[1],
+        },
+    )  # fmt: skip
+
+
+def _links(table: Table, total: int) -> tuple[Link, ...]:
+    links: list[Link] = []
+    for own in table.tables("link"):
+        own.known(_LINK)
+        size = own.count("size", 0) or total
+        if links and size < links[-1].size:
+            raise own.wrong(f"link {own.text('name')} connects fewer devices than the level inside it", "size",
+                            "links from the inside out; size = 0 connects all")  # fmt: skip
+        bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
+        ceiling = own.number("ceiling_gb_s", 1e9) if "ceiling_gb_s" in own.values else None
+        over = own.number("oversubscription", 1.0, 1.0)
+        if not bandwidth[0] or over[0] < 1.0:
+            raise own.wrong(
+                "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
+            )
+        sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
+        links.append(
+            Link(
+                own.text("name"),
+                size,
+                bandwidth[0],
+                latency[0],
+                over[0],
+                ceiling[0] if ceiling else None,
+                sources | ({"ceiling": ceiling[1]} if ceiling else {}),
+            )
+        )
+        if size >= total:
+            break
+    if total > 1 and (not links or links[-1].size < total):
+        raise table.wrong(f"no link connects all {total} devices", "link", "a last [[link]] with size = 0")
+    return tuple(links)

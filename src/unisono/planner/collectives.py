@@ -1,0 +1,55 @@
+"""Seconds of collectives over a cluster's levels: latency, and bytes over the bus (alpha and beta, level by level).
+
+A group with g members in a node has g devices' share of the node's way out: eight members use all network cards of a
+node of eight, one member uses one. The slowest level's bus carries the whole collective, as the pipelined rings of
+NCCL do.
+"""
+
+from dataclasses import dataclass
+
+from unisono.spec.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Bus:
+    """A group's network. size: members; rate: bytes/s of the bus; hops: seconds of latency of one way round."""
+
+    size: int
+    rate: float
+    hops: float
+
+    def all_reduce(self, moved: float) -> float:
+        """Seconds to sum `moved` bytes that everyone has."""
+        return self._ways(2.0, moved)
+
+    def gather(self, moved: float) -> float:
+        """Seconds of an all-gather to, or a reduce-scatter from, `moved` bytes in all."""
+        return self._ways(1.0, moved)
+
+    def sent(self, moved: float) -> float:
+        """Bytes that one member sends for an all-reduce of `moved` bytes."""
+        return 2.0 * (self.size - 1) / self.size * moved
+
+    def _ways(self, ways: float, moved: float) -> float:
+        if self.size == 1:
+            return 0.0
+        return ways * (self.hops + (self.size - 1) / self.size * moved / self.rate)
+
+
+def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
+    """The bus of a group of `size` ranks, `stride` apart; share: of the links' rate that the software reaches."""
+    rate, hops, inside = float("inf"), 0.0, 1
+    for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
+        if ways > 1:
+            rate = min(rate, link.bus * inside)
+            hops += link.latency * (ways - 1)
+        inside *= ways
+    return Bus(size, rate * share, hops)
+
+
+def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0) -> float:
+    """Seconds for `moved` bytes from a rank to the one `stride` further."""
+    for link in cluster.links:
+        if stride < link.size:
+            return link.latency + moved / (link.bandwidth / link.oversubscription * share)
+    return 0.0

@@ -1,0 +1,66 @@
+"""Seconds of single kernels on one device."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from unisono.planner.stack import Stack
+from unisono.spec.cluster import Device
+
+TILE_ROWS, TILE_COLUMNS = 256, 128  # of cuBLAS's largest kernels for half precision
+_BLEND = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A device under a stack, in one dtype: what kernels are priced with.
+
+    rate: FLOP/s; traffic: bytes/s that elementwise kernels reach; item: bytes of an element.
+    """
+
+    rate: float
+    traffic: float
+    item: int
+    units: int
+    efficiency: float
+    depth: float
+    wave: float
+
+
+def chip(device: Device, stack: Stack, dtype: str, item: int) -> Chip:
+    return Chip(
+        rate=device.flops(dtype),
+        traffic=device.bandwidth * stack.elementwise,
+        item=item,
+        units=device.units,
+        efficiency=stack.matmul,
+        depth=stack.depth,
+        wave=stack.wave,
+    )
+
+
+def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1.0) -> float:
+    """Seconds of `batch` products (rows x inner) (inner x columns).
+
+    Arithmetic at the rate that full tiles reach, less where the last wave leaves multiprocessors idle and where the
+    inner dimension is short; memory traffic beside it; the larger of both, softly.
+    """
+    flops = 2.0 * batch * rows * inner * columns
+    share = 1.0
+    if on.units:
+        tiles = batch * ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
+        share = tiles / (ceil(tiles / on.units) * on.units)
+    compute = flops / (on.rate * on.efficiency * share**on.wave) * (1.0 + on.depth / inner)
+    moved = on.item * batch * (rows * inner + inner * columns + rows * columns)
+    return soft_max(compute, moved / on.traffic)
+
+
+def elementwise(on: Chip, moved: float) -> float:
+    """Seconds of kernels that read and write `moved` bytes in all."""
+    return moved / on.traffic
+
+
+def soft_max(a: float, b: float) -> float:
+    """The larger, and up to a fifth more where both are alike: two bounds that are near each other both hurt."""
+    if a <= 0.0 or b <= 0.0:
+        return max(a, b)
+    return float((a**_BLEND + b**_BLEND) ** (1.0 / _BLEND))

@@ -1,0 +1,221 @@
+"""One plan on one cluster: seconds, memory, traffic, and where the time goes from the ideal on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.plan import Plan
+from unisono.plan.grammar import choice
+from unisono.planner.memory import Memory, Verdict, remedies, verdict
+from unisono.planner.price import Price, price, rows
+from unisono.planner.stack import Stack
+from unisono.programs.pipeline import play_costs
+from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
+from unisono.spec.cluster import Cluster
+from unisono.spec.errors import Infeasible
+from unisono.spec.transformer import Transformer
+
+GIB = 2.0**30
+_PLAYED = {"accumulate": accumulate.timetable, "gpipe": gpipe.timetable, "1f1b": one_f_one_b.timetable}
+_ACTIONS = 200_000  # of a timetable that is still played rather than priced in closed form
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
+
+    model: Transformer
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    micro_batch: int
+    micros: int
+    steps: int = 0
+
+    @property
+    def batch(self) -> int:
+        return self.micro_batch * self.micros * self.plan.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A price and a verdict. bubble: share of the pipeline's time in which its busiest row
+    waits (Qi et al., 2023): (p-1)/(m+p-1) for 1f1b."""
+
+    question: Question
+    price: Price
+    verdict: Verdict
+    bubble: float
+
+    @property
+    def tflops(self) -> float:
+        """10^12 FLOP/s of one device, recomputation not counted."""
+        ask = self.question
+        return ask.model.step_flops(ask.batch) / ask.plan.world / self.price.step / 1e12
+
+    @property
+    def mfu(self) -> float:
+        """Share of the device's peak in the plan's precision (Chowdhery et al., 2022)."""
+        return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
+
+    @property
+    def days(self) -> float:
+        return self.price.step * self.question.steps / 86400.0
+
+
+class DoesNotFit(Infeasible):
+    """The plan needs more memory than a device has; `short` bytes more."""
+
+    def __init__(self, what: str, answer: Answer, **given: Any) -> None:
+        super().__init__(what, **given)
+        self.answer = answer
+
+    def as_dict(self) -> dict[str, Any]:
+        return super().as_dict() | {
+            "short_gib": self.answer.verdict.short / GIB,
+            "capacity_gib": self.answer.verdict.capacity / GIB,
+            "mem_gib": in_gib(self.answer.verdict.memory),
+        }
+
+
+def simulate(ask: Question) -> Answer:
+    """The answer, whether it fits or not."""
+    got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
+    fits = verdict(
+        ask.model, ask.plan, ask.stack, ask.cluster.device, micro_batch=ask.micro_batch, micros=ask.micros
+    )
+    return Answer(ask, got, fits, _bubble(ask, got))
+
+
+def demand(answer: Answer) -> None:
+    """Raises DoesNotFit, with the cheapest remedy, where memory is short."""
+    if answer.verdict.fits:
+        return
+    ask, memory = answer.question, answer.verdict.memory
+    parts = sorted(in_gib(memory).items(), key=lambda part: -part[1])
+    largest = ", ".join(f"{name} {size:.1f}" for name, size in parts if name != "total" and size >= 0.05)
+    raise DoesNotFit(
+        f"the plan needs {memory.total / GIB:.1f} GiB, {ask.cluster.device.name} has"
+        f" {answer.verdict.capacity / GIB:.1f} GiB: short by {answer.verdict.short / GIB:.1f} GiB",
+        answer,
+        where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
+        likely=f"GiB: {largest}",
+        fix=_remedy(ask),
+    )
+
+
+def _remedy(ask: Question) -> str:
+    """The change that fits and makes the step longest least; where none fits, the one that needs least."""
+    tried: list[tuple[str, Answer]] = []
+    for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
+        if _sensible(ask.model, plan):
+            other = Question(ask.model, plan, ask.cluster, ask.stack, micro_batch, micros, ask.steps)
+            tried.append((said, simulate(other)))
+    fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
+    if fitting:
+        said, best = min(fitting, key=lambda pair: pair[1].price.step)
+        return f"{said}: {best.verdict.memory.total / GIB:.1f} GiB, {best.price.step:.4g} s a step"
+    if not tried:
+        return "more devices, and with them a greater shard, tp or pp"
+    said, least = min(tried, key=lambda pair: pair[1].verdict.short)
+    return (
+        f"more devices, and with them a greater shard, tp or pp; {said} alone is still"
+        f" {least.verdict.short / GIB:.1f} GiB short"
+    )
+
+
+def _sensible(model: Transformer, plan: Plan) -> bool:
+    return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
+
+
+def _bubble(ask: Question, got: Price) -> float:
+    """Of the timetable as it is played, where this version has it; of the closed form otherwise."""
+    make = _PLAYED.get(choice(ask.plan.schedule).name)
+    if ask.plan.pp == 1:
+        return 0.0
+    if make is not None and 2 * ask.plan.pp * ask.micros <= _ACTIONS:
+        each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
+        placed = play_costs(make(ask.plan.pp, ask.micros), each.forward, each.backward)
+        return 1.0 - got.busiest / max(action.stop for action in placed)
+    return got.idle / (got.idle + got.busiest)
+
+
+def in_gib(memory: Memory) -> dict[str, float]:
+    parts = ("params", "grads", "optim", "activations", "communication", "slack", "total")
+    return {name: getattr(memory, name) / GIB for name in parts}
+
+
+def waterfall(answer: Answer) -> list[tuple[str, float]]:
+    """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
+    ask, got = answer.question, answer.price
+    ideal = ask.model.step_flops(ask.batch) / ask.plan.world
+    ideal /= ask.cluster.device.flops(ask.plan.precision)
+    steps = [
+        ("ideal: the model's arithmetic at peak", ideal),
+        ("products below peak, recomputation", got.arithmetic - ideal),
+        ("other kernels, embedding, classifier", got.kernels),
+        ("waiting for the host", got.host),
+        *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
+        ("bubble", got.idle),
+        ("uneven stages", got.uneven),
+        ("optimiser", got.optimizer),
+        ("fixed per step", got.fixed),
+    ]
+    return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
+
+
+def as_json(answer: Answer) -> Mapping[str, Any]:
+    """The object of the contract, and what else is known."""
+    ask, got = answer.question, answer.price
+    dollars = ask.cluster.cost_per_hour
+    return {
+        "step_s": got.step,
+        "error_pct": 100.0 * ask.stack.error,
+        "tflops_per_device": answer.tflops,
+        "mfu": answer.mfu,
+        "mem_gib": in_gib(answer.verdict.memory),
+        "capacity_gib": answer.verdict.capacity / GIB,
+        "fits": answer.verdict.fits,
+        "bubble": answer.bubble,
+        "comm": {
+            axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
+        },
+        "days_to_train": answer.days,
+        "tokens_per_s": ask.batch * ask.model.context / got.step,
+        "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
+        "parameters": ask.model.workload.parameters,
+        "plan": str(ask.plan),
+        "cluster": ask.cluster.name,
+        "stack": ask.stack.name,
+        "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
+        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
+    }  # fmt: skip
+
+
+def as_text(answer: Answer) -> str:
+    """The same for people."""
+    ask, got, memory = answer.question, answer.price, answer.verdict.memory
+    device = ask.cluster.device
+    lines = [
+        f"plan       {ask.plan}",
+        f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
+        f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
+        f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
+        "",
+        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} tokens/s,"
+        f" {answer.tflops:.1f} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
+    ]
+    if ask.steps:
+        lines.append(f"training   {answer.days:.3g} days for {ask.steps} steps")
+    lines += [f"bubble     {100 * answer.bubble:.1f} %", "", "where a step goes"]
+    for what, seconds in waterfall(answer):
+        bar = "#" * max(0, round(40 * seconds / got.step))
+        lines.append(f"  {what:<38}{seconds:>10.4f} s {100 * seconds / got.step:>6.1f} %  {bar}".rstrip())
+    if got.comm:
+        lines += ["", f"{'axis':<7}{'GB sent':>10}{'seconds':>11}{'exposed':>11}"]
+        for axis, t in got.comm.items():
+            lines.append(f"{axis:<7}{t.bytes / 1e9:>10.3f}{t.seconds:>11.4f}{t.exposed:>11.4f}")
+    parts = "  ".join(f"{name} {size:.2f}" for name, size in in_gib(memory).items())
+    lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
+    lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""What software makes of a device: efficiencies, overheads and habits, as data, fitted to the rows that each names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+
+from unisono.plan.grammar import meant
+from unisono.planner.tables import Table, bundled, inherited
+from unisono.spec.cluster import Source
+from unisono.spec.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Constants of one piece of training software on one generation of devices.
+
+    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits
+    in one kernel), sequence_parallel (norms and dropout are dealt over tp),
+    scatter_gather (stages send 1/tp each), grad_bytes (an element of the gradients that add up), reduce_bytes (an
+    element as it crosses dp).
+
+    Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
+    bandwidth), tp_bus, dp_bus, p2p. depth: elements of a product's inner dimension at which half of its rate is
+    gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills.
+
+    Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
+
+    Seconds: launch (host, per kernel), collective (added per tp collective), micro (per micro-batch), step
+    (per step).
+    slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds.
+    """
+
+    name: str = "plain"
+    fused_attention: bool = True
+    fused_loss: bool = True
+    sequence_parallel: bool = True
+    scatter_gather: bool = True
+    grad_bytes: int = 4
+    reduce_bytes: int = 4
+    matmul: float = 0.8
+    depth: float = 100.0
+    wave: float = 0.5
+    attention: float = 0.5
+    elementwise: float = 0.8
+    tp_bus: float = 0.9
+    dp_bus: float = 0.8
+    p2p: float = 0.8
+    tp_hidden: float = 0.0
+    dp_hidden: float = 0.8
+    launch: float = 5e-6
+    collective: float = 10e-6
+    micro: float = 0.0
+    step: float = 0.02
+    slack: float = 0.04
+    error: float = 0.15
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+
+
+FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather")
+COUNTS = ("grad_bytes", "reduce_bytes")
+_SECONDS_US = ("launch", "collective", "micro", "step")
+NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "sources"))
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Built-in stacks."""
+    return tuple(bundled("stacks.toml").values)
+
+
+@cache
+def stack(name: str) -> Stack:
+    """A built-in stack. Raises UsageError."""
+    table = bundled("stacks.toml")
+    if name not in table.values:
+        what = f"no software stack is called {name!r}{meant(name, names())}"
+        raise UsageError(what, where="--stack", fix=f"one of: {' '.join(names())}", code="C21")
+    return _read(inherited(table, name), name)
+
+
+def _read(table: Table, name: str) -> Stack:
+    table.known((*FLAGS, *COUNTS, *NUMBERS, "like"))
+    values: dict[str, float | bool | int] = {}
+    sources: dict[str, Source] = {}
+    for key in table.values:
+        if key in FLAGS:
+            values[key], sources[key] = table.constant(key)
+        elif key in COUNTS:
+            values[key] = int(table.number(key)[0])
+            sources[key] = table.number(key)[1]
+        elif key != "like":
+            values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
+    return Stack(name=name, sources=sources, **values)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,114 @@
+"""Where a run is spread: devices and links, as data. Every constant says where it comes from.
+
+Units: FLOP/s, bytes, bytes per second in one direction, seconds, currency per device-hour.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["specification", "fitted", "measured here", "given"]
+ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "given")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a constant comes from.
+
+    specification: a data sheet or the vendor's page. fitted: to published rows, which `text` names. measured here:
+    by the user, on this machine. given: written by the user without a source.
+    """
+
+    origin: Origin
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.text}" if self.text else self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator (or host) as the price of a plan needs it.
+
+    peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
+    before the first tensor (context, collectives' buffers). units: multiprocessors that share out a product's tiles;
+    0 where that is not known, and no rounding up to full waves is charged.
+    """
+
+    name: str
+    peak: Mapping[str, float]
+    memory: float
+    bandwidth: float
+    reserved: float = 0.0
+    units: int = 0
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+
+    def flops(self, dtype: str) -> float:
+        """Peak of a dtype. Where the device has no such rate it computes in the next wider dtype that it has."""
+        order = ("fp8", "bf16", "fp16", "fp32", "fp64")
+        if dtype in self.peak:
+            return self.peak[dtype]
+        twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, "")
+        if twin in self.peak:
+            return self.peak[twin]
+        wider = [d for d in order[order.index(dtype) :] if d in self.peak] if dtype in order else []
+        return self.peak[wider[0]] if wider else min(self.peak.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One level of the network, the innermost first.
+
+    size: devices that this level connects, the inner levels' included. bandwidth: bytes/s of one device in one
+    direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
+    measured; `bandwidth` where that is not known. oversubscription: how much less than the sum of its ports the level
+    carries when all talk at once.
+    """
+
+    name: str
+    size: int
+    bandwidth: float
+    latency: float
+    oversubscription: float = 1.0
+    ceiling: float | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def bus(self) -> float:
+        """Bytes/s of one device that a collective inside this level reaches."""
+        return (self.ceiling or self.bandwidth) / self.oversubscription
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal devices under levels of links. The last level connects them all; none at all is one device.
+
+    cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
+    unless another is named.
+    """
+
+    name: str
+    device: Device
+    devices: int
+    links: tuple[Link, ...]
+    stack: str = "plain"
+    cost_per_hour: float | None = None
+    sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def node(self) -> int:
+        """Devices of one node: what the innermost level connects."""
+        return min(self.links[0].size, self.devices) if self.links else self.devices
+
+    def levels(self, stride: int, size: int) -> tuple[int, ...]:
+        """How many ways a group of `size` ranks, `stride` apart, splits at each level, the innermost first.
+
+        (members in one node, nodes, …); their product is the group's size, rounded up where it lies unevenly.
+        """
+        splits, left, step = [], size, stride
+        for link in self.links:
+            here = min(left, max(1, link.size // step))
+            splits.append(here)
+            left = -(-left // here)
+            step = max(step * here, link.size)
+        return tuple(splits)

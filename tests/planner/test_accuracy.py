@@ -1,0 +1,62 @@
+"""Prices stay as right as they are: each published set within a little more than what `make accuracy` prints."""
+
+import pytest
+
+from tests.planner import published
+from unisono.planner.accuracy import quantile, regret, sampled, spearman, summary
+from unisono.planner.calibrate import BOUNDS, errors
+from unisono.planner.stack import NUMBERS, names, stack
+
+# Set: mean and median error at most, per cent; regret at most; rank correlation at least.
+HELD: dict[str, tuple[float, float, float, float]] = {
+    "korthikanti table 5": (1.0, 0.9, 0.0, 0.0),
+    "vtrain single-node": (6.0, 3.5, 2.0, 0.88),
+    "vtrain multi-node": (8.0, 4.6, 0.1, 0.78),
+    "mosaic fsdp": (3.5, 3.0, 0.6, 0.98),
+    "sc21 table 1": (4.5, 4.5, 0.0, 0.0),
+    "megatron h100": (10.5, 6.0, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_prices_are_as_right_as_they_were(name: str) -> None:
+    read, named, _ = published.SETS[name]
+    rows = read()
+    got = summary(rows, errors(rows, stack(named)))
+    mean, median, worst, least = HELD[name]
+    assert got.mean <= mean and got.median <= median, got
+    assert got.regret is None or got.regret <= worst, got
+    assert got.rank is None or got.rank >= least, got
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "mean", "median"),
+    [("mosaic fsdp", 23, 5.0, 4.0), ("vtrain single-node", 50, 7.0, 4.5)],
+)
+def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: float, median: float) -> None:
+    read, named, constants = published.SETS[name]
+    got = summary(*sampled(read(), stack(named), constants, count))
+    assert got.mean <= mean and got.median <= median, got
+
+
+def test_every_set_is_held_and_few_constants_are_fitted() -> None:
+    assert set(HELD) == set(published.SETS)
+    for read, _, constants in published.SETS.values():
+        assert len(constants) * 2 < max(len(read()), 7)
+
+
+@pytest.mark.parametrize("name", names())
+def test_constants_name_their_source_and_are_possible(name: str) -> None:
+    made = stack(name)
+    for key in NUMBERS:
+        assert made.sources[key].text, key
+        low, high = BOUNDS.get(key, (0.0, float("inf")))
+        value = getattr(made, key)
+        assert value == 0.0 or low <= value <= high, key
+
+
+def test_measures_of_ranking() -> None:
+    assert spearman([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1.0)
+    assert spearman([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1.0)
+    assert regret([(2.0, 1.0), (1.0, 3.0)]) == pytest.approx(1.0)
+    assert quantile([0.0, 1.0, 2.0], 0.5) == 1.0

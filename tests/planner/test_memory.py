@@ -1,0 +1,73 @@
+"""Memory against published figures: ZeRO's table to the last printed digit, Korthikanti's within 2 %."""
+
+import pytest
+
+from tests.planner import published
+from tests.planner.published import gpt, table
+from unisono.plan import Plan
+from unisono.planner import memory
+from unisono.planner.clusters import cluster
+from unisono.planner.stack import Stack
+from unisono.planner.timetables import in_flight
+from unisono.programs.pipeline import peak_held
+from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
+
+MEGATRON = Stack(fused_attention=False, sequence_parallel=True)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize(
+    "row", table("zero_table1_memory.csv"), ids=lambda r: f"{r['model']}-{r['dp_degree']}"
+)
+def test_model_states_are_those_of_zero(row: dict[str, str], zero: int) -> None:
+    printed = row[f"stage{zero}_gb"]
+    ours = published.zero_states(row, zero)
+    assert published.zero_rounded(ours, printed) == float(printed)
+    # By hand: 2 bytes of weight, 2 of gradient, 12 of optimiser (Rajbhandari et al., 2019).
+    n, size = int(row["dp_degree"]), published.ZERO_SIZES[row["model"]] / 1e9
+    assert ours == pytest.approx(size * {1: 4 + 12 / n, 2: 2 + 14 / n, 3: 16 / n}[zero])
+
+
+@pytest.mark.parametrize(
+    "row", table("korthikanti_memory_fig1_fig7.csv"), ids=lambda r: f"{r['model']}-{r['quantity']}"
+)
+def test_figures_of_korthikanti(row: dict[str, str]) -> None:
+    ours = published.korthikanti_memory(row["model"], row["quantity"])
+    assert ours == pytest.approx(float(row["value"]), rel=0.02)
+
+
+@pytest.mark.parametrize("micros", [1, 3, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_what_is_held_is_what_the_timetable_holds(ranks: int, micros: int) -> None:
+    made = {"gpipe": gpipe.timetable(ranks, micros), "1f1b": one_f_one_b.timetable(ranks, micros)}
+    for name, timetable in made.items():
+        assert peak_held(timetable) == tuple(in_flight(name, row, ranks, micros) for row in range(ranks))
+    assert peak_held(accumulate.timetable(1, micros)) == (in_flight("accumulate", 0, 1, micros),)
+
+
+def test_every_mode_and_axis_takes_less_than_none() -> None:
+    model, device = gpt(32, 32, 4096, 2048), cluster("dgx-a100:8").device
+
+    def total(text: str, micro: int = 2) -> float:
+        plan = Plan.parse(f"precision=bf16 {text}")
+        return memory.verdict(model, plan, MEGATRON, device, micro_batch=micro, micros=8).memory.total
+
+    for axis in ("shard", "tp", "pp", "cp"):
+        assert total(f"{axis}=4") < total("dp=4"), axis
+    assert total("shard=4 zero=3") < total("shard=4 zero=2") < total("shard=4 zero=1") < total("dp=4")
+    assert total("recompute=full") < total("recompute=selective") < total("recompute=none")
+    assert total("pp=4 schedule=1f1b") < total("pp=4 schedule=interleaved:v=2") < total("pp=4 schedule=gpipe")
+    assert total("dp=4", 1) < total("dp=4")
+
+
+def test_the_verdict_says_by_how_much_it_is_short() -> None:
+    model, device = gpt(96, 96, 12288, 2048), cluster("dgx-a100").device
+    got = memory.verdict(model, Plan.parse("tp=8 precision=bf16"), MEGATRON, device, micro_batch=1, micros=1)
+    assert not got.fits
+    assert got.short == pytest.approx(got.memory.total - got.capacity)
+    assert got.memory.total == pytest.approx(got.memory.allocated * (1 + MEGATRON.slack))
+
+
+def test_uneven_layers_are_all_dealt() -> None:
+    for ranks in range(1, 12):
+        assert sum(memory.layers_of(row, ranks, 11) for row in range(ranks)) == 11

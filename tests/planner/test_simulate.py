@@ -1,0 +1,111 @@
+"""`simulate`: the contract's object, a page that adds up, exit 5 with the cheapest remedy; and no false alarm."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.planner.published import SETS, gpt
+from unisono.cli import main
+from unisono.plan import Plan
+from unisono.planner.clusters import cluster
+from unisono.planner.memory import verdict
+from unisono.planner.simulate import DoesNotFit, Question, demand, simulate, waterfall
+from unisono.planner.stack import stack
+
+GPT3 = (
+    "--model.kind gpt --model.n_layer 96 --model.n_head 96 --model.d_model 12288 --model.context 2048"
+    " --model.vocab 51200 --train.global_batch 1536 --train.micro_batch 1"
+).split()
+FITS = "dp=16 tp=8 pp=8 schedule=interleaved:v=3 precision=bf16 recompute=selective"
+
+
+def _said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, dict]:
+    code = main(["simulate", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_model_by_flags_alone_has_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    code, got = _said([*GPT3, "--plan", FITS, "--cluster", "dgx-a100:128"], capsys)
+    assert code == 0 and got["schema_version"] == 1
+    assert {"step_s", "tflops_per_device", "mfu", "mem_gib", "bubble", "comm", "days_to_train"} <= set(got)
+    assert {"params", "grads", "optim", "activations", "total"} <= set(got["mem_gib"])
+    for traffic in got["comm"].values():
+        assert set(traffic) == {"bytes", "seconds", "exposed_s"}
+    assert got["mfu"] == pytest.approx(got["tflops_per_device"] / 312)
+    assert sum(part["seconds"] for part in got["waterfall"]) == pytest.approx(got["step_s"])
+    total = sum(size for name, size in got["mem_gib"].items() if name != "total")
+    assert got["mem_gib"]["total"] == pytest.approx(total)
+    assert got["parameters"] == pytest.approx(175e9, rel=0.01)
+    assert got["bubble"] == pytest.approx(7 / 3 / (96 + 7 / 3), rel=0.2)
+
+
+def test_what_does_not_fit_leaves_with_five_and_a_remedy_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, got = _said([*GPT3, "--plan", "dp=128 tp=8 precision=bf16", "--cluster", "dgx-a100:128"], capsys)
+    assert code == got["exit"] == 5
+    assert got["short_gib"] == pytest.approx(got["mem_gib"]["total"] - got["capacity_gib"])
+    assert "short by" in got["what"] and got["try"]
+    plan = got["try"].partition(":")[0].strip()
+    again = " ".join([plan, "tp=8", "precision=bf16"])
+    code, got = _said([*GPT3, "--plan", again, "--cluster", "dgx-a100:128"], capsys)
+    assert code == 0, (again, got)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_ran_is_not_called_too_large(name: str) -> None:
+    read, named, _ = SETS[name]
+    for row in read():
+        made = stack(named)
+        got = verdict(
+            row.model, row.plan, made, row.cluster.device, micro_batch=row.micro_batch, micros=row.micros
+        )
+        assert got.fits, (row.plan, row.micro_batch, got)
+
+
+def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--demo"]) == 0
+    page = capsys.readouterr().out
+    assert "where a step goes" in page and "laptop" in page
+    assert main(["simulate", "--demo", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--demo", "--cluster", "dgx-a10:2"], "dgx-a100"),
+        (["--demo", "--stack", "megatron"], "megatron-2022"),
+        (["--demo", "--model.kind", "mlp"], "gpt"),
+        (["--model.d_model", "130", "--model.n_head", "4"], "128"),
+        (["--plan", "dp=16", "--train.global_batch", "16"], "larger cluster"),
+    ],
+)
+def test_mistakes_have_a_remedy(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, got = _said(words, capsys)
+    assert code == 2
+    assert said in got["what"] + got["try"]
+
+
+def test_a_plan_of_one_device_has_no_traffic_and_no_bubble() -> None:
+    ask = Question(
+        gpt(4, 4, 256, 256), Plan.parse("precision=bf16"), cluster("dgx-a100"), stack("plain"), 2, 4
+    )
+    got = simulate(ask)
+    demand(got)
+    assert got.price.comm == {} and got.bubble == 0.0
+    assert sum(seconds for _, seconds in waterfall(got)) == pytest.approx(got.price.step)
+
+
+def test_a_model_that_nothing_helps_says_so() -> None:
+    ask = Question(gpt(96, 96, 12288, 2048), Plan.parse("tp=4"), cluster("laptop"), stack("plain"), 1, 1)
+    with pytest.raises(DoesNotFit, match="short by") as caught:
+        demand(simulate(ask))
+    assert "more devices" in caught.value.fix
+
+
+def test_simulate_loads_neither_torch_nor_numpy() -> None:
+    script = f"from unisono.cli import main; main({['simulate', '--demo', '--json']}); import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert {"torch", "numpy"}.isdisjoint(done.stdout.splitlines()[-1].split())
