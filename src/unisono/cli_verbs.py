@@ -1,5 +1,6 @@
 """The verbs that run something. Each imports what it needs when it runs; errors in the recipe come before torch."""
 
+import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 _KEYS = "any key of the recipe can be set: --train.steps 100, --model.n_layer=8, --no-train.fused\n"\
     "all keys with their values: unisono config show"  # fmt: skip
 LATER = {
-    "plan": "rank the legal plans for a cluster",
     "bench": "measure this machine, beside its peers",
     "dash": "watch a run in the browser",
     "launch": "start a run on slurm, k8s, ray or over ssh",
@@ -292,6 +292,46 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     return result
 
 
+# --- plan ------------------------------------------------------------------------------------------------------------
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _plan_parser() -> Parser:
+    from unisono.planner.search import OBJECTIVES
+
+    parser = _recipe_parser(
+        "plan", "Prices all plans that train can play on a cluster, and says why one is best."
+    )
+    parser.add_argument("--cluster", metavar="C", default="laptop", help="dgx-a100:64, or FILE.toml")
+    parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
+    parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
+    parser.add_argument("--objective", choices=OBJECTIVES, default="time", help="what is best (default time)")
+    parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+    return parser
+
+
+def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
+    from unisono import config
+
+    flags, rest = config.split_flags(words, top=("name", "seed"))
+    given = _plan_parser().read(rest)
+    got = loaded(call, given.file, given.demo, flags)
+    from unisono.commands import plan
+
+    within = plan.space(got, given.plan, given.cluster, given.stack)
+    if given.dry_run:
+        call.say(f"would search  {within.cluster.name} with {within.stack.name}")
+        return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
+    result, page = plan.run(within, given.cluster, given.top, given.objective, got.recipe.train.steps)
+    call.say(page)
+    return result
+
+
 # --- later -----------------------------------------------------------------------------------------------------------
 
 
@@ -325,5 +365,6 @@ VERBS = (
     Verb("doctor", "look over this machine", _doctor_parser, _doctor, failed=4),
     Verb("export", "write a run's weights for other programs", _export_parser, _export),
     Verb("simulate", "price one plan on a cluster: time, bytes, memory", _simulate_parser, _simulate),
+    Verb("plan", "rank the plans for a cluster, and say why", _plan_parser, _plan),
     *(_later(name) for name in LATER),
 )

@@ -23,7 +23,7 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     """
     where = cluster(cluster_name)
     made = stack(stack_name or where.stack)
-    model = _model(got)
+    model = model_of(got)
     recipe = got.recipe.model_copy(update={"launch": got.recipe.launch.model_copy(update={"ranks": None})})
     plan = got.plan.fill(where.devices)
     problems = [p for p in plan.check(recipe, where) if p.code != _NOT_BUILT]
@@ -42,7 +42,8 @@ def run(ask: simulate.Question) -> tuple[Mapping[str, Any], str]:
     return simulate.as_json(answer), simulate.as_text(answer)
 
 
-def _model(got: Loaded) -> Transformer:
+def model_of(got: Loaded) -> Transformer:
+    """The model's sizes. Raises UsageError for what cannot be priced."""
     sizes = got.recipe.model
     if sizes.kind != "gpt":
         raise UsageError(

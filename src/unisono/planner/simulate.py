@@ -203,7 +203,7 @@ def as_text(answer: Answer) -> str:
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} tokens/s,"
-        f" {answer.tflops:.1f} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
+        f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:
         lines.append(f"training   {answer.days:.3g} days for {ask.steps} steps")

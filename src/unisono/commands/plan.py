@@ -1,0 +1,80 @@
+"""`unisono plan`: the best plans for a cluster, and why. Without torch, data or files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.commands.simulate import model_of
+from unisono.config import Loaded
+from unisono.config.resolve import located
+from unisono.plan import Plan
+from unisono.planner import search
+from unisono.planner.clusters import cluster
+from unisono.planner.simulate import GIB
+from unisono.planner.stack import stack
+from unisono.spec.cluster import Cluster
+from unisono.spec.errors import Infeasible, UsageError
+
+
+def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | None) -> search.Space:
+    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
+    since that changes what is computed. Raises UsageError."""
+    where = cluster(cluster_name)
+    fixed = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
+    recipe = got.recipe.model_copy(update={"launch": got.recipe.launch.model_copy(update={"ranks": None})})
+    if recipe.train.global_batch is None:
+        raise UsageError(
+            "the batch of a step is not known",
+            where=located("train.global_batch", got.origins),
+            fix="--train.global_batch 512",
+            code="C22",
+        )
+    return search.Space(
+        model_of(got),
+        where,
+        stack(stack_name or where.stack),
+        recipe.train.global_batch,
+        recipe.train.micro_batch,
+        fixed,
+        frozenset(fixed.said),
+        lambda plan: not plan.check(recipe),
+    )
+
+
+def run(
+    within: search.Space, cluster_name: str, top: int, objective: str, steps: int
+) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
+    found = search.search(within, top, objective, steps)
+    if not found.best:
+        raise _nothing(within, found, cluster_name)
+    return search.as_json(found), search.as_text(found)
+
+
+def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:
+    where = f"{found.searched} plans on {within.cluster.name}"
+    if found.nearest is None:
+        return Infeasible(
+            f"no plan deals a batch of {within.batch} and {within.model.n_layer} layers to"
+            f" {within.cluster.devices} devices",
+            where=where,
+            fix="another --train.global_batch, fewer devices, or hold less with --plan",
+        )
+    base = cluster_name.partition(":")[0]
+    larger = None
+    if not Path(cluster_name).suffix:
+
+        def scaled(nodes: int) -> Cluster:
+            return cluster(f"{base}:{nodes}")
+
+        larger = search.smallest(within, scaled)
+    fix = "more devices, or a smaller --train.micro_batch"
+    if larger is not None:
+        fix = f"--cluster {larger[0].name}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
+    short = found.nearest.verdict
+    return Infeasible(
+        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {short.memory.total / GIB:.1f} GiB and"
+        f" {within.cluster.device.name} has {short.capacity / GIB:.1f}",
+        where=where,
+        fix=fix,
+    )
