@@ -31,7 +31,9 @@ def _modules_after(code: str) -> tuple[set[str], float]:
     return set(done.stdout.splitlines()[-1].split()), seconds
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], [], ["plan"], ["trian"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["plan", "--help"], [], ["bench"], ["trian"]]
+)
 def test_help_answers_at_once(words: list[str]) -> None:
     modules, seconds = _modules_after(f"from unisono.cli import main; main({words})")
     assert modules.isdisjoint({"torch", "numpy", "pydantic", "rich", "matplotlib"})

@@ -20,7 +20,6 @@ from unisono.spec.transformer import Transformer
 
 _LARGEST_MICRO_BATCH = 16
 _MOST_NODES = 1 << 14
-OBJECTIVES = ("time", "memory")
 
 
 @dataclass(frozen=True, slots=True)
