@@ -6,7 +6,7 @@
 
 Each pair lives in the same processes and alternates in short blocks of steps; a round is A B B A, its ratio is that
 of the two times, and the figure is the median of the rounds' ratios. Above 1: ours is faster. Where a loop's tensors
-come to lie is settled as it is built, and is worth a few per cent either way, so each pair is built several times,
+come to lie is settled as it is built, and favours one or the other, so each pair is built several times,
 with either loop first in turn.
 """
 

@@ -134,6 +134,7 @@ def _verify_parser() -> Parser:
 
 def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     from unisono import config
+    from unisono.config.resolve import on_any_ranks
     from unisono.plan import Plan
 
     flags, rest = config.split_flags(words, top=("name", "seed"))
@@ -149,7 +150,7 @@ def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     got = loaded(call, given.file, given.demo, flags)
     wanted = [Plan.parse(text, where="flag --plan") for text in given.plan]
     wanted = wanted or ([] if given.all else [got.plan])
-    recipe = got.recipe.model_copy(update={"launch": got.recipe.launch.model_copy(update={"ranks": None})})
+    recipe = on_any_ranks(got.recipe)
     plans = [config.resolve(recipe, plan, None, got.origins).plan for plan in wanted]
     if given.dry_run:
         for plan in plans:
@@ -327,7 +328,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
-    result, page = plan.run(within, given.cluster, given.top, given.objective, got.recipe.train.steps)
+    result, page = plan.run(within, given.cluster, given.top, given.objective)
     call.say(page)
     return result
 

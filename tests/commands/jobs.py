@@ -215,9 +215,7 @@ class Job:
 
     def made(self) -> None:
         """Until its run folder is there: it waits for torch, and has handlers for signals."""
-        until = time.monotonic() + SECONDS
-        while not runs_of(self.cwd):
-            assert time.monotonic() < until and self.process.poll() is None, "".join(self.lines)
+        self._until(lambda: next(iter(runs_of(self.cwd)), None), "no run folder")
 
     def family(self) -> list[psutil.Process]:
         """The helper and all ranks: every process below this one."""

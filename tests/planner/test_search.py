@@ -22,7 +22,7 @@ def space(nodes: int = 2, **given: object) -> Space:
     where = cluster(f"dgx-a100:{nodes}")
     model = gpt(24, 16, 2048, 1024)
     held = Plan.parse("precision=bf16")
-    return Space(model, where, stack(where.stack), 64, None, held, frozenset(held.said), **given)  # type: ignore[arg-type]
+    return Space(model, where, stack(where.stack), 64, None, held, **given)  # type: ignore[arg-type]
 
 
 def test_every_candidate_uses_all_devices_and_deals_the_batch() -> None:
@@ -52,7 +52,7 @@ def test_the_best_is_the_best() -> None:
 def test_what_is_held_stays() -> None:
     held = Plan.parse("tp=4 pp=2 recompute=full precision=bf16")
     within = space()
-    found = search(Space(within.model, within.cluster, within.stack, 64, 2, held, frozenset(held.said)))
+    found = search(Space(within.model, within.cluster, within.stack, 64, 2, held))
     assert found.best
     for answer in found.best:
         plan = answer.question.plan

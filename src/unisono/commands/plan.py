@@ -6,46 +6,36 @@ from typing import Any
 
 from unisono.commands.simulate import model_of
 from unisono.config import Loaded
-from unisono.config.resolve import located
+from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.stack import stack
 from unisono.spec.cluster import Cluster
-from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.errors import Infeasible
 
 
 def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | None) -> search.Space:
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
     since that changes what is computed. Raises UsageError."""
     where = cluster(cluster_name)
-    fixed = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
-    recipe = got.recipe.model_copy(update={"launch": got.recipe.launch.model_copy(update={"ranks": None})})
-    if recipe.train.global_batch is None:
-        raise UsageError(
-            "the batch of a step is not known",
-            where=located("train.global_batch", got.origins),
-            fix="--train.global_batch 512",
-            code="C22",
-        )
+    held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
+    recipe = on_any_ranks(got.recipe)
     return search.Space(
         model_of(got),
         where,
         stack(stack_name or where.stack),
         recipe.train.global_batch,
         recipe.train.micro_batch,
-        fixed,
-        frozenset(fixed.said),
+        held_plan,
         lambda plan: not plan.check(recipe),
     )
 
 
-def run(
-    within: search.Space, cluster_name: str, top: int, objective: str, steps: int
-) -> tuple[Mapping[str, Any], str]:
+def run(within: search.Space, cluster_name: str, top: int, objective: str) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
-    found = search.search(within, top, objective, steps)
+    found = search.search(within, top, objective)
     if not found.best:
         raise _nothing(within, found, cluster_name)
     return search.as_json(found), search.as_text(found)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.config.resolve import located
+from unisono.config.resolve import located, on_any_ranks
 from unisono.plan.checks import batch_of
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
@@ -24,7 +24,7 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     where = cluster(cluster_name)
     made = stack(stack_name or where.stack)
     model = model_of(got)
-    recipe = got.recipe.model_copy(update={"launch": got.recipe.launch.model_copy(update={"ranks": None})})
+    recipe = on_any_ranks(got.recipe)
     plan = got.plan.fill(where.devices)
     problems = [p for p in plan.check(recipe, where) if p.code != _NOT_BUILT]
     if problems:

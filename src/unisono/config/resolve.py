@@ -75,6 +75,11 @@ def _settled(recipe: Recipe, plan: Plan, origins: Mapping[str, str], batch: Batc
     return Resolved(recipe.model_copy(update={"train": train, "plan": str(plan)}), plan, derived, batch)
 
 
+def on_any_ranks(recipe: Recipe) -> Recipe:
+    """The recipe without its own number of ranks, for plans that are asked about rather than played here."""
+    return recipe.model_copy(update={"launch": recipe.launch.model_copy(update={"ranks": None})})
+
+
 def located(where: str, origins: Mapping[str, str]) -> str:
     """`plan.tp, model.n_head` with the place of each key where one is known: `plan.tp (my.toml:3), ...`."""
 

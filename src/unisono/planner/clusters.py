@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
-from unisono.planner.tables import Table, bundled, from_file, inherited
+from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
 from unisono.spec.cluster import Cluster, Device, Link
 from unisono.spec.errors import UsageError
 
@@ -50,13 +50,7 @@ def _from_file(path: Path) -> Cluster:
     if "like" not in table.values:
         return _cluster(table, path.stem, None)
     table.known(_CLUSTER)
-    base = bundled("clusters.toml")
-    like = table.text("like")
-    if like not in base.values:
-        what = f"like: no cluster is called {like!r}{meant(like, tuple(base.values))}"
-        raise table.wrong(what, "like", f"one of: {' '.join(base.values)}")
-    values = {**inherited(base, like).values, **{k: v for k, v in table.values.items() if k != "like"}}
-    return _cluster(Table(values, table.lines, (), table.name), path.stem, None)
+    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, None)
 
 
 def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
@@ -84,13 +78,7 @@ def _named_device(table: Table) -> Device:
         if "like" not in own.values:
             return _device(own, "device")
         own.known(_DEVICE)
-        all_of = bundled("devices.toml")
-        like = own.text("like")
-        if like not in all_of.values:
-            what = f"like: no device is called {like!r}{meant(like, tuple(all_of.values))}"
-            raise own.wrong(what, "like", f"one of: {' '.join(all_of.values)}")
-        values = {**inherited(all_of, like).values, **{k: v for k, v in own.values.items() if k != "like"}}
-        return _device(Table(values, own.lines, own.path, own.name), like)
+        return _device(likeness(own, bundled("devices.toml"), "device"), own.text("like"))
     name = table.text("device")
     if name not in bundled("devices.toml").values:
         known = tuple(bundled("devices.toml").values)

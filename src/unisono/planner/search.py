@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.plan.checks import divisors
 from unisono.plan.grammar import BUILT
 from unisono.planner.memory import Verdict, verdict
 from unisono.planner.price import Price, price
@@ -18,14 +19,14 @@ from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-_LARGEST_MICRO_BATCH = 16
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
 _MOST_NODES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched. held: the plan that gives everything that is not, and the keys in `fixed`. batch: samples of a
-    step. micro_batch: the recipe's, or None. legal: what else a plan must be."""
+    """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
+    a step. micro_batch: the recipe's, or None. legal: what else a plan must be."""
 
     model: Transformer
     cluster: Cluster
@@ -33,7 +34,6 @@ class Space:
     batch: int
     micro_batch: int | None
     held: Plan
-    fixed: frozenset[str] = frozenset()
     legal: Callable[[Plan], bool] = lambda plan: True
 
 
@@ -48,7 +48,7 @@ class Found:
     nearest: Answer | None  # the plan that is short of least, where none fits
 
 
-def search(space: Space, top: int = 4, objective: str = "time", steps: int = 0) -> Found:
+def search(space: Space, top: int = 4, objective: str = "time") -> Found:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank."""
     begun = perf_counter()
     priced: list[tuple[Price, Verdict, Plan, int]] = []
@@ -62,7 +62,7 @@ def search(space: Space, top: int = 4, objective: str = "time", steps: int = 0) 
     def answer(one: tuple[Price, Verdict, Plan, int]) -> Answer:
         _, _, plan, micro_batch = one
         return simulate(
-            Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1, steps)
+            Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
         )
 
     keys: Mapping[str, Callable[[tuple[Price, Verdict, Plan, int]], tuple[float, float, str]]] = {
@@ -83,17 +83,17 @@ def search(space: Space, top: int = 4, objective: str = "time", steps: int = 0) 
 def candidates(space: Space) -> Iterator[tuple[Plan, int]]:
     """(plan, its micro-batch): every legal way to deal the batch to all devices."""
     model, world = space.model, space.cluster.devices
-    for tp in _values(space, "tp", _divisors(world)):
+    for tp in _values(space, "tp", divisors(world)):
         if model.n_head % tp or model.kv_heads % tp:
             continue
-        for pp in _values(space, "pp", _divisors(world // tp)):
+        for pp in _values(space, "pp", divisors(world // tp)):
             if pp > model.n_layer or world % (tp * pp):
                 continue
-            for shard in _values(space, "shard", _divisors(world // tp // pp)):
+            for shard in _values(space, "shard", divisors(world // tp // pp)):
                 if world % (tp * pp * shard):
                     continue
                 mesh = {"tp": tp, "pp": pp, "shard": shard, "dp": world // (tp * pp * shard)}
-                if "dp" in space.fixed and space.held.dp not in (-1, mesh["dp"]):
+                if "dp" in space.held.said and space.held.dp not in (-1, mesh["dp"]):
                     continue
                 yield from _ways(space, mesh)
 
@@ -117,19 +117,15 @@ def _ways(space: Space, mesh: dict[str, int]) -> Iterator[tuple[Plan, int]]:
 
 
 def _values(space: Space, key: str, free: Sequence[Any]) -> Sequence[Any]:
-    return (getattr(space.held, key),) if key in space.fixed else free
+    return (getattr(space.held, key),) if key in space.held.said else free
 
 
 def _micro_batches(space: Space, share: int) -> Sequence[int]:
     if space.micro_batch is not None:
         return (space.micro_batch,) if share % space.micro_batch == 0 else ()
-    if "micros" in space.fixed and space.held.micros:
+    if "micros" in space.held.said and space.held.micros:
         return (share // space.held.micros,) if share % space.held.micros == 0 else ()
-    return [size for size in (1, 2, 4, 8, 16) if share % size == 0 and size <= _LARGEST_MICRO_BATCH]
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    return [size for size in _MICRO_BATCHES if share % size == 0]
 
 
 def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, Answer] | None:

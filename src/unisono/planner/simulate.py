@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.plan.grammar import choice
+from unisono.plan.grammar import BUILT, choice
 from unisono.planner.memory import Memory, Verdict, remedies, verdict
 from unisono.planner.price import Price, price, rows
 from unisono.planner.stack import Stack
+from unisono.programs import schedules
 from unisono.programs.pipeline import play_costs
-from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
-_PLAYED = {"accumulate": accumulate.timetable, "gpipe": gpipe.timetable, "1f1b": one_f_one_b.timetable}
 _ACTIONS = 200_000  # of a timetable that is still played rather than priced in closed form
 
 
@@ -130,12 +129,14 @@ def _sensible(model: Transformer, plan: Plan) -> bool:
 
 def _bubble(ask: Question, got: Price) -> float:
     """Of the timetable as it is played, where this version has it; of the closed form otherwise."""
-    make = _PLAYED.get(choice(ask.plan.schedule).name)
     if ask.plan.pp == 1:
         return 0.0
-    if make is not None and 2 * ask.plan.pp * ask.micros <= _ACTIONS:
+    played = choice(ask.plan.schedule).name in BUILT["schedule"]
+    if played and 2 * ask.plan.pp * ask.micros <= _ACTIONS:
         each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
-        placed = play_costs(make(ask.plan.pp, ask.micros), each.forward, each.backward)
+        placed = play_costs(
+            schedules.get(ask.plan.schedule)(ask.plan.pp, ask.micros), each.forward, each.backward
+        )
         return 1.0 - got.busiest / max(action.stop for action in placed)
     return got.idle / (got.idle + got.busiest)
 

@@ -39,6 +39,11 @@ class Table:
                 what = f"unknown key {key}{meant(key, keys)}"
                 raise self.wrong(what, key, f"keys here: {' '.join(keys)}")
 
+    def over(self, base: "Table") -> "Table":
+        """This table where it says something, `base` elsewhere."""
+        own = {key: value for key, value in self.values.items() if key != "like"}
+        return Table({**base.values, **own}, self.lines, self.path, self.name)
+
     def table(self, key: str) -> "Table":
         inner = self.values[key]
         if not isinstance(inner, dict):
@@ -127,6 +132,13 @@ def inherited(all_of: Table, name: str) -> Table:
     own = all_of.table(name)
     if "like" not in own.values:
         return own
-    base = inherited(all_of, own.text("like"))
-    values = {**base.values, **{key: value for key, value in own.values.items() if key != "like"}}
-    return Table(values, own.lines, own.path, own.name)
+    return own.over(inherited(all_of, own.text("like")))
+
+
+def likeness(own: Table, all_of: Table, kind: str) -> Table:
+    """A user's table over the package's one that it is `like`. Raises UsageError where there is none of that name."""
+    like = own.text("like")
+    if like not in all_of.values:
+        what = f"like: no {kind} is called {like!r}{meant(like, tuple(all_of.values))}"
+        raise own.wrong(what, "like", f"one of: {' '.join(all_of.values)}")
+    return own.over(inherited(all_of, like))

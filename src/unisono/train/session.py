@@ -68,7 +68,7 @@ class Live:
     after: list[Callable[[Run, Report], None]]  # what is to be done after every step
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
-    per_sample: int  # targets of one sample
+    targets: int  # of one step, over all ranks
     saved: str = ""
 
 
@@ -104,10 +104,8 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         _validate(live)
     # A run resumed at its end has nothing new to save.
     folder = _save(live, blocking=True) if run.step > first or terms.resume is None else terms.resume
-    with writing(terms.run_dir):
-        live.journal.flush()
     live.feed.close()
-    tokens = (run.step - first) * _targets(live)
+    tokens = (run.step - first) * live.targets
     summary = {
         "steps": run.step,
         "loss": last.loss if last else None,
@@ -141,12 +139,12 @@ def _start(terms: Terms, corpus: Corpus) -> Live:
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
-    per_sample = corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
+    targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(terms.run_dir):
-        journal = Journal(run, _observers(terms, run), recipe.train.global_batch * per_sample)
+        journal = Journal(run, _observers(terms, run), targets)
     saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
     after = _tracing(terms, run)
-    return Live(terms, run, feed, val, saver, owners, journal, after, check, val_losses, per_sample, saved)
+    return Live(terms, run, feed, val, saver, owners, journal, after, check, val_losses, targets, saved)
 
 
 def _note(terms: Terms, text: str) -> None:
@@ -176,10 +174,6 @@ def _tracing(terms: Terms, run: Run) -> list[Callable[[Run, Report], None]]:
     path = terms.run_dir / "trace" / f"rank{place.rank}.json.gz"
     first = run.step + min(5, max(1, (train.steps - run.step) // 2))
     return [watch.tracing(path, place.rank, place.world, first, train.trace_steps, terms.host, place.backend)]
-
-
-def _targets(live: Live) -> int:
-    return live.terms.recipe.train.global_batch * live.per_sample
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:

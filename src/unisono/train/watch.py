@@ -42,8 +42,8 @@ EVERY = 0.2  # seconds
 
 
 class Journal:
-    """Tells observers of the steps, at once those that ended within `EVERY` seconds: what a short step costs to write
-    down, with its code and data fallen out of the processor's caches, would be a hundredth of the step.
+    """Tells observers of the steps, at once those that ended within `EVERY` seconds: writing down one short
+    step, with code and data fallen out of the processor's caches, costs several times what it costs among others.
 
     Whoever has a journal flushes it before a checkpoint, so that no line is missing where a run is resumed, and when
     the run ends in whatever way.
