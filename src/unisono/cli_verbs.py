@@ -333,6 +333,34 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     return result
 
 
+# --- calibrate -------------------------------------------------------------------------------------------------------
+
+
+def _calibrate_parser() -> Parser:
+    about = "Measures this machine in less than two minutes, for plan, simulate, plan=auto and reports."
+    parser = common(Parser(prog="unisono calibrate", description=about))
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write it (~/.cache/unisono/cluster.toml, where all look)"
+    )
+    return parser
+
+
+def _calibrate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
+    from unisono.planner.host_file import default_path
+
+    given = _calibrate_parser().read(words)
+    out = Path(given.out) if given.out else default_path(call.environ)
+    if given.dry_run:
+        call.say(f"would measure this machine and write {out}")
+        return {"dry_run": True, "file": str(out)}
+    call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
+    from unisono.commands import calibrate
+
+    result = calibrate.run(out, call.note)
+    call.say(str(out))
+    return result
+
+
 # --- later -----------------------------------------------------------------------------------------------------------
 
 
@@ -367,5 +395,6 @@ VERBS = (
     Verb("export", "write a run's weights for other programs", _export_parser, _export),
     Verb("simulate", "price one plan on a cluster: time, bytes, memory", _simulate_parser, _simulate),
     Verb("plan", "rank the plans for a cluster, and say why", _plan_parser, _plan),
+    Verb("calibrate", "measure this machine, for plan and simulate", _calibrate_parser, _calibrate),
     *(_later(name) for name in LATER),
 )

@@ -26,7 +26,7 @@ def keep_freed_memory() -> bool:
 
 def remember_few_collectives(environ: MutableMapping[str, str]) -> None:
     """Have torch's flight recorder keep the last 64 collectives of a rank on processors, unless the user says how many:
-    enough to see where it stood. By default it keeps 2000, small blocks between the tensors' large ones, which so do not
-    fit again: the memory of a rank under tp grew to twice what it needs in its first 40 steps. To be called before
+    enough to see where it stood. By default it keeps 2000, small blocks between the tensors' large ones, which so do
+    not fit again: the memory of a rank under tp grew to twice what it needs in its first 40 steps. To be called before
     groups are made."""
     environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")

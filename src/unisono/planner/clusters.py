@@ -4,13 +4,14 @@ from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
+from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
 from unisono.spec.cluster import Cluster, Device, Link
 from unisono.spec.errors import UsageError
 
 _DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "like")
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
-_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like")
+_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
 
 
 def cluster(text: str) -> Cluster:
@@ -68,6 +69,7 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         links=_links(table, total),
         stack=table.text("stack", "plain"),
         cost_per_hour=cost[0] if cost else None,
+        host=host_from(table.table("host")) if "host" in table.values else None,
         sources={"cost_per_hour": cost[1]} if cost else {},
     )
 

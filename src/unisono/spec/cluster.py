@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unisono.spec.host import Host
+
 Origin = Literal["specification", "fitted", "measured here", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "given")
 
@@ -84,7 +86,7 @@ class Cluster:
     """Equal devices under levels of links. The last level connects them all; none at all is one device.
 
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
-    unless another is named.
+    unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Cluster:
     links: tuple[Link, ...]
     stack: str = "plain"
     cost_per_hour: float | None = None
+    host: Host | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -1,0 +1,157 @@
+"""Steps and memory as priced after `unisono calibrate`, beside what `train` takes on this machine.
+
+    python benchmarks/cpu_truth.py                        calibrates, then 3 models x 19 plans: about ten minutes
+    python benchmarks/cpu_truth.py --cluster FILE.toml    with a calibration that is there
+    python benchmarks/cpu_truth.py --links 1000 100       also between two hosts with a link of so many Mbit/s (root)
+
+Each plan runs in processes of its own. Exit 1 where the mean error of the steps is above 15 %, or of memory above 5 %.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lab
+
+from unisono.commands import calibrate
+from unisono.config import Recipe, resolve
+from unisono.launch.nursery import Nursery
+from unisono.measure.recipes import gpt
+from unisono.planner.clusters import cluster
+from unisono.planner.host import memory_on_host, price_on_host
+from unisono.spec.cluster import Cluster, Link
+from unisono.spec.transformer import transformer
+
+MODELS = {
+    "1M": gpt(calibrate.sizes(4, 4, 128, 64), 16),
+    "10M": gpt(calibrate.sizes(8, 4, 320, 128), 8),
+    "19M": gpt(calibrate.sizes(6, 8, 512, 128), 8),
+}
+PLANS = {
+    2: ("dp=2", "shard=2 zero=1", "shard=2 zero=2", "shard=2 zero=3", "tp=2", "pp=2 micros=4",
+        "pp=2 schedule=gpipe micros=4", "dp=2 micros=2 recompute=full", "shard=2 zero=3 micros=2"),
+    4: ("dp=4", "shard=4 zero=3", "dp=2 shard=2 zero=2", "tp=4", "dp=2 tp=2", "dp=2 pp=2 micros=4",
+        "shard=2 tp=2", "shard=2 zero=2 pp=2 micros=2", "pp=4 micros=4", "tp=2 pp=2 micros=4"),
+}  # fmt: skip
+STEP_LIMIT, MEMORY_LIMIT = 0.15, 0.05
+
+
+def main() -> int:
+    options = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        here = options.cluster or str(Path(folder, "here.toml"))
+        if not options.cluster:
+            calibrate.run(Path(here), lambda text: print(text, file=sys.stderr))
+        base = cluster(here)
+    rows: list[dict[str, Any]] = []
+    heads = f"{'link':<10}{'model':<7}{'plan':<31}{'step ms':>9}{'priced':>9}"
+    print(f"{heads}{'error':>8}{'MiB':>7}{'priced':>7}{'error':>8}")
+    with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+        for megabits in (0.0, *options.links):
+            if megabits and not lab.possible():
+                print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")
+                continue
+            with lab.link(megabits) if megabits else nullcontext(()) as hosts:
+                for name in options.models:
+                    for ranks in options.ranks:
+                        for plan in PLANS[ranks]:
+                            rows.append(row(nursery, base, megabits, hosts, name, ranks, plan, options))
+                            print(line_of(rows[-1]), flush=True)
+    return summed(rows, options.json)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cluster", metavar="FILE", help="a file of `unisono calibrate` (measured now)")
+    parser.add_argument("--links", nargs="*", type=float, default=[], metavar="MBIT", help="also over these")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--ranks", nargs="+", type=int, choices=PLANS, default=list(PLANS))
+    parser.add_argument("--seconds", type=float, default=1.5, help="of steps, per plan (default 1.5)")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there")
+    return parser.parse_args()
+
+
+def row(
+    nursery: Nursery, base: Cluster, megabits: float, hosts: tuple[str, ...], name: str, ranks: int, plan: str,
+    options: argparse.Namespace,
+) -> dict[str, Any]:  # fmt: skip
+    """One plan, played and priced."""
+    recipe = MODELS[name]
+    argument = {
+        "recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan, "hosts": list(hosts),
+        "seconds": options.seconds,
+    }  # fmt: skip
+    outcome = nursery.run(argument, ranks, 1, timeout=300.0, backend="gloo")
+    if outcome.error is not None:
+        raise SystemExit(f"{plan}: {outcome.error.render()}\n{outcome.trace}")
+    results = [result for result in outcome.results if result is not None]
+    step, memory = priced(recipe, plan, ranks, between(base, ranks, megabits))
+    return {
+        "link": megabits, "model": name, "ranks": ranks, "plan": plan, "parts": results[0]["parts"],
+        "step": results[0]["parts"]["step"], "step_priced": step,
+        "memory": max(result["peak"] for result in results), "memory_priced": memory,
+    }  # fmt: skip
+
+
+def between(base: Cluster, ranks: int, megabits: float) -> Cluster:
+    """This machine with so many ranks, or two of it with a link between them."""
+    if not megabits:
+        return replace(base, devices=ranks)
+    inside = replace(base.links[0], size=ranks // 2)
+    wire = Link("wire", ranks, megabits * 1e6 / 8 / (ranks // 2), 1e-4)
+    return replace(base, devices=ranks, links=(inside, wire))
+
+
+def priced(recipe: Recipe, plan: str, ranks: int, where: Cluster) -> tuple[float, float]:
+    """(seconds of a step, bytes of the fullest rank)."""
+    resolved = resolve(recipe, plan, ranks)
+    model = transformer(recipe.model, recipe.model.vocab or 256)
+    given = {"micro_batch": resolved.batch.micro_batch, "micros": resolved.batch.micros}
+    assert where.host is not None
+    step = price_on_host(model, resolved.plan, where, **given).step
+    return step, memory_on_host(model, resolved.plan, where.host, **given)[1].total
+
+
+def line_of(row: dict[str, Any]) -> str:
+    link = f"{row['link']:.0f} Mbit/s" if row["link"] else "loopback"
+    step, memory = (row[f"{what}_priced"] / row[what] - 1.0 for what in ("step", "memory"))
+    return (
+        f"{link:<10}{row['model']:<7}{row['plan']:<31}{row['step'] * 1e3:>9.1f}{row['step_priced'] * 1e3:>9.1f}"
+        f"{100 * step:>+7.1f}%{row['memory'] / 2**20:>7.0f}{row['memory_priced'] / 2**20:>7.0f}{100 * memory:>+7.1f}%"
+    )
+
+
+def summed(rows: list[dict[str, Any]], file: str | None) -> int:
+    """The mean errors; how much longer the plan takes that the prices would have chosen."""
+    print()
+    means = {}
+    for what in ("step", "memory"):
+        errors = sorted(abs(one[f"{what}_priced"] / one[what] - 1.0) for one in rows)
+        means[what] = statistics.fmean(errors)
+        print(
+            f"{what:<7} {len(rows)} plans: mean error {100 * means[what]:.1f} %, median"
+            f" {100 * statistics.median(errors):.1f} %, greatest {100 * errors[-1]:.1f} %"
+        )
+    for key in dict.fromkeys((one["link"], one["model"], one["ranks"]) for one in rows):
+        own = [one for one in rows if (one["link"], one["model"], one["ranks"]) == key]
+        chosen, best = min(own, key=lambda one: one["step_priced"]), min(own, key=lambda one: one["step"])
+        more = chosen["step"] / best["step"] - 1.0
+        link = f"{key[0]:.0f} Mbit/s" if key[0] else "loopback"
+        print(
+            f"chosen  {link:<10} {key[1]:<4} {key[2]} ranks: {chosen['plan']}, {100 * more:.1f} % above the best"
+        )
+    if file:
+        Path(file).write_text(json.dumps(rows))
+    return 0 if means["step"] <= STEP_LIMIT and means["memory"] <= MEMORY_LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

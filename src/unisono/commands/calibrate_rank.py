@@ -1,0 +1,73 @@
+"""`unisono calibrate`, inside a rank: kernels and steps of ranks that compute alone, then what they take together."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.mesh import Mesh, Shape
+from unisono.launch.context import RankContext
+from unisono.measure import collectives, kernels, steps
+from unisono.measure.recipes import gpt
+from unisono.observe.span import Recorder
+from unisono.train.build import Place, connect
+from unisono.train.session import place_of
+
+PRODUCTS = [(m, k, n) for m in (64, 512, 2048) for k in (64, 256, 1024) for n in (64, 256, 1024)]
+COPIES = [1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
+SIZES = [1 << shift for shift in (12, 14, 16, 18, 20, 22, 24)]
+
+
+def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:
+    """`argument["ask"]`: `alone` (every rank for itself, all at once) or `together`."""
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
+    connect(place, ctx.store if ctx.world > 1 else None)
+    if argument["ask"] == "alone":
+        return _alone(ctx, place, argument)
+    return _together(ctx, place, argument)
+
+
+def _agree(number: float) -> float:
+    """The greatest that a rank gives; all wait for all."""
+    box = torch.tensor([number], dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+    return float(box.item())
+
+
+def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"device": place.device.type}
+    _agree(0.0)
+    if argument["kernels"]:
+        dtypes = ["float32"] if place.device.type == "cpu" else ["float32", "bfloat16"]
+        for dtype in dtypes:
+            found[dtype] = kernels.products(PRODUCTS, place.device, getattr(torch, dtype))
+        found["copies"] = kernels.copies(COPIES, place.device)
+        found["launch"] = kernels.launch(place.device)
+    single = place_of(0, 1, ctx.local_rank, ctx.backend, 600.0)
+    found["steps"] = []
+    for ask in argument["steps"]:
+        seen = _played(ask, single, "dp=1", argument["least"])
+        # Where ranks share cores a quiet moment is one in which the others wait.
+        found["steps"].append(seen.quiet if argument["kernels"] else seen.medians)
+    return found
+
+
+def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str, Any]:
+    before = steps.resident()
+    found: dict[str, Any] = {"steps": [], "calls": []}
+    if argument["collectives"]:
+        mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
+        found["collectives"] = collectives.timed(mesh.dp, SIZES)
+    for ask in argument["steps"]:
+        begun = time.perf_counter()
+        seen = _played(ask, place, ask["plan"], argument["least"])
+        found["steps"].append(seen.medians | {"took": time.perf_counter() - begun})
+        found["calls"].append(steps.means(seen.calls))
+    return found | {"before": before, "peak": steps.resident()}
+
+
+def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.Seen:
+    given = gpt(ask["sizes"], ask["batch"], ask.get("micro_batch"), ask.get("dropout", 0.0))
+    return steps.play(given, plan, place, _agree, least)

@@ -1,0 +1,60 @@
+"""Collectives of the house, timed on the ranks that are there."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group
+
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "message")
+
+
+def timed(group: Group, sizes: Sequence[int], least: float = 0.05) -> list[tuple[str, int, float]]:
+    """(operation, bytes in all, seconds) over the group, in fp32: all_reduce sums as many bytes as every rank has,
+    all_gather and reduce_scatter end or begin with as many, a message goes from one member to the next and back."""
+    found: list[tuple[str, int, float]] = []
+    for size in sizes:
+        count = max(1, size // 4 // group.size) * group.size
+        whole, part = torch.zeros(count), torch.zeros(count // group.size)
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda x=whole: group.start_all_reduce(x).wait(),
+            "all_gather": lambda x=part: group.all_gather(x),
+            "reduce_scatter": lambda x=whole: group.reduce_scatter(x),
+            "message": lambda x=whole: _there_and_back(group, x),
+        }
+        for op, call in calls.items():
+            seconds = _seconds(group, call, least)
+            found.append((op, size, seconds / 2 if op == "message" else seconds))
+    return found
+
+
+def _there_and_back(group: Group, x: Tensor) -> None:
+    """Between the first two members; the others wait for nobody."""
+    if group.index == 0:
+        group.start_send(x, 1).wait()
+        group.start_recv(x, 1).wait()
+    elif group.index == 1:
+        group.start_recv(x, 0).wait()
+        group.start_send(x, 0).wait()
+
+
+def _seconds(group: Group, call: Callable[[], object], least: float) -> float:
+    """Median of single calls that all begin together; how many is agreed on, so that nobody waits for a call that
+    another does not make."""
+    call()
+    group.barrier()
+    begun = time.perf_counter()
+    call()
+    once = torch.tensor([time.perf_counter() - begun])
+    group.all_reduce(once, torch.distributed.ReduceOp.MAX)
+    took = []
+    for _ in range(min(50, max(5, round(least / once.item())))):
+        group.barrier()
+        begun = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - begun)
+    longest = torch.tensor([statistics.median(took)])
+    return float(group.all_reduce(longest, torch.distributed.ReduceOp.MAX).item())

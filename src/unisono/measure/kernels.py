@@ -1,0 +1,63 @@
+"""Single kernels on one rank's device: matrix products, memory traffic, the start of an operation."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+
+def seconds_of(call: Callable[[], object], device: torch.device, least: float = 0.05) -> float:
+    """Median seconds of one call, which is repeated for at least `least` seconds and three times. On a GPU each time
+    includes waiting for it."""
+    call()
+    took: list[float] = []
+    end = time.perf_counter() + least
+    while len(took) < 3 or time.perf_counter() < end:
+        _wait(device)
+        begun = time.perf_counter()
+        call()
+        _wait(device)
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took)
+
+
+def products(
+    shapes: Sequence[tuple[int, int, int]], device: torch.device, dtype: torch.dtype
+) -> list[tuple[int, int, int, float]]:
+    """(rows, inner, columns, seconds) of each product (rows x inner) (inner x columns)."""
+    found = []
+    for rows, inner, columns in shapes:
+        a = torch.randn(rows, inner, device=device, dtype=dtype)
+        b = torch.randn(inner, columns, device=device, dtype=dtype)
+        found.append((rows, inner, columns, seconds_of(lambda a=a, b=b: a @ b, device)))
+    return found
+
+
+def copies(sizes: Sequence[int], device: torch.device) -> list[tuple[int, float]]:
+    """(bytes read and written, seconds) of a copy of each size, in bytes."""
+    found = []
+    for size in sizes:
+        source = torch.zeros(size // 4, device=device)
+        target = torch.zeros_like(source)
+        found.append((2 * size, seconds_of(lambda s=source, t=target: t.copy_(s), device)))
+    return found
+
+
+def launch(device: torch.device, count: int = 200) -> float:
+    """Host seconds to start one small operation, in a stream of `count`."""
+    x = torch.zeros(8, device=device)
+
+    def many() -> None:
+        for _ in range(count):
+            x.add_(1.0)
+
+    return seconds_of(many, device) / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+__all__ = ["copies", "launch", "products", "seconds_of"]

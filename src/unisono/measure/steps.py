@@ -1,0 +1,94 @@
+"""Whole training steps of the program that `train` plays, and where their time goes."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unisono.config import Recipe, resolve
+from unisono.observe.memory import peak_rss_mib
+from unisono.observe.span import PARTS, Recorder
+from unisono.train.build import Place, build, feeds
+from unisono.train.data.dataset import Corpus, TokenWindows
+from unisono.train.loop import train
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """laps: seconds of each step by part, and `step` for the whole. calls: (operation, bytes that this rank sent,
+    seconds) of every collective that the step waited for."""
+
+    laps: list[dict[str, float]]
+    calls: list[tuple[str, int, float]]
+
+    @property
+    def medians(self) -> dict[str, float]:
+        return {part: statistics.median(one[part] for one in self.laps) for part in self.laps[0]}
+
+    @property
+    def quiet(self) -> dict[str, float]:
+        """The lower quartile of every part: what the machine does while nothing else disturbs it."""
+        return {part: statistics.quantiles([one[part] for one in self.laps], n=4)[0] for part in self.laps[0]}
+
+
+def corpus(context: int, vocab: int, samples: int = 1024) -> Corpus:
+    """Tokens without sense: what they are changes no time."""
+    tokens = np.random.default_rng(0).integers(0, vocab, samples * context + 1).astype(np.int32)
+    windows = TokenWindows(tokens, context)
+    return Corpus(windows, windows, vocab, vocab, (context,), None, None, "made up")
+
+
+def play(given: Recipe, plan: str, place: Place, agree: Callable[[float], float], least: float = 0.7) -> Seen:
+    """Steps for about `least` seconds, 5 to 100 of them, after half as many that do not count: in a new process the
+    first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each other.
+    """
+    resolved = resolve(given, plan, place.world)
+    data = corpus(given.model.context, given.model.vocab or 256)
+    recorder = Recorder(place.rank)
+    run = build(resolved.recipe, resolved.plan, place, data, recorder)
+    feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, data, place.device)
+    playing = train(run, feed, resolved.recipe.train.steps)
+
+    def lap() -> dict[str, float]:
+        recorder.lap()
+        begun = time.perf_counter()
+        next(playing)
+        seconds = time.perf_counter() - begun
+        parts = recorder.lap().seconds
+        return {**{part: parts.get(part, 0.0) for part in PARTS}, "step": seconds}
+
+    lap()
+    count = round(min(100.0, max(5.0, least / agree(lap()["step"]))))
+    for _ in range(count // 2):
+        lap()
+    agree(0.0)
+    recorder.keep = True
+    laps = [lap() for _ in range(count)]
+    feed.close()
+    calls = [
+        (span.tags["op"], int(span.tags["bytes"]), (span.stop_ns - span.start_ns) * 1e-9)
+        for span in recorder.take()
+        if span.kind == "comm" and "bytes" in span.tags
+    ]
+    return Seen(laps, calls)
+
+
+def means(calls: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
+    """(operation, bytes, seconds), one line for each operation and size: the mean, since a step waits for all of them,
+    without the slowest tenth, in which something else had the processor."""
+    groups: dict[tuple[str, int], list[float]] = {}
+    for op, nbytes, seconds in calls:
+        groups.setdefault((op, nbytes), []).append(seconds)
+    return [
+        (op, nbytes, statistics.fmean(sorted(took)[: max(1, len(took) * 9 // 10)]))
+        for (op, nbytes), took in sorted(groups.items())
+    ]
+
+
+def resident() -> float:
+    """Peak of this rank's memory so far, in bytes."""
+    gc.collect()
+    return peak_rss_mib() * 2**20

@@ -1,0 +1,361 @@
+"""The price of a plan on a host whose ranks share cores: measured paces, the timetable played on shared cores.
+
+What differs from devices: more ranks than cores share them, so a bubble costs nothing where another rank has work;
+collectives over loopback are work for the same cores, so overlap hides none of it; only a wire between hosts is
+waited for without work.
+"""
+
+from dataclasses import dataclass
+
+from unisono.plan import Plan
+from unisono.planner.memory import Memory, layers_of, row_parameters, states
+from unisono.planner.price import Price, Traffic
+from unisono.planner.timetables import in_flight
+from unisono.programs import schedules
+from unisono.programs.shared import Costs, play_shared
+from unisono.spec.cluster import Cluster
+from unisono.spec.host import Host, Pace
+from unisono.spec.transformer import Transformer
+
+ITEM = 4.0
+# Of our own reducer (`comm.bucket`): the first bucket leaves early, the others are filled up to the cap.
+FIRST_BUCKET, BUCKET = float(1 << 20), float(25 << 20)
+# Of 1,538 bytes that a full Ethernet frame takes on a wire, 1,448 are the sender's (IP, TCP with time stamps).
+PAYLOAD = 1448 / 1538
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, on the wire."""
+
+    compute: float
+    talk: float
+    wire: float
+
+
+def crowded(axis: str, more: bool) -> str:
+    """The name of what a call of an axis costs beside itself, where there are more ranks than cores or not: whoever is
+    woken there waits until a core is free."""
+    return f"{axis} crowded" if more else axis
+
+
+def counted(
+    model: Transformer, micro_batch: int, tp: int, *, backward: bool, layers: float, stem: bool, head: bool
+) -> Pace:
+    """What one pass over `layers` blocks computes, in the units of a pace: FLOPs, bytes, operations.
+
+    Bytes are those of the program's own kernels in fp32: norms, residual sums, activation, the heads' transposition.
+    """
+    n, h, k = micro_batch * model.context, model.d_model, 2.0 if backward else 1.0
+    shared = 2.0 * n * h / tp  # norms and sums are dealt over tp by positions
+    products = (
+        2.0 * n * (h * (h + 2 * model.kv_width) + h * h + (3 if model.gated else 2) * h * model.d_ff) / tp
+    )
+    scores = (
+        2.0 * n * model.context * h / tp * (2.0 if model.noisy else 1.0)
+    )  # both products; half is masked, unless drawn
+    active = (5 if model.gated else 3) if backward else (3 if model.gated else 2)
+    moved = shared * (7 if backward else 5) + n * (active * model.d_ff + 2 * (h + 2 * model.kv_width)) / tp
+    drawn = (n * h * 2 / tp + n * model.context * model.n_head / tp) if model.noisy and not backward else 0.0
+    dealt, whole = model.block_parameters
+    ends = Pace()
+    if stem or head:
+        ends = Pace(
+            product=2.0 * k * n * h * model.vocab / tp if head else 0.0,
+            elementwise=ITEM * n * h * (6 if backward else 4) * (stem + head) / tp,
+            logits=ITEM * 3 * n * model.vocab / tp if head else 0.0,
+            weights=ITEM * model.vocab * h / tp if head else 0.0,
+            noise=n * h / tp if model.noisy and stem and not backward else 0.0,
+            launch=(10.0 if backward else 6.0) / 2 * (stem + head),
+        )
+    return Pace(
+        product=k * layers * products + ends.product,
+        attention=(2.5 if backward else 1.0) * layers * scores,
+        elementwise=ITEM * layers * moved + ends.elementwise,
+        logits=ends.logits,
+        weights=ITEM * k * layers * (dealt / tp + whole) + ends.weights,
+        noise=layers * drawn + ends.noise,
+        launch=(30.0 if backward else 14.0) * layers + ends.launch,
+    )
+
+
+def price_on_host(
+    model: Transformer, plan: Plan, cluster: Cluster, *, micro_batch: int, micros: int
+) -> Price:
+    """A step of `micros` micro-batches on every data rank. The cluster has a host."""
+    host = cluster.host
+    if host is None:
+        raise ValueError(f"{cluster.name} is no host of ranks")
+    each = plan.world // plan.pp
+    ahead, back = ([_task(model, plan, cluster, host, micro_batch, micros, row, way) for row in range(plan.pp)]
+                   for way in (False, True))  # fmt: skip
+    timetable = schedules.get(plan.schedule)(plan.pp, micros)
+    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
+    full = plan.world > host.cores
+    latency = 0.0
+    if plan.pp > 1:
+        latency = host.talk("message", 2, whole) + host.calls.get(crowded("pp", full), 0.0)
+    wires = [_between(cluster, each, row) * each * whole / (_wire(cluster) or 1.0) for row in range(plan.pp)]
+
+    def costs(tasks: list[_Task]) -> list[tuple[float, float]]:
+        return [(t.compute + t.talk, t.wire) for t in tasks]
+
+    given = Costs(costs(ahead), costs(back), wires, [latency] * plan.pp)
+    placed = play_shared(timetable, given, each, host.slow)
+    span = max(p.stop for p in placed)
+    tasks = [*ahead, *back]
+    stretch = host.slow(plan.world)
+    compute = micros * stretch * sum(t.compute for t in tasks) / plan.pp
+    talk = micros * sum(t.talk * stretch + t.wire for t in tasks) / plan.pp
+    data = _data(model, plan, cluster, host, back[0].compute * host.slow(each))
+    axes = _axes(model, plan, micro_batch, micros)
+    inside = "shard" if axes["shard"].bytes else "tp"
+    messages = micros * 2 * (latency + sum(wires) / plan.pp) if plan.pp > 1 else 0.0
+    update = host.update
+    tensors = 12.0 * model.n_layer / plan.pp + 4
+    own = sum(row_parameters(model, plan, 0))
+    optimizer = stretch * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
+    replica = plan.world // plan.dp
+    optimizer += stretch * host.talk("all_reduce", replica, 4096.0)
+    tied = 0.0
+    if model.tied and plan.pp > 1:
+        tied = stretch * host.talk("all_reduce", 2, ITEM * model.vocab * model.d_model / plan.tp)
+        if _wire(cluster) and each * plan.pp > cluster.links[0].size:
+            tied += each * ITEM * model.vocab * model.d_model / plan.tp / _wire(cluster)
+    fixed = host.step * stretch + tied
+    shown = sum(t.exposed for t in data.values())
+    comm = {
+        axis: Traffic(traffic.bytes, 0.0, 0.0) for axis, traffic in axes.items() if getattr(plan, axis) > 1
+    }
+    if inside in comm:
+        comm[inside] = Traffic(comm[inside].bytes, talk, talk)
+    if "pp" in comm:
+        comm["pp"] = Traffic(comm["pp"].bytes, messages, 0.0)
+    comm |= data
+    return Price(
+        step=span + shown + optimizer + fixed,
+        arithmetic=compute,
+        kernels=0.0,
+        host=0.0,
+        idle=span - compute - talk,
+        uneven=0.0,
+        busiest=compute + talk,
+        optimizer=optimizer,
+        fixed=fixed,
+        comm=comm,
+    )  # fmt: skip
+
+
+def memory_on_host(
+    model: Transformer, plan: Plan, host: Host, *, micro_batch: int, micros: int
+) -> tuple[int, Memory]:
+    """(row, its memory): of the fullest rank, in bytes that are resident. slack: what the process has beside."""
+    rows = [_memory_of(model, plan, host, micro_batch, micros, row) for row in range(plan.pp)]
+    row = max(range(plan.pp), key=lambda r: rows[r].total)
+    return row, rows[row]
+
+
+def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, micros: int, row: int) -> Memory:
+    blocks, rim = row_parameters(model, plan, row)
+    own = blocks + rim
+    params, grads, optim = states(own, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4)
+    if plan.shard > 1 and plan.zero < 3:
+        params += ITEM * own / plan.shard  # the part that the optimiser steps
+    one = _kept(model, plan, micro_batch)
+    layers = _layers(model, plan)[row]
+    held = in_flight(plan.schedule, row, plan.pp, micros)
+    tokens = micro_batch * model.context
+    if plan.recompute == "full":
+        activations = held * layers * ITEM * tokens * model.d_model / plan.tp + one
+    else:
+        activations = held * layers * one
+    if row == plan.pp - 1:
+        activations += 3.0 * ITEM * tokens * model.vocab / plan.tp
+    buffers = ITEM * own / plan.shard if plan.dp > 1 else 0.0
+    if plan.shard > 1:
+        dealt, whole = model.block_parameters
+        buffers += ITEM * (2 * (dealt / plan.tp + whole) + rim)
+    whole = params + grads + optim + activations + buffers
+    # What FSDP2 lets go between blocks stays with the C library, in pieces: a rank is as large as with zero=1.
+    kept = whole
+    if plan.shard > 1:
+        kept += (ITEM * own - params if plan.zero == 3 else 0.0) + (ITEM * own - grads)
+        kept += ITEM * own / plan.shard if plan.zero == 3 else 0.0
+    axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1]
+    slack = kept - whole + host.beside(axes, kept, ITEM * own)
+    return Memory(params, grads, optim, activations, buffers, slack)
+
+
+def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes that one block of one micro-batch keeps for its backward pass: inputs of both norms and both sums, of every
+    product, keys, queries, values, what attention gives before and after its heads are put together."""
+    h, f, t = model.d_model, model.d_ff, plan.tp
+    whole = 4 * h / t + (2 * h if t > 1 else 0)  # under tp, what is gathered is kept beside the part
+    dealt = (h + 2 * model.kv_width + 3 * h + (3 if model.gated else 2) * f) / t
+    scores = 3 * model.n_head * model.context / t if model.noisy else 0.0
+    return ITEM * micro_batch * model.context * (whole + dealt + scores)
+
+
+def _task(
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    host: Host,
+    micro_batch: int,
+    micros: int,
+    row: int,
+    backward: bool,
+) -> _Task:
+    """One pass of one row."""
+    layers = _layers(model, plan)[row]
+    stem, head = row == 0, row == plan.pp - 1
+    ends = {"layers": layers, "stem": stem, "head": head}
+    work = counted(model, micro_batch, plan.tp, backward=backward, **ends)  # type: ignore[arg-type]
+    compute = (host.backward if backward else host.forward).of(work)
+    again = plan.recompute == "full" and backward
+    if again:
+        compute += host.forward.of(
+            counted(model, micro_batch, plan.tp, backward=False, layers=layers, stem=False, head=False)
+        )
+    talk = wire = 0.0
+    for axis, op, nbytes, times in calls_of_pass(
+        model, plan, micro_batch, micros, layers, (stem, head), backward, again
+    ):
+        ranks = getattr(plan, axis)
+        stride = plan.tp if axis == "shard" else 1
+        talk += times * (
+            host.talk(op, ranks, nbytes) + host.calls.get(crowded(axis, plan.world > host.cores), 0.0)
+        )
+        wire += times * _on_wire(cluster, plan, op, stride, ranks, nbytes)
+    return _Task(compute, talk, wire)
+
+
+def calls_of_pass(
+    model: Transformer, plan: Plan, micro_batch: int, micros: int, layers: float, ends: tuple[bool, bool],
+    backward: bool, again: bool,
+) -> list[tuple[str, str, float, float]]:  # fmt: skip
+    """(axis, operation, bytes in all, how often): the collectives inside one pass, as the program makes them. ends:
+    whether stem and head are here. again: the forward pass is computed once more on the way."""
+    stem, head = ends
+    found: list[tuple[str, str, float, float]] = []
+    if plan.tp > 1:
+        moved = micro_batch * model.context * model.d_model * ITEM
+        tokens = micro_batch * model.context * ITEM
+        pairs = 2.0 * layers * (2 if again else 1)
+        gathers = 2 if model.gated else 1  # gate and up gather their input each
+        first = layers * (1 + gathers)
+        stems, heads = float(stem), float(head)
+        gather = pairs + stems if backward else first + heads
+        scatter = first + heads if backward else pairs + stems
+        found += [("tp", "all_gather", moved, gather), ("tp", "reduce_scatter", moved, scatter)]
+        if head and not backward:
+            found.append(("tp", "all_reduce", tokens, 2.0))
+    if plan.shard > 1:
+        dealt, whole = model.block_parameters
+        block = ITEM * (dealt / plan.tp + whole)
+        rim = ITEM * row_parameters(model, plan, 0 if stem else plan.pp - 1)[1] if stem or head else 0.0
+        once = 1.0 / micros
+        if not backward:
+            gathers = 1.0 if plan.zero == 3 else once
+            found += [("shard", "all_gather", block, layers * gathers), ("shard", "all_gather", rim, gathers)]
+        else:
+            scatters = once if plan.zero == 1 else 1.0
+            if plan.zero == 3:
+                found.append(("shard", "all_gather", block, layers))
+            found += [
+                ("shard", "reduce_scatter", block, layers * scatters),
+                ("shard", "reduce_scatter", rim, scatters),
+            ]
+    return [call for call in found if call[2] * call[3] > 0]
+
+
+def _layers(model: Transformer, plan: Plan) -> list[int]:
+    """Blocks of each row."""
+    return [layers_of(row, plan.pp, model.n_layer) for row in range(plan.pp)]
+
+
+def _data(
+    model: Transformer, plan: Plan, cluster: Cluster, host: Host, backward: float
+) -> dict[str, Traffic]:
+    """Gradients meeting on dp after the last backward pass of the first row, which ends last."""
+    if plan.dp == 1:
+        return {}
+    sizes, total = _sizes(model, plan), ITEM * sum(row_parameters(model, plan, 0)) / plan.shard
+    stride = plan.tp * plan.shard
+    active = plan.world // plan.pp
+    work = sum(host.talk("all_reduce", plan.dp, size) for size in sizes) * host.slow(active)
+    if plan.dp < plan.world:  # curves of all ranks have it in them
+        work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
+    wires = [_on_wire(cluster, plan, "all_reduce", stride, plan.dp, size) for size in sizes]
+    # Buckets before the last cross the wire while backward goes on.
+    done = 0.0
+    for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
+        ready = backward if i == len(sizes) - 1 else backward * min(1.0, (sum(sizes[:i]) + size) / total)
+        done = max(done, ready) + wire
+    seconds = work + sum(wires)
+    shown = work + max(0.0, done - backward)
+    return {"dp": Traffic(2.0 * (plan.dp - 1) / plan.dp * total, seconds, shown)}
+
+
+def buckets(model: Transformer, plan: Plan) -> int:
+    """How many of them meet on dp, on the first row."""
+    return len(_sizes(model, plan))
+
+
+def _sizes(model: Transformer, plan: Plan) -> list[float]:
+    """Bytes of each. What is sharded leaves when backward is over, and so does the last one."""
+    total = ITEM * sum(row_parameters(model, plan, 0)) / plan.shard
+    early = FIRST_BUCKET if plan.shard == 1 and total > FIRST_BUCKET else 0.0
+    sizes, left = ([early] if early else []), total - early
+    while left > 0:
+        sizes.append(min(BUCKET, left))
+        left -= sizes[-1]
+    return sizes
+
+
+def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
+    """Bytes that a rank sends in a step inside its replica."""
+    moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
+    layers = model.n_layer / plan.pp
+    for backward in (False, True):
+        again = plan.recompute == "full" and backward
+        for axis, op, nbytes, times in calls_of_pass(
+            model, plan, micro_batch, micros, layers, (plan.pp == 1, plan.pp == 1), backward, again
+        ):
+            n = getattr(plan, axis)
+            moved[axis] += micros * times * nbytes * (n - 1) / n * (2 if op == "all_reduce" else 1)
+    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
+    moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
+    return {axis: Traffic(nbytes) for axis, nbytes in moved.items()}
+
+
+def _wire(cluster: Cluster) -> float:
+    """Payload bytes a second of a host's way out, where there is more than one host; else 0."""
+    if len(cluster.links) < 2:
+        return 0.0
+    return cluster.links[-1].bandwidth * PAYLOAD * cluster.links[0].size
+
+
+def _on_wire(cluster: Cluster, plan: Plan, op: str, stride: int, ranks: int, nbytes: float) -> float:
+    """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
+    rate, node = _wire(cluster), cluster.links[0].size if cluster.links else 1
+    if not rate or ranks < 2 or stride * ranks <= node:
+        return 0.0
+    here = max(1, node // stride)  # members of a group on one host
+    groups = min(node, stride)  # of that axis which go through the same way out
+    if op == "all_reduce":
+        sent = 2.0 * (ranks - 1) / ranks * nbytes
+    elif op == "all_gather":
+        sent = (ranks - 1) / ranks * nbytes
+    else:  # an exchange of parts: every member sends a part to each one outside
+        sent = here * (ranks - here) / ranks * nbytes / 1.0
+    return groups * sent / rate + cluster.links[-1].latency
+
+
+def _between(cluster: Cluster, each: int, row: int) -> float:
+    """1.0 where the ranks of a row and of the next one are on two hosts."""
+    node = cluster.links[0].size if cluster.links else 1
+    return float(bool(_wire(cluster)) and (row + 1) * each % node == 0)
+
+
+__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "price_on_host"]

@@ -1,0 +1,160 @@
+"""A measured host as a cluster file, and back."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from unisono.planner.tables import Table
+from unisono.spec.host import Curve, Host, Pace
+
+_KEYS = ("cores", "crowd", "step_us", "update_us", "forward", "backward", "curves", "calls_us", "memory_mb")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A host, and how well it explains what it was fitted to: relative errors by what was measured."""
+
+    host: Host
+    fitted: Mapping[str, list[float]] = field(default_factory=dict)
+
+    def errors(self) -> dict[str, float]:
+        """Mean of the absolute relative errors."""
+        return {what: sum(map(abs, each)) / len(each) for what, each in self.fitted.items() if each}
+
+
+def default_path(environ: Mapping[str, str]) -> Path:
+    """Where `calibrate` writes, and where `plan=auto` and reports look."""
+    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
+    return Path(cache) / "unisono" / "cluster.toml"
+
+
+def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str:
+    """The text of a cluster file. device: `memory` in bytes, `bandwidth` in bytes/s, `peak DTYPE` in FLOP/s."""
+    host = measured.host
+    source = f'origin = "measured here", source = {json.dumps(origin)}'
+    peak = ", ".join(
+        f"{name.removeprefix('peak ')} = {rate / 1e12:.5g}"
+        for name, rate in device.items()
+        if name.startswith("peak ")
+    )
+    slowest = host.curves["all_reduce:2"]
+    lines = [
+        f"# This machine, as measured: {origin}. Written by `unisono calibrate`, read by plan, simulate and train.",
+        'name = "here"',
+        f"node = {host.cores}",
+        'stack = "plain"',
+        "",
+        "[device]",
+        f"peak_tflops = {{ value = {{ {peak} }}, {source} }}",
+        f"memory_gb = {{ value = {device['memory'] / 1e9 / host.cores:.5g}, {source} }}  # of each core",
+        f"bandwidth_tb_s = {{ value = {device['bandwidth'] / 1e12:.4g}, {source} }}",
+        "",
+        "[[link]]",
+        'name = "loopback"',
+        "size = 0",
+        f"bandwidth_gb_s = {{ value = {slowest.nbytes[-1] / slowest.seconds[-1] / 1e9:.4g}, {source} }}",
+        f"latency_us = {{ value = {slowest.seconds[0] * 1e6:.4g}, {source} }}",
+        "",
+        "[host]",
+        f"cores = {host.cores}",
+        f"crowd = {host.crowd:.4f}  # how much longer work takes, beyond its share, with two ranks to a core",
+        f"step_us = {host.step * 1e6:.4g}",
+        f"update_us = [{', '.join(f'{part * 1e6:.6g}' for part in host.update)}]  # fixed, per tensor, per element",
+        "",
+        "# Microseconds per million: FLOPs, bytes, elements of masks; and per operation that is started.",
+    ]
+    for name, pace in (("forward", host.forward), ("backward", host.backward)):
+        lines += [f"[host.{name}]", *(f"{f.name} = {_scaled(f.name, pace):.6g}" for f in fields(Pace)), ""]
+    lines += ["# Collectives by operation and ranks: [bytes in all, microseconds].", "[host.curves]"]
+    for key, curve in host.curves.items():
+        points = ", ".join(
+            f"[{int(n)}, {s * 1e6:.4g}]" for n, s in zip(curve.nbytes, curve.seconds, strict=True)
+        )
+        lines.append(f'"{key}" = [{points}]')
+    lines += ["", "# What a collective of an axis costs beside itself, microseconds.", "[host.calls_us]"]
+    lines += [f'"{axis}" = {seconds * 1e6:.4g}' for axis, seconds in host.calls.items()]
+    lines += ["", "# What a rank has beside what it needs: megabytes, a share of that, a share of its undealt weights.",
+              "[host.memory_mb]"]  # fmt: skip
+    lines += [
+        f"{axis} = [{fixed / 1e6:.5g}, {share:.4g}, {whole:.4g}]"
+        for axis, (fixed, share, whole) in host.memory.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _scaled(name: str, pace: Pace) -> float:
+    return getattr(pace, name) * (1e6 if name == "launch" else 1e12)
+
+
+def host_from(table: Table) -> Host:
+    """The [host] of a cluster file. Raises UsageError with file and line for what is wrong in it."""
+    table.known(_KEYS)
+    cores = table.count("cores", 0)
+    if not cores:
+        raise table.wrong("a host has at least one core", "cores", "cores = 2")
+
+    def pace(key: str) -> Pace:
+        own = table.table(key) if key in table.values else None
+        if own is None:
+            raise table.wrong(f"{key} is missing", "", f"[host.{key}], as unisono calibrate writes it")
+        own.known([f.name for f in fields(Pace)])
+        return Pace(
+            **{
+                f.name: own.number(f.name, 1e-6 if f.name == "launch" else 1e-12, 0.0)[0]
+                for f in fields(Pace)
+            }
+        )
+
+    curves: dict[str, Curve] = {}
+    if "curves" in table.values:
+        own = table.table("curves")
+        for key, points in own.values.items():
+            curves[key] = _curve(own, key, points)
+    calls = table.table("calls_us") if "calls_us" in table.values else None
+    memory = table.table("memory_mb") if "memory_mb" in table.values else None
+    update = _numbers(table, "update_us", 3)
+    return Host(
+        cores=cores,
+        forward=pace("forward"),
+        backward=pace("backward"),
+        update=(update[0] * 1e-6, update[1] * 1e-6, update[2] * 1e-6),
+        step=table.number("step_us", 1e-6, 0.0)[0],
+        crowd=table.number("crowd", 1.0, 1.0)[0],
+        curves=curves,
+        calls={axis: calls.number(axis, 1e-6)[0] for axis in calls.values} if calls else {},
+        memory=_memory(memory) if memory else {},
+    )
+
+
+def _memory(table: Table) -> dict[str, tuple[float, float, float]]:
+    found = {}
+    for axis in table.values:
+        fixed, share, whole = _numbers(table, axis, 3)
+        found[axis] = (fixed * 1e6, share, whole)
+    return found
+
+
+def _numbers(own: Table, key: str, count: int) -> list[float]:
+    given = own.values.get(key)
+    if not isinstance(given, list) or len(given) != count or not all(map(_is_number, given)):
+        raise own.wrong(f"{key} is {count} numbers of 0 or more", key, "unisono calibrate writes them")
+    return [float(one) for one in given]
+
+
+def _curve(own: Table, key: str, points: object) -> Curve:
+    op, _, ranks = key.partition(":")
+    right = isinstance(points, list) and len(points) > 0 and op != "" and ranks.isdigit() and int(ranks) > 1
+    if not right or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_number, p)) for p in points):  # type: ignore[union-attr]
+        raise own.wrong(f"{key} is a list of [bytes, microseconds]", key, '"all_reduce:2" = [[4096, 450.0]]')
+    line = [(float(n), float(us) * 1e-6) for n, us in points]  # type: ignore[union-attr]
+    if any(b[0] <= a[0] for a, b in itertools.pairwise(line)) or any(s <= 0 or n <= 0 for n, s in line):
+        raise own.wrong(
+            f"{key}: bytes rise and nothing takes no time", key, '"all_reduce:2" = [[4096, 450.0]]'
+        )
+    return Curve(tuple(n for n, _ in line), tuple(s for _, s in line))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")

@@ -1,0 +1,288 @@
+"""From what `calibrate` measured to a host: paces by least squares, curves of collectives, what a call costs beside.
+
+numpy is imported here alone, as in `calibrate`.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from unisono.config import ModelConfig
+from unisono.plan import Plan
+from unisono.planner.host import ITEM, buckets, calls_of_pass, counted, crowded, memory_on_host, price_on_host
+from unisono.planner.host_file import Measured
+from unisono.planner.memory import row_parameters
+from unisono.planner.price import Price
+from unisono.spec.cluster import Cluster, Device
+from unisono.spec.host import Curve, Host, Pace
+from unisono.spec.transformer import Transformer, transformer
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One model's measured step: seconds by part (medians), micro-batches of a step, their size, and the plan."""
+
+    model: Transformer
+    micro_batch: int
+    micros: int
+    parts: Mapping[str, float]
+    plan: Plan
+    peak: float = 0.0  # bytes of the fullest rank
+    active: int = 1  # ranks that computed at the same time
+
+
+def model_of(sizes: Mapping[str, int], dropout: float = 0.0) -> Transformer:
+    """The model that a measured recipe has."""
+    return transformer(ModelConfig(**sizes, dropout=dropout), sizes["vocab"])  # type: ignore[arg-type]
+
+
+def host(
+    cores: int, alone: Sequence[Played], doubled: Sequence[Played], lines: Mapping[str, Curve],
+    met: Sequence[Played],
+) -> Measured:  # fmt: skip
+    """All of it, each part with those before it. met: steps of ranks under one axis."""
+    found = Host(cores, *paces(alone), update(alone), rest(alone), curves=lines)
+    found = replace(found, crowd=crowd(doubled, found))
+    found = replace(found, calls=calls(found, met))
+    found = _strained(found, met)
+    found = replace(found, calls={**found.calls, **_sums(found, met)})
+    found = replace(found, calls={**found.calls, **waking(found, met)})
+    found = replace(found, memory=memory(found, met))
+    errors: dict[str, list[float]] = {"passes alone": [], "steps together": [], "memory": []}
+    for row in alone:
+        for part, pace in (("forward", found.forward), ("backward", found.backward)):
+            errors["passes alone"].append(row.micros * pace.of(_work(row, part)) / row.parts[part] - 1.0)
+    for row in met:
+        errors["steps together"].append(_priced(found, row).step / row.parts["step"] - 1.0)
+        if row.peak:
+            _, own = memory_on_host(
+                row.model, row.plan, found, micro_batch=row.micro_batch, micros=row.micros
+            )
+            errors["memory"].append(own.total / row.peak - 1.0)
+    return Measured(found, errors)
+
+
+def _priced(host: Host, row: Played) -> Price:
+    where = Cluster("here", Device("core", {"fp32": 1.0}, 1.0, 1.0), row.plan.world, (), host=host)
+    return price_on_host(row.model, row.plan, where, micro_batch=row.micro_batch, micros=row.micros)
+
+
+def _strained(host: Host, rows: Sequence[Played]) -> Host:
+    """Everything as much longer as steps of several ranks took, by their median, than the parts that were measured in
+    quiet add up to."""
+    more = statistics.median(row.parts["step"] / _priced(host, row).step for row in rows if row.plan.pp == 1)
+
+    def longer(pace: Pace) -> Pace:
+        return Pace(**{f.name: getattr(pace, f.name) * more for f in fields(Pace)})
+
+    fixed, tensor, element = host.update
+    return replace(
+        host, forward=longer(host.forward), backward=longer(host.backward), step=host.step * more,
+        update=(fixed * more, tensor * more, element * more),
+        curves={key: Curve(c.nbytes, tuple(s * more for s in c.seconds)) for key, c in host.curves.items()},
+        calls={axis: seconds * more for axis, seconds in host.calls.items()},
+    )  # fmt: skip
+
+
+def _sums(host: Host, rows: Sequence[Played]) -> dict[str, float]:
+    """Seconds that a bucket on dp takes beside itself where replicas are pipelines."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.plan.dp > 1 and row.plan.pp > 1:
+            more = row.parts["comm_exposed"] - _priced(host, row).comm["dp"].exposed
+            key = crowded("dp", row.plan.world > host.cores)
+            found.setdefault(key, []).append(max(0.0, more / buckets(row.model, row.plan)))
+    return {key: statistics.median(each) for key, each in found.items()}
+
+
+def _work(row: Played, part: str) -> Pace:
+    """What one pass of a whole model on one rank computes."""
+    back = part == "backward"
+    return counted(
+        row.model, row.micro_batch, row.plan.tp, backward=back, layers=row.model.n_layer, stem=True, head=True
+    )
+
+
+def paces(rows: Sequence[Played]) -> tuple[Pace, Pace]:
+    """(forward, backward) from steps of ranks that computed alone."""
+    return _pace(rows, "forward"), _pace(rows, "backward")
+
+
+def update(rows: Sequence[Played]) -> tuple[float, float, float]:
+    """Seconds of an optimiser step: fixed, per tensor, per element."""
+    lines = [[1.0, float(_tensors(row.model)), float(row.model.workload.parameters)] for row in rows]
+    fixed, tensor, element = _positive(lines, [row.parts["optim"] for row in rows])
+    return fixed, tensor, element
+
+
+def rest(rows: Sequence[Played]) -> float:
+    """Seconds of a step outside its passes and its update."""
+    known = ("forward", "backward", "optim", "comm_exposed", "wait")
+    return statistics.median(row.parts["step"] - sum(row.parts[part] for part in known) for row in rows)
+
+
+def curves(ranks: int, alone: Sequence[Sequence[Any]], inside: Sequence[Sequence[Any]]) -> dict[str, Curve]:
+    """Seconds of collectives over `ranks` ranks by bytes in all. alone: (operation, bytes in all, seconds) with nothing
+    else to do. inside: (operation, bytes that a rank sent, seconds) as steps waited for them, which counts where it is
+    known, since there the ranks come at different times and caches are cold."""
+    whole = {"all_reduce": ranks / (2 * (ranks - 1)), "all_gather": ranks / (ranks - 1),
+             "reduce_scatter": ranks / (ranks - 1)}  # fmt: skip
+    found: dict[str, Curve] = {}
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "message"):
+        points = {float(size): seconds for name, size, seconds in alone if name == op}
+        seen = {size * whole[op]: seconds for name, size, seconds in inside if name == op and op in whole}
+        if op in ("all_gather", "reduce_scatter") and seen:
+            points = _joined(points, seen)
+        elif seen:  # small sums of losses and norms; how gradients meet is no such wait
+            points = {size: seconds for size, seconds in points.items() if size > 2 * max(seen)} | seen
+        line = sorted(points.items())
+        found[f"{op}:{ranks}"] = Curve(
+            tuple(size for size, _ in line), tuple(_rising([seconds for _, seconds in line]))
+        )
+    return found
+
+
+def _rising(seconds: Sequence[float]) -> list[float]:
+    """The nearest numbers that never fall, on a logarithmic scale, since a larger message is not faster: neighbours
+    that say so share their mean (Ayer et al., "pool adjacent violators", 1955)."""
+    pools: list[tuple[float, int]] = []
+    for value in seconds:
+        mean, count = float(np.log(value)), 1
+        while pools and pools[-1][0] > mean:
+            before, many = pools.pop()
+            mean, count = (mean * count + before * many) / (count + many), count + many
+        pools.append((mean, count))
+    return [float(np.exp(mean)) for mean, count in pools for _ in range(count)]
+
+
+def _joined(alone: Mapping[float, float], seen: Mapping[float, float]) -> dict[float, float]:
+    """What was seen inside steps, and beyond its sizes what was measured alone, times what steps add there."""
+    inside = Curve(tuple(sorted(seen)), tuple(seen[size] for size in sorted(seen)))
+    apart = Curve(tuple(sorted(alone)), tuple(alone[size] for size in sorted(alone)))
+    low, high = min(seen), max(seen)
+    found = dict(seen)
+    for size in alone:
+        edge = low if size < low else high
+        if not low / 2 <= size <= high * 2:
+            found[size] = alone[size] * inside.at(edge) / apart.at(edge)
+    return found
+
+
+def calls(host: Host, rows: Sequence[Played]) -> dict[str, float]:
+    """Seconds that one collective of an axis costs beside itself, from steps under plans of that axis alone."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.plan.dp > 1 or row.plan.pp > 1:
+            continue
+        axis = crowded("shard" if row.plan.shard > 1 else "tp", row.plan.world > host.cores)
+        more, count = 0.0, 0.0
+        for backward in (False, True):
+            part = "backward" if backward else "forward"
+            pace = host.backward if backward else host.forward
+            more += row.parts[part] - row.micros * host.slow(row.plan.world) * pace.of(_work(row, part))
+            made = calls_of_pass(
+                row.model,
+                row.plan,
+                row.micro_batch,
+                row.micros,
+                row.model.n_layer,
+                (True, True),
+                backward,
+                False,
+            )
+            count += row.micros * sum(times for *_, times in made)
+        found.setdefault(axis, []).append(max(0.0, more / count / host.slow(row.plan.world)))
+    return {axis: statistics.median(each) for axis, each in found.items()}
+
+
+def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
+    """Seconds that a message between stages takes beside itself, where every rank has a core and where it has not: what
+    makes the steps of pipelined plans as long as they were, by bisection."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row.plan.pp == 1 or row.plan.dp > 1:
+            continue
+        key = crowded("pp", row.plan.world > host.cores)
+        low, high = 0.0, 0.05
+        for _ in range(30):
+            middle = (low + high) / 2
+            tried = replace(host, calls={**host.calls, key: middle})
+            where = Cluster("here", Device("core", {"fp32": 1.0}, 1.0, 1.0), row.plan.world, (), host=tried)
+            step = price_on_host(
+                row.model, row.plan, where, micro_batch=row.micro_batch, micros=row.micros
+            ).step
+            low, high = (middle, high) if step < row.parts["step"] else (low, middle)
+        found.setdefault(key, []).append(low)
+    return {key: statistics.median(each) for key, each in found.items()}
+
+
+def memory(host: Host, rows: Sequence[Played]) -> dict[str, tuple[float, float, float]]:
+    """What ranks have beside what they need, by axis: from the peaks of models of several sizes."""
+    lines: dict[str, list[list[float]]] = {}
+    more: dict[str, list[float]] = {}
+    for row in rows:
+        bare = replace(host, memory={})
+        at, own = memory_on_host(row.model, row.plan, bare, micro_batch=row.micro_batch, micros=row.micros)
+        axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(row.plan, axis) > 1]
+        if len(axes) == 1 and row.peak > own.total:
+            weights = ITEM * sum(row_parameters(row.model, row.plan, at))
+            lines.setdefault(axes[0], []).append([1.0, own.total, weights if axes[0] == "shard" else 0.0])
+            more.setdefault(axes[0], []).append(row.peak - own.total)
+    found = {axis: _positive(lines[axis], more[axis]) for axis in lines}
+    return {axis: (fixed, share, whole) for axis, (fixed, share, whole) in found.items()}
+
+
+def crowd(rows: Sequence[Played], host: Host) -> float:
+    """How much longer, beyond its share of a core, work takes while every core has two ranks."""
+    ratios = []
+    for row in rows:
+        for part, pace in (("forward", host.forward), ("backward", host.backward)):
+            share = row.active / host.cores
+            ratios.append(row.parts[part] / (row.micros * share * pace.of(_work(row, part))))
+    return max(1.0, statistics.median(ratios))
+
+
+def _pace(rows: Sequence[Played], part: str) -> Pace:
+    names = [f.name for f in fields(Pace)]
+    lines, seconds = [], []
+    for row in rows:
+        work = _work(row, part)
+        lines.append([getattr(work, name) for name in names])
+        seconds.append(row.parts[part] / row.micros)
+    return Pace(**dict(zip(names, _positive(lines, seconds), strict=True)))
+
+
+def _positive(lines: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Least squares of the relative error with no coefficient below 0 (Lawson and Hanson, 1974, by taking out what
+    would be negative and, at the end, trying it again)."""
+    weights = 1.0 / np.array(seconds)
+    matrix = np.array(lines) * weights[:, None]
+    scale = np.abs(matrix).max(axis=0)
+    used = scale > 0
+    matrix = matrix / np.where(used, scale, 1.0)
+    goal = np.ones(len(seconds))
+    best = np.zeros(matrix.shape[1])
+    for _ in range(3 * matrix.shape[1]):
+        answer = np.zeros_like(best)
+        answer[used] = np.linalg.lstsq(matrix[:, used], goal, rcond=None)[0]
+        if (answer >= 0).all():
+            best = answer
+            gradient = matrix.T @ (goal - matrix @ answer)
+            more = (~used) & (scale > 0) & (gradient > 1e-9)
+            if not more.any():
+                break
+            used = used | (gradient == np.where(more, gradient, -np.inf).max())
+        else:
+            used = used & (answer != answer.min())
+    return [float(c) for c in best / np.where(scale > 0, scale, 1.0)]
+
+
+def _tensors(model: Transformer) -> int:
+    """Parameters of the model, counted as tensors."""
+    each = (
+        4 * (2 if model.bias else 1) + (2 if model.rms or not model.bias else 4) + (1 if model.gated else 0)
+    )
+    return each * model.n_layer + 3

@@ -1,0 +1,118 @@
+"""Timetables played by ranks that share processor cores: work is stretched while more ranks compute than there are
+cores, a rank that waits leaves its core to the others, and messages queue on their wire."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from unisono.programs.pipeline import COMPUTE, Action, Placed, Timetable
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds, all per stage. forward, backward: (of work on a core of its own, of waiting without a core after it).
+    wire: for which a message between this stage and the next occupies its way, each direction for itself. latency: from
+    its leaving the wire to its arrival."""
+
+    forward: Sequence[tuple[float, float]]
+    backward: Sequence[tuple[float, float]]
+    wire: Sequence[float]
+    latency: Sequence[float]
+
+
+def play_shared(
+    timetable: Timetable, costs: Costs, each: int = 1, slow: Callable[[float], float] = lambda active: 1.0
+) -> list[Placed]:
+    """When each computation runs. each: ranks that stand behind one row and do the same at the same time.
+    slow(active): how many times longer work takes while `active` ranks work.
+
+    Raises ValueError if the timetable deadlocks.
+    """
+    game = _Game(timetable, costs, each, slow)
+    while game.open():
+        game.step()
+    return sorted(game.placed, key=lambda p: p.start)
+
+
+@dataclass
+class _Game:
+    timetable: Timetable
+    costs: Costs
+    each: int
+    slow: Callable[[float], float]
+    now: float = 0.0
+    here: dict[tuple[str, int, int], float] = field(
+        default_factory=dict
+    )  # when a result is where it is needed
+    free: dict[tuple[str, int], float] = field(default_factory=dict)  # when a wire is free again
+    placed: list[Placed] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rows = [[a for a in row if a.kind in COMPUTE] for row in self.timetable.rows]
+        count = len(self.rows)
+        self.at, self.begun = [0] * count, [0.0] * count
+        self.left = [-1.0] * count  # of work, while a row works
+        self.until = [-1.0] * count  # the end of waiting, while a row waits
+
+    def open(self) -> bool:
+        return any(i < len(row) for i, row in zip(self.at, self.rows, strict=True))
+
+    def step(self) -> None:
+        """To the next moment at which something ends or arrives."""
+        soonest = self._begin()
+        working = [r for r, left in enumerate(self.left) if left >= 0.0]
+        stretch = self.slow(self.each * len(working)) if working else 1.0
+        ends = {r: self.now + self.left[r] * stretch for r in working}
+        ends |= {r: until for r, until in enumerate(self.until) if until >= 0.0}
+        then = min([soonest, *ends.values()])
+        if then == math.inf:
+            raise ValueError("the timetable deadlocks")
+        for r, end in ends.items():
+            if end <= then and self.left[r] >= 0.0:
+                self.left[r], self.until[r] = -1.0, then + self._cost(r)[1]
+            elif self.left[r] >= 0.0:
+                self.left[r] = max(0.0, self.left[r] - (then - self.now) / stretch)
+            if self.left[r] < 0.0 and self.until[r] <= then:
+                self._end(r, then)
+        self.now = then
+
+    def _begin(self) -> float:
+        """Rows that can, begin; the moment at which the next one could."""
+        soonest = math.inf
+        for r, row in enumerate(self.rows):
+            if self.left[r] >= 0.0 or self.until[r] >= 0.0 or self.at[r] == len(row):
+                continue
+            ready = self._ready(row[self.at[r]])
+            if ready <= self.now:
+                self.begun[r], self.left[r] = self.now, self._cost(r)[0]
+            else:
+                soonest = min(soonest, ready)
+        return soonest
+
+    def _cost(self, row: int) -> tuple[float, float]:
+        action = self.rows[row][self.at[row]]
+        return (self.costs.forward if action.kind == "F" else self.costs.backward)[action.stage]
+
+    def _end(self, row: int, then: float) -> None:
+        action = self.rows[row][self.at[row]]
+        kind, stage, micro = action.kind, action.stage, action.micro
+        self.placed.append(Placed(row, action, self.begun[row], then))
+        self.at[row], self.until[row] = self.at[row] + 1, -1.0
+        self.here[f"own {kind}", stage, micro] = then
+        other, boundary = (stage + 1, stage) if kind == "F" else (stage - 1, stage - 1)
+        if not 0 <= other < self.timetable.stages:
+            return
+        if self.timetable.placement[other] != row:
+            departs = max(then, self.free.get((kind, boundary), 0.0))
+            self.free[kind, boundary] = departs + self.costs.wire[boundary]
+            then = self.free[kind, boundary] + self.costs.latency[boundary]
+        self.here[kind, other, micro] = then
+
+    def _ready(self, action: Action) -> float:
+        """When all is here that a computation needs; infinity while it is not known."""
+        stage, micro, length = action.stage, action.micro, self.timetable.length
+        if action.kind == "F":
+            return self.here.get(("F", stage, micro), math.inf) if stage % length else 0.0
+        own = self.here.get(("own F", stage, micro), math.inf)
+        later = self.here.get(("B", stage, micro), math.inf) if (stage + 1) % length else own
+        return max(own, later)

@@ -1,0 +1,94 @@
+"""A host whose ranks share processor cores, in measured numbers: what its passes, updates and collectives take.
+
+Ranks on a host are no devices of their own: more ranks than cores share them, a collective over loopback is work for
+the same cores, and a rank that waits leaves its core to another.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from math import exp, log
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of one rank with a core of its own: per FLOP of a matrix product, per FLOP of attention, per byte of
+    elementwise kernels, of logits, and of weights that are read, per element of a dropout mask, per operation that is
+    started."""
+
+    product: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    logits: float = 0.0
+    weights: float = 0.0
+    noise: float = 0.0
+    launch: float = 0.0
+
+    def of(self, work: "Pace") -> float:
+        """Seconds of `work`, counted in the same units."""
+        return sum(getattr(self, f.name) * getattr(work, f.name) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Measured seconds by bytes, ascending; straight lines between them on logarithmic axes."""
+
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for `nbytes`: the smallest measured one below that, in proportion beyond the largest."""
+        if nbytes <= self.nbytes[0]:
+            return self.seconds[0]
+        if nbytes >= self.nbytes[-1]:
+            return self.seconds[-1] * nbytes / self.nbytes[-1]
+        i = bisect_left(self.nbytes, nbytes)
+        (x0, x1), (y0, y1) = self.nbytes[i - 1 : i + 1], self.seconds[i - 1 : i + 1]
+        share = (log(nbytes) - log(x0)) / (log(x1) - log(x0))
+        return exp(log(y0) + share * (log(y1) - log(y0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """cores: that ranks share, one thread each. crowd: how much longer work takes, beyond its share of the cores,
+    where two ranks share each. forward, backward: of a pass. update: seconds of an optimiser step, of one tensor more,
+    of one element more. step: what is left of a step (data, bookkeeping). curves: "operation:ranks" to seconds, in
+    which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (copies, hooks).
+    memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
+    activations and buffers: bytes, a share of all those, and a share of its stage's weights before `shard` deals them.
+    """
+
+    cores: int
+    forward: Pace
+    backward: Pace
+    update: tuple[float, float, float]
+    step: float
+    crowd: float = 1.0
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+
+    def slow(self, active: float) -> float:
+        """How many times longer work takes while `active` ranks compute."""
+        each = active / self.cores
+        return 1.0 if each <= 1.0 else each * (1.0 + (self.crowd - 1.0) * min(1.0, each - 1.0))
+
+    def beside(self, axes: Iterable[str], nbytes: float, weights: float) -> float:
+        """Bytes that a rank of a plan with these axes has beside the `nbytes` that it needs; see `memory`."""
+        known = [self.memory[axis] for axis in axes if axis in self.memory] or [*self.memory.values()][:1]
+        if not known:
+            return 0.0
+        fixed, share, whole = (max(column) for column in zip(*known, strict=True))
+        return fixed + share * nbytes + whole * weights
+
+    def talk(self, op: str, ranks: int, nbytes: float) -> float:
+        """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host."""
+        if ranks < 2:
+            return 0.0
+        known = sorted(int(key.partition(":")[2]) for key in self.curves if key.startswith(f"{op}:"))
+        if not known:
+            return 0.0
+        nearest = min(known, key=lambda n: (abs(n - ranks), n))
+        seconds = self.curves[f"{op}:{nearest}"].at(nbytes)
+        # Rounds of a ring: as many as ranks less one, and each on cores that the others use as well.
+        return seconds / self.slow(nearest) * (ranks - 1) / (nearest - 1)

@@ -1,0 +1,161 @@
+"""The price on a host of shared cores: laws that every price keeps, files that come back, fits that find what made them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.commands.calibrate import sizes
+from unisono.plan import Plan
+from unisono.planner import host_fit
+from unisono.planner.clusters import cluster
+from unisono.planner.host import counted, memory_on_host, price_on_host
+from unisono.planner.host_file import Measured, as_toml
+from unisono.spec.cluster import Cluster, Device, Link
+from unisono.spec.errors import UsageError
+from unisono.spec.host import Curve, Host, Pace
+
+FORWARD = Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5)
+BACKWARD = Pace(1.05e-11, 1.7e-11, 1.9e-10, 1.4e-10, 9e-11, 0.0, 1e-5)
+LINE = Curve((4096.0, 2.0**20, 2.0**24), (5e-4, 1e-3, 1.5e-2))
+HOST = Host(
+    2, FORWARD, BACKWARD, (1e-4, 3e-5, 9e-10), 5e-4, 1.05,
+    {f"{op}:{n}": LINE for op in ("all_reduce", "all_gather", "reduce_scatter", "message") for n in (2, 4)},
+    {"tp": 3e-4, "shard": 1e-3, "pp": 1e-3, "pp crowded": 3e-3},
+    {"dp": (2.9e8, 0.05, 0.0), "shard": (2.9e8, 0.0, 4.0), "tp": (3e8, 0.2, 0.0), "pp": (2.9e8, 0.3, 0.0)},
+)  # fmt: skip
+MODEL = host_fit.model_of(sizes(4, 4, 128, 64))
+PLANS = ("dp=2", "shard=2 zero=1", "shard=2 zero=3", "tp=2", "pp=2 micros=4", "dp=2 pp=2 micros=4", "tp=4",
+         "shard=2 tp=2", "dp=2 tp=2", "pp=4 micros=4", "dp=2 recompute=full")  # fmt: skip
+
+
+def here(host: Host = HOST, ranks: int = 4, megabits: float = 0.0) -> Cluster:
+    links = (Link("loopback", ranks, 1e9, 1e-4),)
+    if megabits:
+        links = (
+            Link("loopback", ranks // 2, 1e9, 1e-4),
+            Link("wire", ranks, megabits * 1e6 / 8 / (ranks // 2), 1e-4),
+        )
+    return Cluster("here", Device("core", {"fp32": 1e11}, 1e10, 1e10), ranks, links, host=host)
+
+
+def priced(plan: str, where: Cluster, batch: int = 16):
+    asked = Plan.parse(plan).fill(2)
+    micros = asked.micros or 1
+    return price_on_host(
+        MODEL, asked, where, micro_batch=batch // asked.dp // asked.shard // micros, micros=micros
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_parts_add_up_to_the_step(plan):
+    got = priced(plan, here())
+    parts = got.arithmetic + got.kernels + got.host + got.idle + got.uneven + got.optimizer + got.fixed
+    assert parts + got.exposed == pytest.approx(got.step)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_slower_wire_or_fewer_cores_never_help(plan):
+    ranks = Plan.parse(plan).fill(2).world
+    steps = [priced(plan, here(ranks=ranks, megabits=rate)).step for rate in (0.0, 1000.0, 100.0, 10.0)]
+    assert steps == sorted(steps)
+    cores = [priced(plan, here(replace(HOST, cores=n), ranks)).step for n in (8, 4, 2, 1)]
+    assert cores == sorted(cores)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_twice_the_batch_takes_longer_but_not_twice_as_long(plan):
+    once, twice = priced(plan, here(), 16).step, priced(plan, here(), 32).step
+    assert once < twice < 2 * once
+
+
+def test_more_shards_and_stages_need_less_memory_of_their_own():
+    def own(plan: str) -> float:
+        asked = Plan.parse(plan).fill(2)
+        memory = memory_on_host(MODEL, asked, HOST, micro_batch=4, micros=asked.micros or 1)[1]
+        return memory.params + memory.grads + memory.optim
+
+    assert own("shard=4 zero=3") < own("shard=2 zero=3") < own("shard=2 zero=2") < own("shard=2 zero=1")
+    assert own("tp=2") < own("dp=2")
+    assert own("pp=2 micros=4") < own("dp=2")
+
+
+def test_a_file_gives_back_what_was_measured(tmp_path):
+    path = tmp_path / "here.toml"
+    path.write_text(as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test"))
+    got = cluster(str(path))
+    assert got.host is not None and got.devices == 2
+    again = as_toml(Measured(got.host), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    assert again == path.read_text()
+    assert priced("dp=2 pp=2 micros=4", replace(got, devices=4)).step == pytest.approx(
+        priced("dp=2 pp=2 micros=4", here()).step, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("cores = 0", "at least one core"),
+        ("update_us = [1.0]", "3 numbers"),
+        ('"all_reduce:2" = [[4096, 1.0], [1024, 2.0]]', "bytes rise"),
+        ('"all_reduce" = [[4096, 1.0]]', "a list of [bytes, microseconds]"),
+        ("crowd = -1.0", "not a number"),
+        ("launch = true", "not a number"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path, line, wrong):
+    key = line.partition(" = ")[0]
+    text = as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    if key in ('"all_reduce"',):
+        lines = text.replace("[host.curves]", f"[host.curves]\n{line}")
+    else:
+        old = next(one for one in text.splitlines() if one.startswith(f"{key} = "))
+        lines = text.replace(old, line)
+    path = tmp_path / "bad.toml"
+    path.write_text(lines)
+    with pytest.raises(UsageError) as caught:
+        cluster(str(path))
+    assert wrong in str(caught.value)
+    assert str(caught.value.where).startswith(f"{path}:")
+
+
+def test_paces_are_found_again_from_steps_that_they_made():
+    rows = []
+    for ask in (
+        (2, 4, 128, 64),
+        (2, 4, 64, 128),
+        (4, 5, 320, 128),
+        (2, 8, 512, 64),
+        (2, 4, 192, 256),
+        (3, 6, 384, 32),
+    ):
+        for micro_batch in (1, 4, 8):
+            model = host_fit.model_of(sizes(*ask, 256 if micro_batch > 1 else 2048))
+            whole = {"layers": model.n_layer, "stem": True, "head": True}
+            parts = {
+                part: pace.of(counted(model, micro_batch, 1, backward=part == "backward", **whole))
+                for part, pace in (("forward", FORWARD), ("backward", BACKWARD))
+            }
+            rows.append(host_fit.Played(model, micro_batch, 1, parts, Plan.parse("dp=1")))
+    forward, backward = host_fit.paces(rows)
+    for row in rows:
+        for part, pace in (("forward", forward), ("backward", backward)):
+            work = counted(
+                row.model, row.micro_batch, 1, backward=part == "backward", layers=row.model.n_layer, stem=True,
+                head=True,
+            )  # fmt: skip
+            assert pace.of(work) == pytest.approx(row.parts[part], rel=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1e-5, 10.0), min_size=1, max_size=12))
+def test_curves_never_fall_and_keep_what_already_rises(seconds):
+    alone = [("message", 1 << (10 + i), s) for i, s in enumerate(seconds)]
+    curve = host_fit.curves(2, alone, [])["message:2"]
+    assert all(a <= b * (1 + 1e-12) for a, b in zip(curve.seconds, curve.seconds[1:], strict=False))
+    if seconds == sorted(seconds):
+        assert curve.seconds == pytest.approx(tuple(seconds))
+    for size, value in zip(curve.nbytes, curve.seconds, strict=True):
+        assert curve.at(size) == pytest.approx(value)
+    assert curve.at(curve.nbytes[-1] * 3) == pytest.approx(3 * curve.seconds[-1])
