@@ -105,7 +105,7 @@ def price(
     slowest, v = max(work), chunks(plan.schedule)
     mean_f, mean_b = sum(each.forward) / plan.pp, sum(each.backward) / plan.pp
     # Towards the weights a backward pass has the forward pass's products.
-    bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, min(mean_f, mean_b / 2))
+    bubble = idle(plan.schedule, plan.pp, micros, mean_f, mean_b, min(mean_f, mean_b / 2))
     messages = 2 * each.send * ((micros if plan.pp > 1 else 0) * v + plan.pp - 1)
     messages += _tied(model, plan, cluster, stack)
     data = _data(model, plan, cluster, stack, each.backward)
