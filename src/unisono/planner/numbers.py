@@ -1,6 +1,7 @@
 """Maximum, minimum and choice of numbers or of arrays of them, so that one formula prices one plan or a million.
 
-`float` in the signatures of formulas that use these stands for a number or an array; numpy is imported for arrays alone.
+`float` in the signatures of formulas that use these stands for a number or an array; numpy is imported for arrays
+alone.
 """
 
 _PLAIN = (bool, int, float)
