@@ -6,7 +6,7 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 
 from dataclasses import dataclass
 
-from unisono.planner.collectives import Bus
+from unisono.planner.collectives import Bus, Exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.stack import Stack
 from unisono.spec.transformer import Transformer
@@ -18,18 +18,20 @@ FORWARD_LAUNCHES, BACKWARD_LAUNCHES, UNFUSED_LAUNCHES = 20, 32, 4
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Seconds of one pass over one block. arithmetic: matrix products alone. device: all kernels. exposed, hidden: of
-    tp's and cp's collectives. host: to start it all. total: what the clock shows."""
+    tp's collectives. context, covered: of cp's, likewise. host: to start it all. total: what the clock shows."""
 
     arithmetic: float = 0.0
     device: float = 0.0
     exposed: float = 0.0
     hidden: float = 0.0
     host: float = 0.0
+    context: float = 0.0
+    covered: float = 0.0
 
     @property
     def busy(self) -> float:
         """Seconds of the device, with what it waits for the network."""
-        return self.device + self.exposed
+        return self.device + self.exposed + self.context
 
     @property
     def total(self) -> float:
@@ -42,18 +44,22 @@ class Pass:
             self.exposed + other.exposed,
             self.hidden + other.hidden,
             self.host + other.host,
+            self.context + other.context,
+            self.covered + other.covered,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses."""
+    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses. heads: cp's network
+    for all-to-alls where it deals out heads (Ulysses), None where keys and values go round a ring."""
 
     micro_batch: int
     tp: int
     cp: int
     tp_bus: Bus
     cp_bus: Bus
+    heads: Exchange | None = None
 
 
 def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
@@ -63,10 +69,13 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     moved = _moved(model, stack, on, dealt, backward=False)
     exposed = _collectives(model, stack, on, dealt, 2)
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
+    context, covered = _context(model, on, dealt, scores, 1)
     return Pass(
         arithmetic=products + scores,
         device=products + scores + elementwise(on, moved + unfused),
-        exposed=exposed + _ring(model, on, dealt, scores, 2),
+        exposed=exposed,
+        context=context,
+        covered=covered,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
     )
 
@@ -85,10 +94,13 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
         0.5 * _collectives(model, stack, on, dealt, 2) if stack.sequence_parallel else 0.0
     )
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
+    context, covered = _context(model, on, dealt, scores, 2)
     return Pass(
         arithmetic=products + scores,
         device=products + scores + elementwise(on, moved + 11 / 9 * unfused),
-        exposed=every * (1.0 - stack.tp_hidden) + _ring(model, on, dealt, scores, 4),
+        exposed=every * (1.0 - stack.tp_hidden),
+        context=context,
+        covered=covered,
         hidden=every * stack.tp_hidden,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
     )
@@ -168,9 +180,29 @@ def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count
     return count * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 
-def _ring(model: Transformer, on: Chip, dealt: Dealt, scores: float, tensors: int) -> float:
-    """Seconds that the ring of keys and values (and of their gradients) shows beside its attention."""
+def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> float:
+    """Bytes that a rank sends on cp for one block in one direction. ways: 1 forward, 2 backward round a ring, where
+    keys and values come again and their gradients go round."""
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    if dealt.heads is None:
+        return ways * (dealt.cp - 1) * tokens * 2 * model.kv_width / dealt.tp * item
+    # Queries, keys and values to their heads' ranks, results back; backward their gradients, the other way.
+    return dealt.heads.sent(tokens * (2 * model.d_model + 2 * model.kv_width) / dealt.tp * item)
+
+
+def _context(model: Transformer, on: Chip, dealt: Dealt, scores: float, ways: int) -> tuple[float, float]:
+    """Seconds of cp that show beside attention, and that do not.
+
+    Ring: keys and values go round while scores are computed (Liu et al., 2023). Ulysses: all-to-alls before and after
+    attention, which nothing hides (Jacobs et al., 2023).
+    """
     if dealt.cp == 1:
-        return 0.0
-    moved = tensors * dealt.micro_batch * model.context * model.kv_width / dealt.tp * on.item
-    return max(0.0, dealt.cp_bus.gather(moved) - scores * (dealt.cp - 1) / dealt.cp)
+        return 0.0, 0.0
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    if dealt.heads is not None:
+        there = dealt.heads.all_to_all(tokens * (model.d_model + 2 * model.kv_width) / dealt.tp * on.item)
+        return there + dealt.heads.all_to_all(tokens * model.d_model / dealt.tp * on.item), 0.0
+    moved = ways * 2 * dealt.micro_batch * model.context * model.kv_width / dealt.tp * on.item
+    seconds = dealt.cp_bus.gather(moved)
+    shown = max(0.0, seconds - scores * (dealt.cp - 1) / dealt.cp)
+    return shown, seconds - shown

@@ -4,6 +4,8 @@
 alone.
 """
 
+from math import ceil
+
 _PLAIN = (bool, int, float)
 
 
@@ -32,3 +34,12 @@ def either(which: bool, yes: float, no: float) -> float:
     import numpy as np
 
     return np.where(which, yes, no)
+
+
+def whole(a: float) -> float:
+    """The next whole number that is no smaller."""
+    if isinstance(a, _PLAIN):
+        return float(ceil(a))
+    import numpy as np
+
+    return np.ceil(a)

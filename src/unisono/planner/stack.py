@@ -17,11 +17,11 @@ class Stack:
     Habits: fused_attention (scores are never written), fused_loss (softmax of the logits
     in one kernel), sequence_parallel (norms and dropout are dealt over tp),
     scatter_gather (stages send 1/tp each), grad_bytes (an element of the gradients that add up), reduce_bytes (an
-    element as it crosses dp).
+    element as it crosses dp), balanced (stages are cut by cost, as `parallel.cut` does; evenly otherwise).
 
     Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
-    bandwidth), tp_bus, dp_bus, p2p. depth: elements of a product's inner dimension at which half of its rate is
-    gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills.
+    bandwidth), tp_bus, dp_bus, p2p, host_link. depth: elements of a product's inner dimension at which half of its
+    rate is gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills.
 
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
@@ -35,6 +35,7 @@ class Stack:
     fused_loss: bool = True
     sequence_parallel: bool = True
     scatter_gather: bool = True
+    balanced: bool = True
     grad_bytes: int = 4
     reduce_bytes: int = 4
     matmul: float = 0.8
@@ -45,6 +46,7 @@ class Stack:
     tp_bus: float = 0.9
     dp_bus: float = 0.8
     p2p: float = 0.8
+    host_link: float = 0.8
     tp_hidden: float = 0.0
     dp_hidden: float = 0.8
     launch: float = 5e-6
@@ -56,7 +58,7 @@ class Stack:
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
-FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather")
+FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather", "balanced")
 COUNTS = ("grad_bytes", "reduce_bytes")
 _SECONDS_US = ("launch", "collective", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "sources"))

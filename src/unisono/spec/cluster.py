@@ -32,7 +32,9 @@ class Device:
 
     peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
     before the first tensor (context, collectives' buffers). units: multiprocessors that share out a product's tiles;
-    0 where that is not known, and no rounding up to full waves is charged.
+    0 where that is not known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its
+    host's memory, each way at once; 0 where nothing can be offloaded. host_memory: bytes of it for one device, 0 where
+    that is not known.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Device:
     bandwidth: float
     reserved: float = 0.0
     units: int = 0
+    host: float = 0.0
+    host_memory: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     def flops(self, dtype: str) -> float:
