@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import isqrt
 
 from unisono.planner.collectives import bus
+from unisono.planner.numbers import smaller
 from unisono.spec.cluster import Cluster
 
 NAMES = ("auto", "ring", "tree", "halving_doubling", "hierarchical", "torus")
@@ -23,7 +24,8 @@ def all_reduce(cluster: Cluster, stride: int, size: int, moved: float, share: fl
     if size == 1:
         return 0.0
     if algorithm in ("auto", "engine"):
-        return min(all_reduce(cluster, stride, size, moved, share, name) for name in ("ring", "tree"))
+        ring, tree = (all_reduce(cluster, stride, size, moved, share, name) for name in ("ring", "tree"))
+        return smaller(ring, tree)
     net = bus(cluster, stride, size, share)
     if algorithm == "ring":
         return net.all_reduce(moved)

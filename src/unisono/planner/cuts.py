@@ -2,8 +2,7 @@
 
 from functools import cache
 
-from unisono.plan.grammar import choice
-from unisono.planner.timetables import chunks
+from unisono.planner.timetables import chunks, name_of
 from unisono.spec.transformer import Transformer
 
 
@@ -54,7 +53,7 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
         return even(model.n_layer, ranks)
     v = chunks(schedule)
     stages = balanced(model.n_layer, ranks * v, head_share(model))
-    name = choice(schedule).name
+    name = name_of(schedule)
     if name in ("zbv", "dualpipev"):
         return tuple(stages[row] + stages[2 * ranks - 1 - row] for row in range(ranks))
     if name == "dualpipe":

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
-from unisono.plan.grammar import choice
 from unisono.planner.cuts import even, rows_of
 from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import WEIGHT_COPIES, in_flight
+from unisono.planner.timetables import WEIGHT_COPIES, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
 from unisono.spec.cluster import Device
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
@@ -71,16 +70,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes."""
+    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. beside:
+    what the host has for what is offloaded, infinity where that is not known."""
 
     row: int
     memory: Memory
     capacity: float
+    beside: float = float("inf")
 
     @property
     def short(self) -> float:
         """Bytes that are missing, 0 where it fits."""
-        return max(0.0, self.memory.total - self.capacity)
+        return max(0.0, self.memory.total - self.capacity, self.memory.host - self.beside)
 
     @property
     def fits(self) -> bool:
@@ -123,7 +124,7 @@ def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Sha
     """What one row has of the model."""
     dealt, whole = model.block_parameters
     layers = rows_of(model, plan.schedule, plan.pp, is_balanced)[row]
-    copies = WEIGHT_COPIES.get(choice(plan.schedule).name, 1.0) if plan.pp > 1 else 1.0
+    copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
     stems, heads = ends_of(plan.schedule, plan.pp)
     first, last = row in stems, row in heads
     ends = 0.0
@@ -257,7 +258,7 @@ def verdict(
         for row in rows_seen(plan.pp)
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    return Verdict(row, memory, device.memory - device.reserved)
+    return Verdict(row, memory, device.memory - device.reserved, device.host_memory or float("inf"))
 
 
 def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:

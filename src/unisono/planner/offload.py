@@ -8,7 +8,8 @@ ZeRO-Infinity, 2021). Copies run beside the computation of one block; what takes
 """
 
 from unisono.plan import Plan
-from unisono.planner.memory import ITEM, kept_of, share_of, states
+from unisono.planner.memory import ITEM, Share, states
+from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Device
 from unisono.spec.transformer import Transformer
@@ -22,20 +23,22 @@ def rate(device: Device, stack: Stack) -> float:
     return device.host * stack.host_link
 
 
-def block_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> tuple[float, float]:
-    """Bytes of one block and micro-batch, the more of both ways: beside the forward and beside the backward pass."""
+def block_bytes(model: Transformer, plan: Plan, stack: Stack, kept: float) -> tuple[float, float]:
+    """Bytes of one block and micro-batch, the more of both ways: beside the forward and beside the backward pass.
+
+    kept: bytes that the block keeps for its backward pass.
+    """
     if plan.offload == "params":
         elements = sum(model.block_parameters) / (plan.tp * (plan.shard if plan.zero == 3 else 1))
         item = ITEM[plan.precision]
         return elements * item, elements * max(item, stack.grad_bytes if item < 4 else item)
     if plan.offload == "activations":
-        kept = kept_of(model, plan, stack, micro_batch).block
         return kept, kept
     return 0.0, 0.0
 
 
 def shown(
-    model: Transformer, plan: Plan, device: Device, stack: Stack, micro_batch: int, ahead: float, back: float
+    model: Transformer, plan: Plan, device: Device, stack: Stack, kept: float, ahead: float, back: float
 ) -> tuple[float, float]:
     """Seconds by which a block's passes wait for the host link, beside their own `ahead` and `back` seconds."""
     if plan.offload not in ("params", "activations"):
@@ -43,13 +46,12 @@ def shown(
     way = rate(device, stack)
     if not way:
         return float("inf"), float("inf")
-    there, again = block_bytes(model, plan, stack, micro_batch)
-    return max(0.0, there / way - ahead), max(0.0, again / way - back)
+    there, again = block_bytes(model, plan, stack, kept)
+    return larger(0.0, there / way - ahead), larger(0.0, again / way - back)
 
 
-def update(model: Transformer, plan: Plan, device: Device, stack: Stack) -> float:
+def update(plan: Plan, device: Device, stack: Stack, share: Share) -> float:
     """Seconds of the optimiser's update of what one rank owns: memory, or the host link where that is slower."""
-    share = share_of(model, plan, 0, stack.balanced)
     elements = share.blocks + share.ends
     seconds = elements / share.copies / plan.shard * OPTIMIZER_BYTES / (device.bandwidth * stack.elementwise)
     if plan.offload not in ("optimizer", "params"):
@@ -59,4 +61,4 @@ def update(model: Transformer, plan: Plan, device: Device, stack: Stack) -> floa
         elements, shard=plan.shard, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
     )
     moved = optim / share.copies + (grads if plan.offload == "params" else 0.0)
-    return max(seconds, moved / way) if way else float("inf")
+    return larger(seconds, moved / way) if way else float("inf")

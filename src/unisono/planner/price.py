@@ -10,8 +10,8 @@ from unisono.planner.block import Dealt, Pass
 from unisono.planner.collectives import Bus, bus, exchange, message
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, layers_again, row_parameters, share_of
-from unisono.planner.numbers import larger, smaller
+from unisono.planner.memory import ITEM, Share, kept_of, layers_again, share_of
+from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle
 from unisono.spec.cluster import Cluster
@@ -65,6 +65,21 @@ class Kernels:
     ahead: Pass
     back: Pass
     again: Pass
+    stem: tuple[float, float]
+    head: tuple[float, float]
+
+    @property
+    def totals(self) -> "Totals":
+        return Totals(self.ahead.total, self.back.total, self.again.total, self.stem, self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the clock shows of them; numbers, or arrays."""
+
+    ahead: float
+    back: float
+    again: float
     stem: tuple[float, float]
     head: tuple[float, float]
 
@@ -150,17 +165,25 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
 
 
 def blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, made: Kernels
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    micro_batch: float,
+    made: Totals,
+    kept: float,
 ) -> Blocks:
-    """A block with its weights and activations on their way to and from shard and host."""
-    ahead, back, again = made.ahead.total, made.back.total, made.again.total
-    gathered = _gathered(model, plan, cluster, stack, ahead, back)
-    twice = gathered if again == back else _gathered(model, plan, cluster, stack, ahead, again)
-    loaded = offload.shown(model, plan, cluster.device, stack, micro_batch, ahead, back)
+    """A block with its weights and activations on their way to and from shard and host. kept: bytes that it keeps.
+
+    Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
+    """
+    gathered = _gathered(model, plan, cluster, stack, made.ahead, made.back)
+    twice = _gathered(model, plan, cluster, stack, made.ahead, made.again)
+    loaded = offload.shown(model, plan, cluster.device, stack, kept, made.ahead, made.back)
     return Blocks(
-        forward=ahead + gathered[0] + loaded[0],
-        backward=back + gathered[1] + loaded[1],
-        again=again + twice[1] + loaded[1],
+        forward=made.ahead + gathered[0] + loaded[0],
+        backward=made.back + gathered[1] + loaded[1],
+        again=made.again + twice[1] + loaded[1],
         stem=made.stem,
         head=made.head,
         send=_send(model, plan, cluster, stack, micro_batch),
@@ -186,7 +209,8 @@ def rows(
 ) -> Rows:
     """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
     made = kernels(model, plan, cluster, stack, micro_batch)
-    each = blocks(model, plan, cluster, stack, micro_batch, made)
+    kept = kept_of(model, plan, stack, micro_batch).block
+    each = blocks(model, plan, cluster, stack, micro_batch, made.totals, kept)
     layers = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     stems, heads = ends(plan.schedule, plan.pp)
     pairs = [
@@ -230,9 +254,10 @@ def price(
     each = rows(model, plan, cluster, stack, micro_batch, again)
     pairs = list(zip(each.forward, each.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.send)
-    messages = whole.messages + tied(model, plan, cluster, stack)
-    data = _data(model, plan, cluster, stack, whole.cover)
-    optimizer = offload.update(model, plan, cluster.device, stack)
+    first = share_of(model, plan, 0, stack.balanced)
+    messages = whole.messages + tied(model, plan, cluster, stack, first)
+    data = _data(plan, cluster, stack, first, whole.cover)
+    optimizer = offload.update(plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
     comm = inside = _inside(model, plan, cluster, stack, each, micro_batch, micros)
@@ -262,7 +287,7 @@ def price(
     )
 
 
-def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> float:
+def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float) -> float:
     """Seconds of one message between stages."""
     if plan.pp == 1:
         return 0.0
@@ -271,23 +296,21 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     return message(cluster, stride, moved, stack.p2p)
 
 
-def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
+def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> float:
     """Seconds in which two rows sum the gradients of what both have: the first and the last of a tied weight, those
-    that mirror each other of all that DualPipe has twice."""
+    that mirror each other of all that DualPipe has twice. share: the first row's; of the plan only mesh and zero are
+    read."""
     if plan.pp == 1:
         return 0.0
-    share = share_of(model, plan, 0, stack.balanced)
     stride = plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1)
-    if share.copies > 1:
-        moved = (share.blocks + share.ends) / (plan.shard if plan.zero > 1 else 1) * stack.reduce_bytes
-        return message(cluster, stride, moved, stack.dp_bus)
-    if not model.tied or (share.stem and share.head):
-        return 0.0
-    moved = model.stem_parameters[0] / plan.tp * stack.reduce_bytes
-    return message(cluster, stride, moved, stack.dp_bus)
+    every = (share.blocks + share.ends) / (plan.shard if plan.zero > 1 else 1)
+    apart = 1.0 - share.stem * share.head  # both ends on one row need no message
+    once = apart * model.stem_parameters[0] / plan.tp if model.tied else 0.0 * apart
+    moved = either(share.copies > 1, every, once) * stack.reduce_bytes
+    return either(moved > 0, message(cluster, stride, moved, stack.dp_bus), 0.0)
 
 
-def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> float:
+def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
@@ -330,7 +353,7 @@ def _inside(
         shown = each.blocks.shard + each.share * (each.blocks.shard_again - each.blocks.shard)
         found["shard"] = Traffic(sent * layers, seconds * layers, shown * layers)
     if plan.offload in ("params", "activations"):
-        moved = sum(offload.block_bytes(model, plan, stack, micro_batch))
+        moved = sum(offload.block_bytes(model, plan, stack, kept_of(model, plan, stack, micro_batch).block))
         seconds = moved / max(offload.rate(cluster.device, stack), 1e-9)
         found["host"] = Traffic(moved * layers, seconds * layers, each.blocks.host * layers)
     return found
@@ -350,18 +373,19 @@ def _gathered(
 
 def _shown(talk: float, work: float, stack: Stack) -> float:
     """What is left of `talk` beside `work`, of which the stack hides a share."""
-    return max(talk * (1.0 - stack.dp_hidden), talk - work)
+    return larger(talk * (1.0 - stack.dp_hidden), talk - work)
 
 
-def met(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> dict[str, tuple[float, float]]:
-    """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis."""
-    blocks, ends = row_parameters(model, plan, 0, stack.balanced)
+def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
+    """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis. share: the
+    first row's; of the plan mesh, zero, precision and collective are read."""
+    elements = share.blocks + share.ends
     stride = plan.cp * plan.tp
-    moved = (blocks + ends) * stack.reduce_bytes
+    moved = elements * stack.reduce_bytes
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
         net = bus(cluster, stride, plan.shard, stack.dp_bus)
-        updated = (blocks + ends) * ITEM[plan.precision]  # weights are gathered after the update
+        updated = elements * ITEM[plan.precision]  # weights are gathered after the update
         parts["shard"] = (net.sent(moved + updated) / 2, net.gather(moved) + net.gather(updated))
     if plan.dp > 1:
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
@@ -376,9 +400,9 @@ def uncovered(stack: Stack, seconds: float, cover: float) -> float:
     return larger(seconds * (1.0 - stack.dp_hidden), seconds - cover)
 
 
-def _data(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, cover: float) -> dict[str, Traffic]:
+def _data(plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float) -> dict[str, Traffic]:
     """Gradients meeting; what shows of them, shared out by their seconds."""
-    parts = met(model, plan, cluster, stack)
+    parts = met(plan, cluster, stack, first)
     seconds = sum(part[1] for part in parts.values())
     share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
     return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}

@@ -8,6 +8,8 @@ looped_bfs (Lamy-Poirier, 2023); zb1p, zb2p, zbv (Qi et al., 2023); DualPipe (De
 Numbers of micro-batches and seconds may be arrays.
 """
 
+from functools import cache
+
 from unisono.plan.grammar import choice
 from unisono.planner.numbers import larger, smaller
 
@@ -16,6 +18,7 @@ WEIGHT_COPIES = {"dualpipe": 2.0}
 _BOTH_ENDS = ("zbv", "dualpipev")
 
 
+@cache
 def chunks(schedule: str) -> int:
     """Stages that one rank owns of the pipeline that one micro-batch passes."""
     got = choice(schedule)
@@ -24,9 +27,15 @@ def chunks(schedule: str) -> int:
     return 2 if got.name in _BOTH_ENDS else 1
 
 
+@cache
+def name_of(schedule: str) -> str:
+    """Without its options."""
+    return choice(schedule).name
+
+
 def ends(schedule: str, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows that have the stem, rows that have the head): the V-shaped ones have both on row 0, DualPipe twice each."""
-    name = choice(schedule).name
+    name = name_of(schedule)
     if name in _BOTH_ENDS:
         return (0,), (0,)
     if name == "dualpipe" and ranks > 1:
@@ -36,7 +45,7 @@ def ends(schedule: str, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def serves(schedule: str, ranks: int, micros: int, n_layer: int) -> bool:
     """Whether the timetable exists for these numbers: those that `programs` refuses have no price."""
-    name = choice(schedule).name
+    name = name_of(schedule)
     if ranks == 1:
         return name not in ("dualpipe", "dualpipev", "interleaved", "looped_bfs", "zb1p", "zb2p", "zbv")
     if ranks * chunks(schedule) > n_layer or name in ("accumulate", "pipedream"):
@@ -54,7 +63,7 @@ def in_flight(schedule: str, row: int, ranks: int, micros: float) -> float:
     As `programs.pipeline.peak_held`, exactly; for zb2p and zbv at most, since their ranks do not always hold as many as
     they may. Where weight gradients come apart, activations are held until those are made.
     """
-    name, v = choice(schedule).name, chunks(schedule)
+    name, v = name_of(schedule), chunks(schedule)
     if ranks == 1:
         return 1.0 if name != "gpipe" else float(micros)
     depth = float(ranks - row)
@@ -85,7 +94,7 @@ def idle(schedule: str, ranks: int, micros: float, forward: float, backward: flo
     backward towards the input, and the DualPipes where all three parts are equal. Else no less than what is played; for
     the DualPipes with forwards no longer than the backward towards the input.
     """
-    name, v, turns = choice(schedule).name, chunks(schedule), ranks - 1
+    name, v, turns = name_of(schedule), chunks(schedule), ranks - 1
     if ranks == 1:
         return 0.0 * forward
     inner = backward - weight
