@@ -49,9 +49,9 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
 
     Rows with several stages have the sum of theirs, where the timetable places them.
     """
-    if not is_balanced or ranks == 1:
-        return even(model.n_layer, ranks)
     v = chunks(schedule)
+    if not is_balanced or ranks == 1 or ranks * v > model.n_layer:
+        return even(model.n_layer, ranks)
     stages = balanced(model.n_layer, ranks * v, head_share(model))
     name = name_of(schedule)
     if name in ("zbv", "dualpipev"):
