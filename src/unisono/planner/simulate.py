@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.plan.grammar import BUILT, choice
 from unisono.planner.memory import Memory, Verdict, remedies, verdict
+from unisono.planner.played import span, with_play
 from unisono.planner.price import Price, price, rows
 from unisono.planner.stack import Stack
-from unisono.programs import schedules
-from unisono.programs.pipeline import play_costs
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
-_ACTIONS = 200_000  # of a timetable that is still played rather than priced in closed form
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ def simulate(ask: Question) -> Answer:
     fits = verdict(
         ask.model, ask.plan, ask.stack, ask.cluster.device, micro_batch=ask.micro_batch, micros=ask.micros
     )
-    return Answer(ask, got, fits, _bubble(ask, got))
+    return Answer(ask, *_as_played(ask, got, fits))
 
 
 def demand(answer: Answer) -> None:
@@ -127,18 +124,16 @@ def _sensible(model: Transformer, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
-def _bubble(ask: Question, got: Price) -> float:
-    """Of the timetable as it is played, where this version has it; of the closed form otherwise."""
-    if ask.plan.pp == 1:
-        return 0.0
-    played = choice(ask.plan.schedule).name in BUILT["schedule"]
-    if played and 2 * ask.plan.pp * ask.micros <= _ACTIONS:
-        each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
-        placed = play_costs(
-            schedules.get(ask.plan.schedule)(ask.plan.pp, ask.micros), each.forward, each.backward
-        )
-        return 1.0 - got.busiest / max(action.stop for action in placed)
-    return got.idle / (got.idle + got.busiest)
+def _as_played(ask: Question, got: Price, fits: Verdict) -> tuple[Price, Verdict, float]:
+    """The price with its timetable played, where there is one; and the bubble."""
+    plan = ask.plan
+    if plan.pp == 1:
+        return got, fits, 0.0
+    each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
+    whole = span(ask.model, plan.schedule, ask.stack.balanced, ask.micros, each)
+    if whole is not None:
+        got = with_play(got, whole, ask.micros, plan.schedule, each)
+    return got, fits, got.idle / (got.idle + got.busiest)
 
 
 def in_gib(memory: Memory) -> dict[str, float]:

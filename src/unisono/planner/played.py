@@ -1,0 +1,98 @@
+"""A step's pipeline by event simulation: the very timetable that `programs` makes, with each row's own seconds.
+
+A message keeps both of its rows, as the closed form has it and as blocking sends do; so it is part of the computation
+that waits for it.
+"""
+
+from dataclasses import dataclass, replace
+
+from unisono.planner.cuts import rows_of
+from unisono.planner.price import Price, Rows, Traffic
+from unisono.planner.timetables import chunks, name_of, serves
+from unisono.programs import schedules
+from unisono.programs.pipeline import Timetable, play_costs
+from unisono.programs.pricing import Costs, slowest
+from unisono.spec.transformer import Transformer
+
+FEW = 20_000  # actions up to which a timetable is played whole
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of one stage of each kind, by stage of the timetable: forward, backward towards the input, weights."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    weight: tuple[float, ...]
+
+
+def span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each: Rows) -> float | None:
+    """Seconds from the first start to the last stop, of zero-bubble timetables of the slowest row's own; None where
+    there is no such timetable.
+
+    Of many micro-batches as many are played as the pipeline takes to come into its stride, and a round more; what the
+    round adds, each further one adds too.
+    """
+    ranks = len(each.forward)
+    if not serves(schedule, ranks, micros, model.n_layer) or name_of(schedule) in ("accumulate", "pipedream"):
+        return None
+    if actions(schedule, ranks, micros) <= FEW or micros <= 4 * ranks:
+        return _span(model, schedule, is_balanced, micros, each)
+    some, more = (_span(model, schedule, is_balanced, rounds * ranks, each) for rounds in (3, 4))
+    return more + (micros - 4 * ranks) * (more - some) / ranks
+
+
+def actions(schedule: str, ranks: int, micros: int) -> int:
+    """Computations of a timetable, those that are tried for an automatic one too."""
+    kinds = 3 if name_of(schedule) in ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev") else 2
+    return kinds * ranks * micros * chunks(schedule) * (5 if name_of(schedule) in ("zb1p", "zb2p") else 1)
+
+
+def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) -> Price:
+    """The price with what was played in place of the closed form: the bubble, and the messages of a row."""
+    sent = 2 * each.send * micros * chunks(schedule)
+    idle = max(0.0, whole - got.busiest - sent)
+    pp = got.comm["pp"]
+    beside = pp.exposed - 2 * each.send * (micros * chunks(schedule) + len(each.forward) - 1)  # tied weights
+    exposed = sent + max(0.0, beside)
+    comm = got.comm | {"pp": Traffic(pp.bytes, exposed, exposed)}
+    return replace(got, step=got.step + idle - got.idle + exposed - pp.exposed, idle=idle, comm=comm)
+
+
+def _span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each: Rows) -> float:
+    ranks = len(each.forward)
+    v, name = chunks(schedule), name_of(schedule)
+    if name in ("zb1p", "zb2p"):
+        f, b = sum(each.forward) / ranks + each.send, sum(each.backward) / ranks + each.send
+        w = min(f, b / 2)
+        timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
+    else:
+        timetable = schedules.get(schedule)(ranks, micros)
+    parts = stages(model, schedule, is_balanced, timetable, each)
+    together = None
+    if timetable.overlapped:
+        together = (sum(each.forward) + sum(each.backward)) / ranks / v + 2 * each.send
+    split = timetable.splits_backward
+    back = parts.backward if split else [b + w for b, w in zip(parts.backward, parts.weight, strict=True)]
+    placed = play_costs(timetable, parts.forward, back, weight=parts.weight, together=together)
+    return slowest(placed) if split else max(p.stop for p in placed)
+
+
+def stages(model: Transformer, schedule: str, is_balanced: bool, timetable: Timetable, each: Rows) -> Parts:
+    """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are."""
+    ranks, block = len(each.forward), each.blocks
+    v = timetable.length // ranks
+    layers = rows_of(model, schedule, ranks, is_balanced)
+    forward, backward, weight = [], [], []
+    for stage, row in enumerate(timetable.placement):
+        place = stage % timetable.length
+        first, last = place == 0, place == timetable.length - 1
+        count, again = layers[row] / v, min(each.again, layers[row]) / v
+        f = count * block.forward + first * block.stem[0] + last * block.head[0]
+        b = count * block.backward + again * (block.again - block.backward)
+        b += first * block.stem[1] + last * block.head[1]
+        w = min(f, b / 2)
+        forward.append(f + block.send)
+        backward.append(b - w + block.send)
+        weight.append(w)
+    return Parts(tuple(forward), tuple(backward), tuple(weight))
