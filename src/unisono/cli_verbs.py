@@ -308,6 +308,9 @@ def _plan_parser() -> Parser:
     )
     parser.add_argument("--cluster", metavar="C", default="laptop", help="dgx-a100:64, or FILE.toml")
     parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
+    parser.add_argument(
+        "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
+    )
     parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
     parser.add_argument(
         "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
@@ -324,7 +327,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     got = loaded(call, given.file, given.demo, flags)
     from unisono.commands import plan
 
-    within = plan.space(got, given.plan, given.cluster, given.stack)
+    within = plan.space(got, given.plan, given.cluster, given.stack, given.all_keys)
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}

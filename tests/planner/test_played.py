@@ -27,8 +27,8 @@ def test_the_simulated_step_is_near_its_closed_form(schedule: str, made: str) ->
         ask = Question(MODEL, plan, cluster("dgx-a100"), stack(made), 2, micros)
         got = simulate(ask).price
         closed = price(MODEL, plan, ask.cluster, ask.stack, micro_batch=2, micros=micros)
-        # Uneven rows and parts wait less than the closed form says, never much more.
-        assert (1.0 - within) * closed.step <= got.step <= 1.02 * closed.step, micros
+        # Of uneven rows and parts the closed form knows the means alone.
+        assert (1.0 - within) * closed.step <= got.step <= 1.05 * closed.step, micros
         assert got.idle >= 0.0 and got.busiest == closed.busiest
         assert sum(s for _, s in waterfall(simulate(ask))) == pytest.approx(got.step)
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.commands.simulate import model_of
+from unisono.commands.simulate import NOT_BUILT, model_of
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import search
+from unisono.planner import chosen, search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.stack import stack
@@ -16,12 +16,18 @@ from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 
 
-def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | None) -> search.Space:
+def space(
+    got: Loaded, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
+) -> search.Space:
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
     since that changes what is computed. Raises UsageError."""
     where = cluster(cluster_name)
     held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
     recipe = on_any_ranks(got.recipe)
+
+    def legal(plan: Plan) -> bool:
+        return all(all_keys and problem.code == NOT_BUILT for problem in plan.check(recipe))
+
     return search.Space(
         model_of(got),
         where,
@@ -29,7 +35,8 @@ def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | No
         recipe.train.global_batch,
         recipe.train.micro_batch,
         held_plan,
-        lambda plan: not plan.check(recipe),
+        legal,
+        all_keys,
     )
 
 
@@ -38,7 +45,7 @@ def run(within: search.Space, cluster_name: str, top: int, objective: str) -> tu
     found = search.search(within, top, objective)
     if not found.best:
         raise _nothing(within, found, cluster_name)
-    return search.as_json(found), search.as_text(found)
+    return chosen.as_json(found), chosen.as_text(found)
 
 
 def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:

@@ -13,7 +13,7 @@ from unisono.planner.stack import stack
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.transformer import Transformer, transformer
 
-_NOT_BUILT = "P10"
+NOT_BUILT = "P10"
 
 
 def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate.Question:
@@ -26,7 +26,7 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     model = model_of(got)
     recipe = on_any_ranks(got.recipe)
     plan = got.plan.fill(where.devices)
-    problems = [p for p in plan.check(recipe, where) if p.code != _NOT_BUILT]
+    problems = [p for p in plan.check(recipe, where) if p.code != NOT_BUILT]
     if problems:
         raise ConfigProblems([replace(p, where=located(p.where, got.origins)) for p in problems])
     batch, wrong = batch_of(plan, recipe.train)

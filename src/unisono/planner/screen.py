@@ -95,6 +95,12 @@ class Bench:
         return self.cluster.device.memory - self.cluster.device.reserved
 
 
+def array(values: Any, *shape: int) -> Array:
+    """Of floats; what it is made of may be arrays itself."""
+    made = np.array(values, float)
+    return made.reshape(shape) if shape else made
+
+
 def like(plan: Plan, **changes: Any) -> Plan:
     """The plan with other values, which are known to be of the contract and not looked at again."""
     made = copy(plan)
@@ -155,7 +161,7 @@ def _totals(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
 
         def field_of(name: str, way: int | None = None) -> Array:
             values = [getattr(t, name) if way is None else getattr(t, name)[way] for t in each]
-            return np.array(values).reshape(shape)
+            return array(values, *shape)
 
         bench.memo.totals[key] = Totals(
             field_of("ahead"),
@@ -186,7 +192,7 @@ def _kept(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
         ]
         names = ("block", "again", "live", "always", "stem", "head")
         shape = (len(axes.modes), len(sizes), 1)
-        bench.memo.kept[key] = Kept(*(np.array([getattr(k, n) for k in each]).reshape(shape) for n in names))
+        bench.memo.kept[key] = Kept(*(array([getattr(k, n) for k in each], *shape) for n in names))
     return bench.memo.kept[key]
 
 
@@ -199,7 +205,7 @@ def _share(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
             for name in axes.schedules
         ]
         names = ("blocks", "ends", "layers", "stem", "head", "copies")
-        bench.memo.shares[key] = Share(*(np.array([getattr(s, n) for s in each], float) for n in names))
+        bench.memo.shares[key] = Share(*(array([getattr(s, n) for s in each]) for n in names))
     return bench.memo.shares[key]
 
 
@@ -208,7 +214,7 @@ def _held(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Array:
     micros = tuple(m for _, m in axes.sizes)
     key = (row, mesh.pp, micros, axes.schedules)
     if key not in bench.memo.held:
-        column = np.array(micros, float)
+        column = array(micros)
         each = [np.broadcast_to(in_flight(s, row, mesh.pp, column), column.shape) for s in axes.schedules]
         bench.memo.held[key] = np.stack(each, axis=-1)
     return bench.memo.held[key]
@@ -224,7 +230,7 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
     auto = axes.modes.index("auto") if "auto" in axes.modes else None
     totals, fits, agains = [], [], []
     for plan in ways:
-        again = np.zeros(shape)
+        again: Array = np.zeros(shape)
         if auto is not None:
             own = Kept(
                 *(getattr(kept, n)[auto] for n in ("block", "again", "live", "always", "stem", "head"))
@@ -259,9 +265,9 @@ def _steps(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], again: Ar
     each = _blocks(bench, mesh, axes, ways)
     first = _share(bench, mesh, axes, 0)
     meeting = _meeting(bench, axes, ways, first)
-    micros = np.array([m for _, m in axes.sizes], float)[:, None]
-    updates = [offload.update(plan, bench.cluster.device, bench.stack, first) for plan in ways]
-    ties = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
+    micros = array([m for _, m in axes.sizes], -1, 1)
+    updates: list[Array] = [offload.update(plan, bench.cluster.device, bench.stack, first) for plan in ways]
+    ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
     step = np.empty(axes.shape)
     lines: dict[Any, tuple[list[tuple[float, float]], list[int]]] = {}
@@ -277,7 +283,7 @@ def _steps(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], again: Ar
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
-        shown = uncovered(bench.stack, meeting[:, None, None, None, at], np.asarray(whole.cover)[..., None])
+        shown = uncovered(bench.stack, meeting[:, None, None, None, at], array(whole.cover)[..., None])
         step[..., at, :] = alone[..., None] + shown
     return step
 
@@ -299,13 +305,13 @@ def _layout(bench: Bench, mesh: Plan, schedule: str) -> tuple[tuple[float, float
 
 def _blocks(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
     """Blocks of all ways: arrays (way, mode, size, kind)."""
-    made, kept = _totals(bench, mesh, axes), _kept(bench, mesh, axes).block[None]
-    sizes = np.array([float(b) for b, _ in axes.sizes])[:, None]
+    made, kept = _totals(bench, mesh, axes), array(_kept(bench, mesh, axes).block)[None]
+    sizes = array([b for b, _ in axes.sizes], -1, 1)
     found: dict[Any, Blocks] = {}
     for plan in ways:
         key = (plan.zero == 3, plan.offload)
         if key not in found:
-            found[key] = blocks(bench.model, plan, bench.cluster, bench.stack, sizes, made, kept)  # type: ignore[arg-type]
+            found[key] = blocks(bench.model, plan, bench.cluster, bench.stack, sizes, made, kept)
     each = [found[plan.zero == 3, plan.offload] for plan in ways]
     shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
 
@@ -324,7 +330,7 @@ def _meeting(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Ar
     for plan in ways:
         if plan.zero in found:
             continue
-        each = []
+        each: list[Array] = []
         for name in axes.collectives:
             parts = met(like(plan, collective=name), bench.cluster, bench.stack, first)
             each.append(np.broadcast_to(sum(seconds for _, seconds in parts.values()), (count,)))
