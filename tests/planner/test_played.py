@@ -55,6 +55,7 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
     each = rows(MODEL, plan, where, made, 2)
     whole = span(MODEL, schedule, True, 48, each)
     monkeypatch.setattr(played, "FEW", 0)
+    span.cache_clear()
     assert span(MODEL, schedule, True, 48, each) == pytest.approx(whole, rel=2e-3)
 
 

@@ -70,8 +70,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. beside:
-    what the host has for what is offloaded, infinity where that is not known."""
+    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. Its host
+    is that of the rank which offloads most; beside: what the host has for that, infinity where it is not known."""
 
     row: int
     memory: Memory
@@ -258,6 +258,7 @@ def verdict(
         for row in rows_seen(plan.pp)
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
+    memory = replace(memory, host=max(one.host for one, _ in each))
     return Verdict(row, memory, device.memory - device.reserved, device.host_memory or float("inf"))
 
 

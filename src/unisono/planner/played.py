@@ -5,6 +5,7 @@ that waits for it.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from unisono.planner.cuts import rows_of
 from unisono.planner.price import Price, Rows, Traffic
@@ -26,6 +27,7 @@ class Parts:
     weight: tuple[float, ...]
 
 
+@lru_cache(maxsize=1024)
 def span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each: Rows) -> float | None:
     """Seconds from the first start to the last stop, of zero-bubble timetables of the slowest row's own; None where
     there is no such timetable.

@@ -9,8 +9,7 @@ collective. Where a quantity does not depend on an axis, its length there is 1.
 """
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -37,6 +36,8 @@ from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
+
+_FIELDS = tuple(f.name for f in fields(Plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,9 @@ def array(values: Any, *shape: int) -> Array:
 
 def like(plan: Plan, **changes: Any) -> Plan:
     """The plan with other values, which are known to be of the contract and not looked at again."""
-    made = copy(plan)
-    for key, value in changes.items():
-        object.__setattr__(made, key, value)
+    made = object.__new__(Plan)
+    for key in _FIELDS:
+        object.__setattr__(made, key, changes[key] if key in changes else getattr(plan, key))
     return made
 
 
@@ -251,12 +252,10 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
 
 
 def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """(bytes of the fullest row, bytes that it keeps with its host)."""
+    """(bytes of the fullest row, bytes that a rank keeps with its host at most)."""
     total, host = np.broadcast_to(each[0].total, shape), np.broadcast_to(each[0].host, shape)
     for memory in each[1:]:
-        own = memory.total
-        host = np.where(own > total, memory.host, host)
-        total = np.maximum(total, own)
+        total, host = np.maximum(total, memory.total), np.maximum(host, memory.host)
     return total, host
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner.played import actions
+from unisono.planner.played import actions, span
 from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Mesh, Space, meshes, plan_at, plans
@@ -29,7 +29,7 @@ _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyon
 class Counts:
     """Plans. searched: all that are legal. too_large: not priced, since their model states alone do not fit.
     dominated: not priced, since another is quicker and smaller. priced: the rest. feasible: of those, that fit.
-    played: of those, by event simulation."""
+    played: of the quickest, by event simulation; of several that cost the same the first alone."""
 
     searched: int = 0
     too_large: int = 0
@@ -88,14 +88,14 @@ class _Pool:
             return 0
         seconds, sizes = flat[places], bytes_[places]
         near = np.flatnonzero((seconds, sizes)[self.by] <= self.worst)
-        if len(near) > _KEPT:
+        if len(near) > 4 * _KEPT:
             order = np.lexsort((sizes[near], seconds[near]) if self.by == 0 else (seconds[near], sizes[near]))
-            near = near[order[:_KEPT]]
+            near = near[order[: 4 * _KEPT]]
         rows = np.stack([seconds, sizes, np.full(len(places), float(index)), places.astype(float)], axis=1)
         merged = np.concatenate([self.rows, rows[near]])
         order = np.lexsort((merged[:, 3], merged[:, 2], merged[:, 1 - self.by], merged[:, self.by]))
-        self.rows = merged[order[:_KEPT]]
-        self.front = _undominated(np.concatenate([self.front, _thinned(rows)]))
+        self.rows = _unlike(merged[order])[:_KEPT]
+        self.front = _undominated(np.concatenate([self.front, _undominated(rows)]))
         return len(places)
 
     def remember_nearest(self, index: int, got: Screened, exists: Array) -> None:
@@ -177,12 +177,17 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
         return answers[key]
 
     chosen: list[Answer] = []
-    budget = float(_ACTIONS)
+    budget = _ACTIONS if space.all_keys else _ACTIONS // 4
     for row in pool.rows[: max(top, _PLAYED)]:
+        before = span.cache_info().misses
         got = answer(row)
         chosen.append(got)
         plan = got.question.plan
-        budget -= min(actions(plan.schedule, plan.pp, got.question.micros), 8e4) if plan.pp > 1 else 1e3
+        if span.cache_info().misses > before:
+            budget -= min(
+                actions(plan.schedule, plan.pp, got.question.micros),
+                actions(plan.schedule, plan.pp, 7 * plan.pp),
+            )
         if budget < 0 and len(chosen) >= max(top, 8):
             break
     keys: Mapping[str, Callable[[Answer], tuple[float, float]]] = {
@@ -201,9 +206,10 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
     )
 
 
-def _thinned(rows: Array) -> Array:
-    """Rows of one mesh that none of it beats."""
-    return _undominated(rows)
+def _unlike(rows: Array) -> Array:
+    """Without rows that cost what the one before costs: a key that changes nothing here is left as it is."""
+    apart = np.abs(np.diff(rows[:, :2], axis=0)) > 1e-12 * np.abs(rows[1:, :2])
+    return rows[np.concatenate([[True], apart.any(axis=1)])]
 
 
 def _undominated(rows: Array) -> Array:

@@ -88,6 +88,14 @@ def demand(answer: Answer) -> None:
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
+    if memory.total <= answer.verdict.capacity:
+        raise DoesNotFit(
+            f"offload={ask.plan.offload} keeps {memory.host / GIB:.1f} GiB of a device in its host's memory, which has"
+            f" {answer.verdict.beside / GIB:.1f} GiB for it: short by {answer.verdict.short / GIB:.1f} GiB",
+            answer,
+            where=f"{ask.plan} on {ask.cluster.name}",
+            fix="a greater shard, tp or pp, or another offload",
+        )
     parts = sorted(in_gib(memory).items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {size:.1f}" for name, size in parts if name != "total" and size >= 0.05)
     raise DoesNotFit(
