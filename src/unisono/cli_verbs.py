@@ -311,6 +311,9 @@ def _plan_parser() -> Parser:
     parser.add_argument(
         "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
     )
+    parser.add_argument(
+        "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
+    )
     parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
     parser.add_argument(
         "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
@@ -331,7 +334,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
-    result, page = plan.run(within, given.cluster, given.top, given.objective)
+    result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer)
     call.say(page)
     return result
 

@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.price import price
 from unisono.planner.screen import Bench, screen
-from unisono.planner.search import Space, candidates, search
+from unisono.planner.search import Space, candidates, on_fewer, search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
@@ -87,6 +87,17 @@ def test_the_front_falls_and_the_best_is_its_first() -> None:
     assert times[0] == found.best[0].price.step
     costs = {(answer.price.step, answer.verdict.memory.total) for answer in found.best}
     assert len(costs) == len(found.best) == 4
+
+
+def test_on_fewer_devices_time_memory_and_cost_are_three_wishes() -> None:
+    within = space(4)
+    found = search(within)
+    got = on_fewer(within, found)
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in got.front]
+    assert {answer.question.plan.world for answer in got.front} >= {8, 16, 32}
+    assert got.counts.searched > found.counts.searched and got.best == found.best
+    for one in points:
+        assert not any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
 
 
 def test_all_keys_hold_what_is_held_and_leave_what_is_computed() -> None:

@@ -40,11 +40,15 @@ def space(
     )
 
 
-def run(within: search.Space, cluster_name: str, top: int, objective: str) -> tuple[Mapping[str, Any], str]:
+def run(
+    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
+) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
     found = search.search(within, top, objective)
     if not found.best:
         raise _nothing(within, found, cluster_name)
+    if fewer:
+        found = search.on_fewer(within, found, objective)
     return chosen.as_json(found), chosen.as_text(found)
 
 

@@ -10,6 +10,8 @@ from unisono.plan.checks import batch_of
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.stack import stack
+from unisono.planner.timetables import chunks, serves
+from unisono.programs import schedules
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.transformer import Transformer, transformer
 
@@ -32,6 +34,15 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     batch, wrong = batch_of(plan, recipe.train)
     if batch is None:
         raise ConfigProblems([wrong] if wrong else [])
+    if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
+        raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
+    if plan.offload != "none" and not where.device.host:
+        raise UsageError(
+            f"offload={plan.offload}: it is not known how fast {where.device.name} reaches its host's memory",
+            where="plan.offload",
+            fix="host_gb_s in the device of a cluster file, or offload=none",
+            code="C22",
+        )
     return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
 
 
@@ -40,6 +51,21 @@ def run(ask: simulate.Question) -> tuple[Mapping[str, Any], str]:
     answer = simulate.simulate(ask)
     simulate.demand(answer)
     return simulate.as_json(answer), simulate.as_text(answer)
+
+
+def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
+    """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    if ranks * chunks(schedule) <= n_layer:
+        try:
+            schedules.get(schedule)(ranks, micros)
+        except UsageError as refused:
+            return refused
+    return UsageError(
+        f"schedule={schedule} cuts {n_layer} blocks into {ranks * chunks(schedule)} stages",
+        where="plan.schedule, plan.pp, model.n_layer",
+        fix="fewer stages, or schedule=1f1b",
+        code="P13",
+    )
 
 
 def model_of(got: Loaded) -> Transformer:

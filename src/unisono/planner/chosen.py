@@ -76,6 +76,7 @@ def as_json(found: Found) -> Mapping[str, Any]:
                 "micro_batch": answer.question.micro_batch,
                 "step_s": answer.price.step,
                 "mem_gib": answer.verdict.memory.total / GIB,
+                "devices": answer.question.plan.world,
                 "device_s": device_seconds(answer),
                 "cost": cost(answer),
             }
@@ -110,14 +111,18 @@ def as_text(found: Found) -> str:
                 -1, f"   recompute=auto: {answer.price.again:.0f} blocks of every rank are computed again"
             )
     if len(found.front) > 1:
-        lines += ["", "less memory for more time: none of these is slower and larger than another"]
-        lines += [_line(answer) for answer in _few(found.front, 6)]
+        sizes = len({answer.question.plan.world for answer in found.front}) > 1
+        last = "slower, larger and dearer" if sizes else "slower and larger"
+        lines += ["", f"less memory for more time: none of these is {last} than another"]
+        lines += [_line(answer, sizes) for answer in _few(found.front, 8 if sizes else 6)]
     return "\n".join(lines)
 
 
-def _line(answer: Answer) -> str:
+def _line(answer: Answer, sizes: bool) -> str:
     spent = cost(answer)
     paid = f"  {spent:>8.3g} a step" if spent is not None else ""
+    if sizes:
+        paid += f"  {answer.question.plan.world:>6} devices, {device_seconds(answer):,.0f} device-seconds"
     return (
         f"  {answer.price.step:>9.4g} s  {answer.verdict.memory.total / GIB:>6.1f} GiB{paid}"
         f"  {answer.question.plan}   (micro_batch {answer.question.micro_batch})"
