@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
+from unisono.planner import experts
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, in_flight
 from unisono.spec.cluster import Device
@@ -81,7 +82,7 @@ def layers_of(row: int, ranks: int, n_layer: int) -> int:
 
 
 def row_parameters(model: Transformer, plan: Plan, row: int) -> tuple[float, float]:
-    """(elements in blocks, elements of stem and head) of one rank of a pipeline row."""
+    """(elements in blocks, elements of stem and head) of one rank of a pipeline row; routed experts are apart."""
     dealt, whole = model.block_parameters
     blocks = layers_of(row, plan.pp, model.n_layer) * (dealt / plan.tp + whole)
     ends = 0.0
@@ -94,6 +95,16 @@ def row_parameters(model: Transformer, plan: Plan, row: int) -> tuple[float, flo
     return blocks, ends
 
 
+def row_experts(model: Transformer, plan: Plan, row: int) -> tuple[float, int]:
+    """(elements of routed experts on one rank of a pipeline row, ranks on shard that hold the same ones)."""
+    if model.experts is None:
+        return 0.0, 1
+    first = sum(layers_of(r, plan.pp, model.n_layer) for r in range(row))
+    sparse = model.experts.layers(first, first + layers_of(row, plan.pp, model.n_layer))
+    one, ranks = experts.elements(model, plan)
+    return sparse * one, ranks
+
+
 def of_row(
     model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:
@@ -103,6 +114,12 @@ def of_row(
     params, grads, optim = states(
         blocks + ends, shard=plan.shard, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
     )
+    routed, ranks = row_experts(model, plan, row)
+    if routed:
+        more = states(
+            routed, shard=ranks, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
+        )
+        params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     activations = _activations(model, plan, stack, micro_batch, micros, row)
     communication = _buffers(model, plan, blocks, ends)
     allocated = params * copies + grads * copies + optim + activations + communication
@@ -129,15 +146,15 @@ def _activations(
     shared = stack.sequence_parallel
     mode = "full" if plan.recompute == "auto" else plan.recompute
     block = block_bytes(
-        model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
+        model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
         recompute=mode, itemsize=item,
     )  # fmt: skip
     held = in_flight(plan.schedule, row, plan.pp, micros)
     total = layers * block * held
     if mode == "full":
         total += live_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
-            itemsize=item,
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared,
+            fused=fused, itemsize=item,
         )  # fmt: skip
     if row == 0:
         total += stem_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp) * held
@@ -152,6 +169,8 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
     item = ITEM[plan.precision]
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
+        held, ranks = experts.elements(model, plan)
+        block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
         return item * min(25e6, blocks + ends)

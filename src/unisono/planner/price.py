@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 
 from unisono.plan import Plan
-from unisono.planner import block
+from unisono.plan.grammar import choice
+from unisono.planner import block, experts
 from unisono.planner.block import Dealt, Pass
-from unisono.planner.collectives import Bus, bus, message
+from unisono.planner.collectives import Bus, bus, exchange, message
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, layers_of, row_parameters
+from unisono.planner.memory import ITEM, layers_of, row_experts, row_parameters
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, idle
 from unisono.spec.cluster import Cluster
@@ -15,6 +16,8 @@ from unisono.spec.transformer import Transformer
 
 # Adam in mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2.
 OPTIMIZER_BYTES = 30.0
+# Timetables in which one micro-batch computes while another's tokens travel to their experts.
+COVERING = ("dualpipe", "dualpipev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,9 @@ def rows(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_b
         plan.cp,
         bus(cluster, 1, plan.tp, stack.tp_bus),
         bus(cluster, plan.tp, plan.cp, stack.tp_bus),
+        plan.ep,
+        exchange(cluster, max(1, plan.tp // plan.ep), plan.ep, stack.tp_bus),
+        choice(plan.schedule).name in COVERING,
     )
     ahead = block.forward(model, stack, on, dealt)
     mode = "full" if plan.recompute == "auto" else plan.recompute
@@ -120,12 +126,19 @@ def price(
         (passes.exposed + passes.hidden) * layers,
         passes.exposed * layers,
     )
+    routing = Traffic(
+        _routed_bytes(model, plan, micro_batch) * layers,
+        (passes.routing + passes.routed) * layers,
+        passes.routing * layers,
+    )
     shard = _shard_traffic(model, plan, cluster, stack, each, micros)
     on_device = passes.device * layers
     ends = micros / plan.pp * each.ends
-    started = micros / plan.pp * sum(work) - on_device - ends - tensor.exposed - shard.exposed
+    started = micros / plan.pp * sum(work) - on_device - ends
+    started -= tensor.exposed + routing.exposed + shard.exposed
     comm = {
         "tp": tensor,
+        "ep": routing,
         "pp": Traffic(_message_bytes(model, plan, stack, micro_batch) * 2 * v * micros, messages, messages),
     }
     comm |= {"shard": shard} | data
@@ -173,15 +186,35 @@ def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
 
 
+def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice."""
+    if model.experts is None or plan.ep == 1:
+        return 0.0
+    tokens = micro_batch * model.context / plan.cp
+    held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
+    times = 4 + (2 if plan.recompute in ("full", "auto") else 0)
+    return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
+
+
+def _weights(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) to gather one block's weights once, under zero=3."""
+    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
+    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
+    held, ranks = experts.elements(model, plan)
+    if not held:
+        return net.sent(moved), net.gather(moved)
+    own = bus(cluster, plan.cp * plan.tp * plan.shard // ranks, ranks, stack.dp_bus)
+    more = model.sparse_share * held * ITEM[plan.precision]
+    return net.sent(moved) + own.sent(more), net.gather(moved) + own.gather(more)
+
+
 def _gathered(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, ahead: float, back: float
 ) -> tuple[float, float]:
     """Seconds that gathering (and scattering) a block's weights shows, forward and backward, under zero=3."""
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-    one = net.gather(moved)
+    _, one = _weights(model, plan, cluster, stack)
     return _shown(one, ahead, stack), _shown(2 * one, back, stack)
 
 
@@ -195,11 +228,10 @@ def _shard_traffic(
 ) -> Traffic:
     if plan.shard == 1 or plan.zero < 3:
         return Traffic()
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
+    sent, one = _weights(model, plan, cluster, stack)
     layers = model.n_layer / plan.pp * micros
     shown = sum(_gathered(model, plan, cluster, stack, each.block_forward.total, each.block_backward.total))
-    return Traffic(1.5 * net.sent(moved) * layers, 3 * net.gather(moved) * layers, shown * layers)
+    return Traffic(1.5 * sent * layers, 3 * one * layers, shown * layers)
 
 
 def _data(
@@ -208,15 +240,22 @@ def _data(
     """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
     blocks, ends = row_parameters(model, plan, 0)
     stride = plan.cp * plan.tp
-    moved = (blocks + ends) * stack.reduce_bytes
+    routed, ranks = row_experts(model, plan, 0)
+    # (elements, ranks on shard that hold the same): all of the model but its routed experts, and those.
+    groups = [(blocks + ends, plan.shard), *([(routed, ranks)] if routed else [])]
     parts: dict[str, tuple[float, float]] = {}  # axis: bytes sent, seconds
     if plan.shard > 1 and plan.zero < 3:
-        net = bus(cluster, stride, plan.shard, stack.dp_bus)
-        updated = (blocks + ends) * ITEM[plan.precision]  # weights are gathered after the update
-        parts["shard"] = (net.sent(moved + updated) / 2, net.gather(moved) + net.gather(updated))
+        sent = seconds = 0.0
+        for elements, size in groups:
+            net = bus(cluster, stride * plan.shard // size, size, stack.dp_bus)
+            # Weights are gathered after the update.
+            moved, updated = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
+            sent += net.sent(moved + updated) / 2
+            seconds += net.gather(moved) + net.gather(updated)
+        parts["shard"] = (sent, seconds)
     if plan.dp > 1:
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        owned = moved / plan.shard
+        owned = sum(elements / size for elements, size in groups) * stack.reduce_bytes
         parts["dp"] = (net.sent(owned), net.all_reduce(owned))
     seconds = sum(part[1] for part in parts.values())
     # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
@@ -227,7 +266,9 @@ def _data(
 
 def _optimizer(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
     blocks, ends = row_parameters(model, plan, 0)
-    return (blocks + ends) / plan.shard * OPTIMIZER_BYTES / (cluster.device.bandwidth * stack.elementwise)
+    routed, ranks = row_experts(model, plan, 0)
+    owned = (blocks + ends) / plan.shard + routed / ranks
+    return owned * OPTIMIZER_BYTES / (cluster.device.bandwidth * stack.elementwise)
 
 
 __all__ = ["Bus", "Chip", "Price", "Rows", "Traffic", "price", "rows"]

@@ -18,7 +18,8 @@ class Part:
     """One indivisible part of a model, as `pp` deals it.
 
     parameters: elements. flops: of the forward pass of one sample. activations: elements of one sample kept
-    for the backward pass. output: elements of one sample that pass to the next part.
+    for the backward pass. output: elements of one sample that pass to the next part. idle: parameters that a
+    token does not meet, of experts that it is not sent to.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Part:
     flops: int
     activations: int
     output: int
+    idle: int = 0
 
     @property
     def backward_flops(self) -> int:
@@ -49,6 +51,11 @@ class Workload:
     def parameters(self) -> int:
         """Elements of the whole model, a tied weight once."""
         return sum(part.parameters for part in self.parts) - self.tied
+
+    @property
+    def active(self) -> int:
+        """Elements that one token meets, a tied weight once."""
+        return self.parameters - sum(part.idle for part in self.parts)
 
     @property
     def flops(self) -> int:
