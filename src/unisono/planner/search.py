@@ -12,12 +12,12 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import BUILT
-from unisono.planner.memory import Verdict, verdict
-from unisono.planner.price import Price, price
+from unisono.planner.memory import Verdict
+from unisono.planner.price import Price
+from unisono.planner.priced import Model, price, verdict
 from unisono.planner.simulate import GIB, Answer, Question, simulate, waterfall
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 _MOST_NODES = 1 << 14
@@ -28,7 +28,7 @@ class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be."""
 
-    model: Transformer
+    model: Model
     cluster: Cluster
     stack: Stack
     batch: int

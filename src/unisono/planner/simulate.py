@@ -6,14 +6,14 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import BUILT, choice
-from unisono.planner.memory import Memory, Verdict, remedies, verdict
-from unisono.planner.price import Price, price, rows
+from unisono.planner.memory import Memory, Verdict, remedies
+from unisono.planner.price import Price
+from unisono.planner.priced import Model, price, rows, verdict
 from unisono.planner.stack import Stack
 from unisono.programs import schedules
 from unisono.programs.pipeline import play_costs
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
-from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
 _ACTIONS = 200_000  # of a timetable that is still played rather than priced in closed form
@@ -23,7 +23,7 @@ _ACTIONS = 200_000  # of a timetable that is still played rather than priced in 
 class Question:
     """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
 
-    model: Transformer
+    model: Model
     plan: Plan
     cluster: Cluster
     stack: Stack
@@ -123,7 +123,7 @@ def _remedy(ask: Question) -> str:
     )
 
 
-def _sensible(model: Transformer, plan: Plan) -> bool:
+def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
@@ -184,7 +184,9 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
         "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
+        "samples_per_s": ask.batch / got.step,
         "parameters": ask.model.workload.parameters,
+        "active_parameters": ask.model.workload.active,
         "plan": str(ask.plan),
         "cluster": ask.cluster.name,
         "stack": ask.stack.name,
@@ -197,13 +199,14 @@ def as_text(answer: Answer) -> str:
     """The same for people."""
     ask, got, memory = answer.question, answer.price, answer.verdict.memory
     device = ask.cluster.device
+    unit = "tokens" if ask.model.context > 1 else "samples"
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
         f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
-        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} tokens/s,"
+        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:
