@@ -1,12 +1,13 @@
 """`unisono plan`: the best plans for a cluster, and why. Without torch, data or files."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.commands.simulate import model_of
+from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
-from unisono.config.resolve import on_any_ranks
+from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
@@ -22,14 +23,24 @@ def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | No
     where = cluster(cluster_name)
     held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
     recipe = on_any_ranks(got.recipe)
+    model = model_of(got, os.environ)
+    asked = judged(recipe, model)
+    # What is not trained in this version at all is searched with the keys that are held, played here or not.
+    later = recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind
+
+    def legal(plan: Plan) -> bool:
+        return not problems(model, plan) and not [
+            p for p in plan.check(asked) if not (later and p.code == "P10")
+        ]
+
     return search.Space(
-        model_of(got),
+        model,
         where,
         stack(stack_name or where.stack),
         recipe.train.global_batch,
         recipe.train.micro_batch,
         held_plan,
-        lambda plan: not plan.check(recipe),
+        legal,
     )
 
 

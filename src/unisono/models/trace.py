@@ -70,7 +70,9 @@ class Fused(TorchFunctionMode):
             return _normalised(*args, **kwargs)
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        query, key, value = (args[n] if len(args) > n else kwargs[k] for n, k in enumerate(("query", "key", "value")))
+        query, key, value = (
+            args[n] if len(args) > n else kwargs[k] for n, k in enumerate(("query", "key", "value"))
+        )
         if key.shape[-3] != query.shape[-3]:
             times = query.shape[-3] // key.shape[-3]
             key, value = (t.repeat_interleave(times, dim=-3) for t in (key, value))

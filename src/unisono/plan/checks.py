@@ -135,8 +135,8 @@ def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
 def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.tp == 1:
         return
-    if model.kind == "convnet":
-        what = f"tp={plan.tp}: the convnet declares nothing that tensor parallelism could split"
+    if model.kind in ("convnet", "dlrm"):
+        what = f"tp={plan.tp}: the {model.kind} declares nothing that tensor parallelism could split"
         yield Problem(
             "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
         )

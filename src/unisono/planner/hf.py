@@ -13,7 +13,9 @@ from unisono.spec.transformer import Transformer
 Config = Mapping[str, Any]
 
 
-def transformer_of(config: Config, context: int | None = None, where: str = "config.json") -> Transformer | None:
+def transformer_of(
+    config: Config, context: int | None = None, where: str = "config.json"
+) -> Transformer | None:
     """The numbers, or None for a family or a variant that is not known here. context: tokens of a sample; the
     longest that the model is made for when None. Raises UsageError where a key is missing."""
     kind = str(config.get("model_type", ""))
