@@ -53,13 +53,13 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
         stack("plain"),
     )
     each = rows(MODEL, plan, where, made, 2)
-    whole = span(MODEL, schedule, True, 48, each)
+    whole = span(schedule, 48, 48, each)
     monkeypatch.setattr(played, "FEW", 0)
     span.cache_clear()
-    assert span(MODEL, schedule, True, 48, each) == pytest.approx(whole, rel=2e-3)
+    assert span(schedule, 48, 48, each) == pytest.approx(whole, rel=2e-3)
 
 
 def test_what_has_no_timetable_is_not_played() -> None:
     each = rows(MODEL, Plan.parse("pp=4"), cluster("dgx-a100"), stack("plain"), 1)
-    assert span(MODEL, "interleaved:v=2", True, 6, each) is None
-    assert span(MODEL, "accumulate", True, 8, each) is None
+    assert span("interleaved:v=2", 48, 6, each) is None
+    assert span("accumulate", 48, 8, each) is None

@@ -1,5 +1,6 @@
 """A plan of the screen costs what it costs alone, to the last digits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from random import Random
@@ -15,6 +16,7 @@ from unisono.planner.memory import verdict
 from unisono.planner.price import price
 from unisono.planner.screen import Axes, Bench, least_memory, least_seconds, screen
 from unisono.planner.stack import stack
+from unisono.spec.experts import Experts
 from unisono.spec.transformer import Transformer
 
 SCHEDULES = (
@@ -29,6 +31,10 @@ MODELS = (
         31, 16, 4096, 4096, 32000, 8, 14336, bias=False, tied=False, learned=False, gated=True, rms=True
     ),
 )
+SPARSE = Transformer(
+    24, 16, 2048, 2048, 32000, 16, 5632, bias=False, tied=False, learned=False, gated=True, rms=True,
+    experts=Experts(16, 2, 1408, shared_width=1408, every=2, dense=1),
+)  # fmt: skip
 CLUSTERS = (("dgx-a100:8", "megatron-2022"), ("dgx-h100:8", "megatron-2024"), ("dgx-a100:8", "plain"))
 
 
@@ -42,6 +48,18 @@ def axes(mesh: Plan, batch: int) -> Axes:
         schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
         collectives=NAMES if mesh.dp > 1 else ("auto",),
     )
+
+
+@pytest.mark.parametrize("name", CLUSTERS, ids=lambda pair: pair[1])
+def test_experts_are_screened_as_they_are_priced(name: tuple[str, str]) -> None:
+    meshes = (
+        "dp=2 shard=4 tp=2 pp=4 ep=8",
+        "shard=16 pp=4 ep=4",
+        "tp=4 cp=2 pp=8 ep=2",
+        "dp=8 tp=8 ep=16",
+        "tp=8 pp=8",
+    )
+    assert held_together(SPARSE, name, meshes) >= 60
 
 
 def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, int]:
@@ -63,9 +81,14 @@ MESHES = (
 @pytest.mark.parametrize("name", CLUSTERS, ids=lambda pair: pair[1])
 @pytest.mark.parametrize("model", MODELS, ids=("small", "wide", "gated"))
 def test_the_screen_says_what_the_price_says(model: Transformer, name: tuple[str, str]) -> None:
+    assert held_together(model, name, MESHES) >= 100
+
+
+def held_together(model: Transformer, name: tuple[str, str], meshes: Sequence[str]) -> int:
+    """How many random plans of these meshes cost in the screen what they cost alone."""
     where, made = cluster(name[0]), stack(name[1])
     bench, dice, priced = Bench(model, where, made), Random(7), 0
-    for text in MESHES:
+    for text in meshes:
         mesh = Plan.parse(f"{text} precision=bf16")
         if mesh.pp > model.n_layer:
             continue
@@ -90,4 +113,4 @@ def test_the_screen_says_what_the_price_says(model: Transformer, name: tuple[str
                 1 - 1e-9
             ), plan
             priced += 1
-    assert priced >= 100
+    return priced

@@ -1,12 +1,14 @@
 """`unisono plan`: the best plans for a cluster, and why. Without torch, data or files."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.commands.simulate import NOT_BUILT, model_of
+from unisono.commands.simulate import NOT_BUILT
+from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
-from unisono.config.resolve import on_any_ranks
+from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import chosen, search
 from unisono.planner.clusters import cluster
@@ -24,12 +26,16 @@ def space(
     where = cluster(cluster_name)
     held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
     recipe = on_any_ranks(got.recipe)
+    model = model_of(got, os.environ)
+    asked = judged(recipe, model)
+    # What is not trained in this version at all is searched with the keys that are held, played here or not.
+    later = all_keys or (recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind)
 
     def legal(plan: Plan) -> bool:
-        return all(all_keys and problem.code == NOT_BUILT for problem in plan.check(recipe))
+        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
 
     return search.Space(
-        model_of(got),
+        model,
         where,
         stack(stack_name or where.stack),
         recipe.train.global_batch,

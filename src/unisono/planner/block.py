@@ -6,7 +6,8 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 
 from dataclasses import dataclass
 
-from unisono.planner.collectives import Bus, Exchange
+from unisono.planner import experts
+from unisono.planner.collectives import ALONE, Bus, Exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.stack import Stack
 from unisono.spec.transformer import Transformer
@@ -18,7 +19,8 @@ FORWARD_LAUNCHES, BACKWARD_LAUNCHES, UNFUSED_LAUNCHES = 20, 32, 4
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Seconds of one pass over one block. arithmetic: matrix products alone. device: all kernels. exposed, hidden: of
-    tp's collectives. context, covered: of cp's, likewise. host: to start it all. total: what the clock shows."""
+    tp's collectives; context, ringed: of cp's; routing, routed: of ep's. host: to start it all. total: what the clock
+    shows."""
 
     arithmetic: float = 0.0
     device: float = 0.0
@@ -26,12 +28,14 @@ class Pass:
     hidden: float = 0.0
     host: float = 0.0
     context: float = 0.0
-    covered: float = 0.0
+    ringed: float = 0.0
+    routing: float = 0.0
+    routed: float = 0.0
 
     @property
     def busy(self) -> float:
         """Seconds of the device, with what it waits for the network."""
-        return self.device + self.exposed + self.context
+        return self.device + self.exposed + self.context + self.routing
 
     @property
     def total(self) -> float:
@@ -45,46 +49,57 @@ class Pass:
             self.hidden + other.hidden,
             self.host + other.host,
             self.context + other.context,
-            self.covered + other.covered,
+            self.ringed + other.ringed,
+            self.routing + other.routing,
+            self.routed + other.routed,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses. heads: cp's network
-    for all-to-alls where it deals out heads (Ulysses), None where keys and values go round a ring."""
+    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses; expert ranks and
+    their network, and whether the timetable hides it behind another micro-batch. heads: cp's network for all-to-alls
+    where it deals out heads (Ulysses), None where keys and values go round a ring."""
 
     micro_batch: int
     tp: int
     cp: int
     tp_bus: Bus
     cp_bus: Bus
+    ep: int = 1
+    ep_net: Exchange = ALONE
+    covered: bool = False
     heads: Exchange | None = None
 
 
 def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     """One block's forward pass."""
-    products = sum(matmul(on, *shape) for shape in _products(model, dealt))
+    products = sum(share * matmul(on, *shape) for share, *shape in _products(model, dealt))
     scores, unfused = _attention(model, stack, on, dealt)
     moved = _moved(model, stack, on, dealt, backward=False)
     exposed = _collectives(model, stack, on, dealt, 2)
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
-    context, covered = _context(model, on, dealt, scores, 1)
+    context, ringed = _context(model, on, dealt, scores, 1)
+    launches += model.sparse_share * experts.LAUNCHES
+    device = products + scores + elementwise(on, moved + unfused)
+    routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + unfused),
+        device=device,
         exposed=exposed,
         context=context,
-        covered=covered,
+        ringed=ringed,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        routing=routing,
+        routed=routed,
     )
 
 
 def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     """One block's backward pass, without recomputation: each product has two of its own size."""
     products = 0.0
-    for rows, inner, columns in _products(model, dealt):
-        products += matmul(on, rows, columns, inner) + matmul(on, inner, rows, columns)
+    for share, rows, inner, columns, many in _products(model, dealt):
+        products += share * (matmul(on, rows, columns, inner, many) + matmul(on, inner, rows, columns, many))
     scores, unfused = _attention(model, stack, on, dealt)
     # A fused kernel computes the scores again: 5 products for 2 (Dao et al., 2022).
     scores *= 2.5 if stack.fused_attention else 2.0
@@ -94,15 +109,20 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
         0.5 * _collectives(model, stack, on, dealt, 2) if stack.sequence_parallel else 0.0
     )
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
-    context, covered = _context(model, on, dealt, scores, 2)
+    context, ringed = _context(model, on, dealt, scores, 2)
+    launches += 2 * model.sparse_share * experts.LAUNCHES
+    device = products + scores + elementwise(on, moved + 11 / 9 * unfused)
+    routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + 11 / 9 * unfused),
+        device=device,
         exposed=every * (1.0 - stack.tp_hidden),
         context=context,
-        covered=covered,
+        ringed=ringed,
         hidden=every * stack.tp_hidden,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        routing=routing,
+        routed=routed,
     )
 
 
@@ -135,26 +155,49 @@ def stem(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float
     return elementwise(on, tokens * model.d_model * on.item * (8 if backward else 4))
 
 
-def _products(model: Transformer, dealt: Dealt) -> tuple[tuple[float, float, float], ...]:
-    """(rows, inner, columns) of a block's products with weights."""
+def _products(model: Transformer, dealt: Dealt) -> list[tuple[float, float, float, float, float]]:
+    """(share of the blocks that have it, rows, inner, columns, how many) of a block's products with weights."""
     tokens, h, t = dealt.micro_batch * model.context / dealt.cp, model.d_model, dealt.tp
-    return (
-        (tokens, h, (h + 2 * model.kv_width) / t),
-        (tokens, h / t, h),
-        (tokens, h, model.d_ff * (2 if model.gated else 1) / t),
-        (tokens, model.d_ff / t, h),
-    )
+    found = [
+        (1.0, tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1), 1.0)
+        for inner, columns, row_wise, column_wise in model.attention_products
+    ]
+    if model.sparse_share < 1.0:
+        dense = 1.0 - model.sparse_share
+        found.append((dense, tokens, h, model.d_ff * (2 if model.gated else 1) / t, 1.0))
+        found.append((dense, tokens, model.d_ff / t, h, 1.0))
+    if model.experts:
+        each = experts.products(model, model.experts, tokens, t, dealt.ep)
+        found += [(model.sparse_share, *shape) for shape in each]
+    return found
+
+
+def _routing(model: Transformer, on: Chip, dealt: Dealt, device: float) -> tuple[float, float]:
+    """Seconds of ep's all-to-alls in one pass, shown and hidden: the timetable that covers them has as long as the
+    other micro-batch computes (DeepSeek-V3 report, 2024, section 3.2.1)."""
+    if model.experts is None:
+        return 0.0, 0.0
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    one = experts.talk(model, model.experts, on, dealt.ep_net, dealt.tp_bus, tokens, dealt.ep)
+    seconds = model.sparse_share * one
+    hidden = min(seconds, device) if dealt.covered else 0.0
+    return seconds - hidden, hidden
 
 
 def _attention(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> tuple[float, float]:
     """(seconds of the products of attention, bytes that softmax and dropout move between them)."""
-    b, s, heads, width = dealt.micro_batch, model.context, model.n_head / dealt.tp, model.head_width
+    b, s, heads, (inner, width) = (
+        dealt.micro_batch,
+        model.context,
+        model.n_head / dealt.tp,
+        model.score_widths,
+    )
     rows = s / dealt.cp
     if stack.fused_attention:
         # Half of the scores are masked, and not computed.
-        flops = 4.0 * b * rows * s * heads * width / 2.0
+        flops = 2.0 * b * rows * s * heads * (inner + width) / 2.0
         return flops / (on.rate * stack.attention), 0.0
-    both = matmul(on, rows, width, s, b * heads) + matmul(on, rows, s, width, b * heads)
+    both = matmul(on, rows, inner, s, b * heads) + matmul(on, rows, s, width, b * heads)
     each = 2 * on.item + (2 * on.item + 1 if model.noisy else 0)
     return both, each * b * heads * rows * s
 
@@ -168,15 +211,24 @@ def _moved(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward
     else:
         norms, joins, active = 2 * 2 * e, 2 * (3 * e + mask), (3 if model.gated else 2) * e
     shared = dealt.tp if stack.sequence_parallel else 1
-    turned = 2 * e * (h + 2 * model.kv_width)  # heads are moved to the front
-    return tokens * ((norms + joins) * h / shared + (active * model.d_ff + turned) / dealt.tp)
+    turned = 2 * e * model.qkv_width  # heads are moved to the front
+    hidden = active * model.d_ff * (1.0 - model.sparse_share)
+    sparse = 0.0
+    if model.experts:
+        sparse = experts.moved(model, model.experts, tokens, dealt.tp, dealt.ep, e, active)
+    return (
+        tokens * ((norms + joins) * h / shared + (hidden + turned) / dealt.tp) + model.sparse_share * sparse
+    )
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count: int) -> float:
+def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count: float) -> float:
     """Seconds of `count` all-reduces of a block's activations; gather and scatter with sequence parallelism are one."""
     if dealt.tp == 1:
         return 0.0
     moved = dealt.micro_batch * model.context / dealt.cp * model.d_model * on.item
+    some = model.experts
+    if some is not None and dealt.ep > 1 and not some.shared_width:
+        count = count - model.sparse_share * count / 2  # tokens go to their experts by all-to-all instead
     return count * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 
@@ -187,7 +239,7 @@ def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> flo
     if dealt.heads is None:
         return ways * (dealt.cp - 1) * tokens * 2 * model.kv_width / dealt.tp * item
     # Queries, keys and values to their heads' ranks, results back; backward their gradients, the other way.
-    return dealt.heads.sent(tokens * (2 * model.d_model + 2 * model.kv_width) / dealt.tp * item)
+    return dealt.heads.sent(tokens * model.attended / dealt.tp * item)
 
 
 def _context(model: Transformer, on: Chip, dealt: Dealt, scores: float, ways: int) -> tuple[float, float]:
@@ -200,8 +252,9 @@ def _context(model: Transformer, on: Chip, dealt: Dealt, scores: float, ways: in
         return 0.0, 0.0
     tokens = dealt.micro_batch * model.context / dealt.cp
     if dealt.heads is not None:
-        there = dealt.heads.all_to_all(tokens * (model.d_model + 2 * model.kv_width) / dealt.tp * on.item)
-        return there + dealt.heads.all_to_all(tokens * model.d_model / dealt.tp * on.item), 0.0
+        there = dealt.heads.all_to_all(tokens * model.qkv_width / dealt.tp * on.item)
+        back = dealt.heads.all_to_all(tokens * (model.attended - model.qkv_width) / dealt.tp * on.item)
+        return there + back, 0.0
     moved = ways * 2 * dealt.micro_batch * model.context * model.kv_width / dealt.tp * on.item
     seconds = dealt.cp_bus.gather(moved)
     shown = max(0.0, seconds - scores * (dealt.cp - 1) / dealt.cp)

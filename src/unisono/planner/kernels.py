@@ -27,19 +27,25 @@ class Chip:
 
 
 def chip(device: Device, stack: Stack, dtype: str, item: int) -> Chip:
+    """A kernel's beginning and end take as long in any dtype, so `depth`, which is known for half precision, is less
+    where the main loop is slower."""
+    slower = min(1.0, device.flops(dtype) / device.flops("bf16"))
     return Chip(
         rate=device.flops(dtype),
         traffic=device.bandwidth * stack.elementwise,
         item=item,
         units=device.units,
         efficiency=stack.matmul,
-        depth=stack.depth,
+        depth=stack.depth * slower,
         wave=stack.wave,
     )
 
 
-def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1.0) -> float:
-    """Seconds of `batch` products (rows x inner) (inner x columns).
+def matmul(
+    on: Chip, rows: float, inner: float, columns: float, batch: float = 1.0, read: float | None = None
+) -> float:
+    """Seconds of `batch` products (rows x inner) (inner x columns). read: elements of all the left factors in memory,
+    where they are fewer, as a convolution's are.
 
     Arithmetic at the rate that full tiles reach, less where the last wave leaves multiprocessors idle and where the
     inner dimension is short; memory traffic beside it; the larger of both, softly.
@@ -51,6 +57,8 @@ def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1
         share = tiles / (ceil(tiles / on.units) * on.units)
     compute = flops / (on.rate * on.efficiency * share**on.wave) * (1.0 + on.depth / inner)
     moved = on.item * batch * (rows * inner + inner * columns + rows * columns)
+    if read is not None:
+        moved -= on.item * (batch * rows * inner - read)
     return soft_max(compute, moved / on.traffic)
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
+from unisono.planner import experts
 from unisono.planner.cuts import even, rows_of
 from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import WEIGHT_COPIES, in_flight, name_of
+from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
 from unisono.spec.cluster import Device
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
@@ -44,8 +45,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), and how often its
-    weights are there. Numbers, or arrays over timetables."""
+    """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
+    weights are there, and elements of routed experts. Numbers, or arrays over timetables. ranks: on shard that hold the
+    same routed experts, 0 where there are none."""
 
     blocks: float
     ends: float
@@ -53,6 +55,8 @@ class Share:
     stem: float
     head: float
     copies: float
+    routed: float = 0.0
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Sha
         matrix = 0.0 if model.tied and first else model.head_parameters[0] / plan.tp
         ends += matrix + model.head_parameters[1]
     blocks = layers * copies * (dealt / plan.tp + whole)
-    return Share(blocks, ends, layers, float(first), float(last), copies)
+    routed, ranks = row_experts(model, plan, row, is_balanced)
+    return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, ranks)
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
@@ -144,7 +149,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
 
     def block(mode: str) -> float:
         return block_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
             recompute=mode, itemsize=item,
         )  # fmt: skip
 
@@ -152,7 +157,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
     live = 0.0
     if plan.recompute in ("full", "auto"):
         live = live_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
             itemsize=item,
         )  # fmt: skip
     return Kept(
@@ -176,6 +181,15 @@ def of_share(
         share.blocks + share.ends, shard=plan.shard, zero=plan.zero, precision=plan.precision,
         grad_bytes=stack.grad_bytes,
     )  # fmt: skip
+    if share.ranks:
+        more = states(
+            share.routed,
+            shard=share.ranks,
+            zero=plan.zero,
+            precision=plan.precision,
+            grad_bytes=stack.grad_bytes,
+        )
+        params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     optim = optim / share.copies  # each copy's optimiser is that of the other
     fewer = smaller(again, share.layers)
     blocks = share.layers * kept.block - fewer * (kept.block - kept.again)
@@ -207,6 +221,23 @@ def again_in(
         saved = 0.0 * saved
     count = either(saved > 0, (missing / (1.0 + stack.slack) + kept.live) / larger(saved, 1e-9), 0.0)
     return either(missing > 0, smaller(share.layers, larger(0.0, whole(count))), 0.0)
+
+
+def row_experts(model: Transformer, plan: Plan, row: int, is_balanced: bool = False) -> tuple[float, int]:
+    """(elements of routed experts on one rank of a pipeline row, ranks on shard that hold the same ones; 0: none are).
+
+    Of a row with several stages its share of all sparse layers, of one stage those that lie there.
+    """
+    if model.experts is None:
+        return 0.0, 0
+    layers = rows_of(model, plan.schedule, plan.pp, is_balanced)
+    first = sum(layers[:row])
+    if chunks(plan.schedule) == 1 and first == int(first) and layers[row] == int(layers[row]):
+        sparse = float(model.experts.layers(int(first), int(first + layers[row])))
+    else:
+        sparse = layers[row] * model.sparse_share
+    one, ranks = experts.elements(model, plan)
+    return sparse * one, ranks
 
 
 def of_row(
@@ -268,6 +299,8 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
     item = ITEM[plan.precision]
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
+        held, ranks = experts.elements(model, plan)
+        block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
         return item * smaller(25e6, blocks + ends)

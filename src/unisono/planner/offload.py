@@ -8,6 +8,7 @@ ZeRO-Infinity, 2021). Copies run beside the computation of one block; what takes
 """
 
 from unisono.plan import Plan
+from unisono.planner import experts
 from unisono.planner.memory import ITEM, Share, states
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
@@ -30,6 +31,8 @@ def block_bytes(model: Transformer, plan: Plan, stack: Stack, kept: float) -> tu
     """
     if plan.offload == "params":
         elements = sum(model.block_parameters) / (plan.tp * (plan.shard if plan.zero == 3 else 1))
+        routed, ranks = experts.elements(model, plan)
+        elements += model.sparse_share * routed / (ranks if plan.zero == 3 else 1)
         item = ITEM[plan.precision]
         return elements * item, elements * max(item, stack.grad_bytes if item < 4 else item)
     if plan.offload == "activations":
@@ -53,12 +56,22 @@ def shown(
 def update(plan: Plan, device: Device, stack: Stack, share: Share) -> float:
     """Seconds of the optimiser's update of what one rank owns: memory, or the host link where that is slower."""
     elements = share.blocks + share.ends
-    seconds = elements / share.copies / plan.shard * OPTIMIZER_BYTES / (device.bandwidth * stack.elementwise)
+    owned = (elements / plan.shard + share.routed / max(1, share.ranks)) / share.copies
+    seconds = owned * OPTIMIZER_BYTES / (device.bandwidth * stack.elementwise)
     if plan.offload not in ("optimizer", "params"):
         return seconds
     way = rate(device, stack)
     _, grads, optim = states(
         elements, shard=plan.shard, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
     )
+    if share.ranks:
+        more = states(
+            share.routed,
+            shard=share.ranks,
+            zero=plan.zero,
+            precision=plan.precision,
+            grad_bytes=stack.grad_bytes,
+        )
+        grads, optim = grads + more[1], optim + more[2]
     moved = optim / share.copies + (grads if plan.offload == "params" else 0.0)
     return larger(seconds, moved / way) if way else float("inf")

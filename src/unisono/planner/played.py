@@ -7,13 +7,11 @@ that waits for it.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from unisono.planner.cuts import rows_of
 from unisono.planner.price import Price, Rows, Traffic
-from unisono.planner.timetables import chunks, name_of, serves
+from unisono.planner.timetables import chunks, ends, name_of, serves
 from unisono.programs import schedules
 from unisono.programs.pipeline import Timetable, play_costs
 from unisono.programs.pricing import Costs, slowest
-from unisono.spec.transformer import Transformer
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -28,7 +26,7 @@ class Parts:
 
 
 @lru_cache(maxsize=1024)
-def span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each: Rows) -> float | None:
+def span(schedule: str, n_layer: int, micros: int, each: Rows) -> float | None:
     """Seconds from the first start to the last stop, of zero-bubble timetables of the slowest row's own; None where
     there is no such timetable.
 
@@ -36,11 +34,11 @@ def span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each
     round adds, each further one adds too.
     """
     ranks = len(each.forward)
-    if not serves(schedule, ranks, micros, model.n_layer) or name_of(schedule) in ("accumulate", "pipedream"):
+    if ranks == 1 or not serves(schedule, ranks, micros, n_layer):
         return None
     if actions(schedule, ranks, micros) <= FEW or micros <= 4 * ranks:
-        return _span(model, schedule, is_balanced, micros, each)
-    some, more = (_span(model, schedule, is_balanced, rounds * ranks, each) for rounds in (3, 4))
+        return _span(schedule, micros, each)
+    some, more = (_span(schedule, rounds * ranks, each) for rounds in (3, 4))
     return more + (micros - 4 * ranks) * (more - some) / ranks
 
 
@@ -61,16 +59,15 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
     return replace(got, step=got.step + idle - got.idle + exposed - pp.exposed, idle=idle, comm=comm)
 
 
-def _span(model: Transformer, schedule: str, is_balanced: bool, micros: int, each: Rows) -> float:
-    ranks = len(each.forward)
-    v, name = chunks(schedule), name_of(schedule)
-    if name in ("zb1p", "zb2p"):
+def _span(schedule: str, micros: int, each: Rows) -> float:
+    ranks, v = len(each.forward), chunks(schedule)
+    if name_of(schedule) in ("zb1p", "zb2p"):
         f, b = sum(each.forward) / ranks + each.send, sum(each.backward) / ranks + each.send
         w = min(f, b / 2)
         timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
     else:
         timetable = schedules.get(schedule)(ranks, micros)
-    parts = stages(model, schedule, is_balanced, timetable, each)
+    parts = stages(schedule, timetable, each)
     together = None
     if timetable.overlapped:
         together = (sum(each.forward) + sum(each.backward)) / ranks / v + 2 * each.send
@@ -80,21 +77,20 @@ def _span(model: Transformer, schedule: str, is_balanced: bool, micros: int, eac
     return slowest(placed) if split else max(p.stop for p in placed)
 
 
-def stages(model: Transformer, schedule: str, is_balanced: bool, timetable: Timetable, each: Rows) -> Parts:
+def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
     """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are."""
-    ranks, block = len(each.forward), each.blocks
+    ranks = len(each.forward)
     v = timetable.length // ranks
-    layers = rows_of(model, schedule, ranks, is_balanced)
-    forward, backward, weight = [], [], []
+    stems, heads = ends(schedule, ranks)
+    parts: list[tuple[float, float, float]] = []
     for stage, row in enumerate(timetable.placement):
         place = stage % timetable.length
-        first, last = place == 0, place == timetable.length - 1
-        count, again = layers[row] / v, min(each.again, layers[row]) / v
-        f = count * block.forward + first * block.stem[0] + last * block.head[0]
-        b = count * block.backward + again * (block.again - block.backward)
-        b += first * block.stem[1] + last * block.head[1]
+        # Of the row's mean over micro-batches to what this stage takes.
+        stem = (place == 0) - (row in stems) / len(stems) / v
+        head = (place == timetable.length - 1) - (row in heads) / len(heads) / v
+        f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
+        b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
         w = min(f, b / 2)
-        forward.append(f + block.send)
-        backward.append(b - w + block.send)
-        weight.append(w)
-    return Parts(tuple(forward), tuple(backward), tuple(weight))
+        parts.append((f + each.send, b - w + each.send, w))
+    forward, backward, weight = zip(*parts, strict=True)
+    return Parts(forward, backward, weight)

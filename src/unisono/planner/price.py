@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.plan import Plan
-from unisono.planner import block, offload
+from unisono.planner import block, experts, offload
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import Dealt, Pass
 from unisono.planner.collectives import Bus, bus, exchange, message
@@ -13,11 +13,13 @@ from unisono.planner.kernels import Chip, chip
 from unisono.planner.memory import ITEM, Share, kept_of, layers_again, share_of
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, ends, idle
+from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-AXES = ("tp", "cp", "pp", "shard", "dp", "host")  # in the order in which traffic is told
+AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
+# Timetables in which one micro-batch computes while another's tokens travel to their experts.
+COVERING = ("dualpipe", "dualpipev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +105,25 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again).
-
-    again: blocks of every row that recompute=auto computes again, and their share of all blocks. send: of one message
-    between two rows, which keeps both of them.
+    """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again). stem,
+    head: what is of them in the rows that have them. send: of one message between two rows, which keeps both of them.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
+    stem: tuple[float, float] = (0.0, 0.0)
+    head: tuple[float, float] = (0.0, 0.0)
+    send: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Rows, and what they come from. share: of all blocks, those that recompute=auto computes again."""
+
+    rows: Rows
     kernels: Kernels
     blocks: Blocks
-    again: float
     share: float
-
-    @property
-    def send(self) -> float:
-        return self.blocks.send
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,9 @@ def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
         plan.cp,
         bus(cluster, 1, plan.tp, stack.tp_bus),
         bus(cluster, plan.tp, plan.cp, stack.tp_bus),
+        plan.ep,
+        exchange(cluster, max(1, plan.tp // plan.ep), plan.ep, stack.tp_bus),
+        name_of(plan.schedule) in COVERING,
         spread,
     )
 
@@ -208,6 +216,13 @@ def rows(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float = 0.0
 ) -> Rows:
     """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
+    return detail(model, plan, cluster, stack, micro_batch, again).rows
+
+
+def detail(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float
+) -> Detail:
+    """The rows, and what they come from."""
     made = kernels(model, plan, cluster, stack, micro_batch)
     kept = kept_of(model, plan, stack, micro_batch).block
     each = blocks(model, plan, cluster, stack, micro_batch, made.totals, kept)
@@ -218,7 +233,8 @@ def rows(
         for row, count in enumerate(layers)
     ]
     share = sum(min(again, count) for count in layers) / model.n_layer
-    return Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), made, each, again, share)
+    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
+    return Detail(found, made, each, share)
 
 
 def line(
@@ -251,9 +267,9 @@ def price(
 ) -> Price:
     """A step of `micros` micro-batches on every data rank."""
     again = layers_again(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
-    each = rows(model, plan, cluster, stack, micro_batch, again)
-    pairs = list(zip(each.forward, each.backward, strict=True))
-    whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.send)
+    each = detail(model, plan, cluster, stack, micro_batch, again)
+    pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
+    whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
     data = _data(plan, cluster, stack, first, whole.cover)
@@ -303,7 +319,7 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
     if plan.pp == 1:
         return 0.0
     stride = plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1)
-    every = (share.blocks + share.ends) / (plan.shard if plan.zero > 1 else 1)
+    every = (share.blocks + share.ends + share.routed) / (plan.shard if plan.zero > 1 else 1)
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
     once = apart * model.stem_parameters[0] / plan.tp if model.tied else 0.0 * apart
     moved = either(share.copies > 1, every, once) * stack.reduce_bytes
@@ -322,14 +338,20 @@ def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
 
 
-def _mixed(each: Rows, part: str) -> float:
+def _mixed(each: Detail, part: str) -> float:
     """A part of the backward pass over the mean block."""
     plain, again = getattr(each.kernels.back, part), getattr(each.kernels.again, part)
     return plain + each.share * (again - plain)
 
 
 def _inside(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Rows, micro_batch: int, micros: int
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    each: Detail,
+    micro_batch: int,
+    micros: int,
 ) -> dict[str, Traffic]:
     """What is sent, and what of it shows, inside the passes over blocks: by axis, and to the host."""
     layers = model.n_layer / plan.pp * micros
@@ -340,16 +362,19 @@ def _inside(
         sent = _tensor_bytes(model, plan, stack, micro_batch, each.share)
         found["tp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
     if plan.cp > 1:
-        exposed, hidden = ahead.context + _mixed(each, "context"), ahead.covered + _mixed(each, "covered")
+        exposed, hidden = ahead.context + _mixed(each, "context"), ahead.ringed + _mixed(each, "ringed")
         how = dealt(model, plan, cluster, stack, micro_batch)
         once = block.context_bytes(model, how, ITEM[plan.precision], 1)
         sent = once + block.context_bytes(model, how, ITEM[plan.precision], 2)
         sent += once * (1.0 if plan.recompute == "full" else each.share)
         found["cp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+    if plan.ep > 1:
+        exposed, hidden = ahead.routing + _mixed(each, "routing"), ahead.routed + _mixed(each, "routed")
+        sent = _routed_bytes(model, plan, micro_batch, each.share)
+        found["ep"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
     if plan.shard > 1 and plan.zero == 3:
-        net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-        moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-        sent, seconds = 1.5 * net.sent(moved), 3 * net.gather(moved)
+        sent, seconds = _weights(model, plan, cluster, stack)
+        sent, seconds = 1.5 * sent, 3 * seconds
         shown = each.blocks.shard + each.share * (each.blocks.shard_again - each.blocks.shard)
         found["shard"] = Traffic(sent * layers, seconds * layers, shown * layers)
     if plan.offload in ("params", "activations"):
@@ -359,15 +384,36 @@ def _inside(
     return found
 
 
+def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float) -> float:
+    """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice.
+    share: of blocks that are computed again."""
+    if model.experts is None or plan.ep == 1:
+        return 0.0
+    tokens = micro_batch * model.context / plan.cp
+    held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
+    times = 4 + 2 * (1.0 if plan.recompute == "full" else share)
+    return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
+
+
+def _weights(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) to gather one block's weights once, under zero=3."""
+    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
+    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
+    held, ranks = experts.elements(model, plan)
+    if not held:
+        return net.sent(moved), net.gather(moved)
+    own = bus(cluster, plan.cp * plan.tp * plan.shard // ranks, ranks, stack.dp_bus)
+    more = model.sparse_share * held * ITEM[plan.precision]
+    return net.sent(moved) + own.sent(more), net.gather(moved) + own.gather(more)
+
+
 def _gathered(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, ahead: float, back: float
 ) -> tuple[float, float]:
     """Seconds that gathering (and scattering) a block's weights shows, forward and backward, under zero=3."""
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-    one = net.gather(moved)
+    _, one = _weights(model, plan, cluster, stack)
     return _shown(one, ahead, stack), _shown(2 * one, back, stack)
 
 
@@ -379,17 +425,25 @@ def _shown(talk: float, work: float, stack: Stack) -> float:
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
     """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis. share: the
     first row's; of the plan mesh, zero, precision and collective are read."""
-    elements = share.blocks + share.ends
     stride = plan.cp * plan.tp
-    moved = elements * stack.reduce_bytes
+    # (elements, ranks on shard that hold the same): all of the model but its routed experts, and those.
+    groups = [
+        (share.blocks + share.ends, plan.shard),
+        *([(share.routed, share.ranks)] if share.ranks else []),
+    ]
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        net = bus(cluster, stride, plan.shard, stack.dp_bus)
-        updated = elements * ITEM[plan.precision]  # weights are gathered after the update
-        parts["shard"] = (net.sent(moved + updated) / 2, net.gather(moved) + net.gather(updated))
+        sent = seconds = 0.0
+        for elements, size in groups:
+            net = bus(cluster, stride * plan.shard // size, size, stack.dp_bus)
+            # Weights are gathered after the update.
+            moved, updated = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
+            sent = sent + net.sent(moved + updated) / 2
+            seconds = seconds + net.gather(moved) + net.gather(updated)
+        parts["shard"] = (sent, seconds)
     if plan.dp > 1:
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        owned = moved / plan.shard
+        owned = sum(elements / size for elements, size in groups) * stack.reduce_bytes
         seconds = all_reduce(cluster, stride * plan.shard, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     return parts

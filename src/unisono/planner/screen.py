@@ -19,6 +19,7 @@ from unisono.planner import offload
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Kept, Memory, Share, again_in, kept_of, of_share, rows_seen, share_of
 from unisono.planner.price import (
+    COVERING,
     Blocks,
     Kernels,
     Totals,
@@ -31,7 +32,7 @@ from unisono.planner.price import (
     uncovered,
 )
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import ends, in_flight, serves
+from unisono.planner.timetables import ends, in_flight, name_of, serves
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
@@ -150,7 +151,7 @@ def least_seconds(bench: Bench, mesh: Plan, axes: Axes) -> float:
 def _totals(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
     """Kernels of all modes, sizes and kinds: arrays (1, mode, size, kind)."""
     sizes = tuple(b for b, _ in axes.sizes)
-    key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes, axes.kinds)
+    key = (mesh.tp, mesh.cp, mesh.ep, _covers(mesh), axes.modes, sizes, axes.kinds)
     if key not in bench.memo.totals:
         each = [
             _kernels(bench, like(mesh, recompute=mode, cp_kind=kind), size).totals
@@ -174,8 +175,13 @@ def _totals(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
     return bench.memo.totals[key]
 
 
+def _covers(plan: Plan) -> bool:
+    """Whether its timetable hides what ep sends behind another micro-batch."""
+    return plan.ep > 1 and name_of(plan.schedule) in COVERING
+
+
 def _kernels(bench: Bench, plan: Plan, size: int) -> Kernels:
-    key = (plan.tp, plan.cp, plan.ep, plan.cp_kind, plan.recompute, size)
+    key = (plan.tp, plan.cp, plan.ep, _covers(plan), plan.cp_kind, plan.recompute, size)
     if key not in bench.memo.kernels:
         bench.memo.kernels[key] = kernels(bench.model, plan, bench.cluster, bench.stack, size)
     return bench.memo.kernels[key]
@@ -199,14 +205,22 @@ def _kept(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
 
 def _share(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
     """A row's share under each timetable: arrays (schedule,)."""
-    key = (mesh.tp, mesh.pp, mesh.ep, row, axes.schedules)
+    key = (
+        mesh.tp,
+        mesh.pp,
+        mesh.ep,
+        row,
+        axes.schedules,
+        (mesh.cp, mesh.shard) if bench.model.experts else (),
+    )
     if key not in bench.memo.shares:
         each = [
             share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
             for name in axes.schedules
         ]
-        names = ("blocks", "ends", "layers", "stem", "head", "copies")
-        bench.memo.shares[key] = Share(*(array([getattr(s, n) for s in each]) for n in names))
+        names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
+        parts = (array([getattr(s, n) for s in each]) for n in names)
+        bench.memo.shares[key] = Share(*parts, ranks=each[0].ranks)
     return bench.memo.shares[key]
 
 
@@ -261,7 +275,10 @@ def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Arr
 
 def _steps(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], again: Array) -> Array:
     """Seconds of a step, of all axes."""
-    each = _blocks(bench, mesh, axes, ways)
+    plain = _blocks(bench, like(mesh, schedule="1f1b"), axes, ways)
+    covered = plain
+    if any(_covers(like(mesh, schedule=name)) for name in axes.schedules):
+        covered = _blocks(bench, like(mesh, schedule=COVERING[0]), axes, ways)
     first = _share(bench, mesh, axes, 0)
     meeting = _meeting(bench, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
@@ -273,7 +290,8 @@ def _steps(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], again: Ar
     for at, name in enumerate(axes.schedules):
         more = again[..., at]
         layout = _layout(bench, mesh, name)
-        key = layout if not more.any() else (layout, name)
+        each = covered if _covers(like(mesh, schedule=name)) else plain
+        key = (layout, each is covered, name if more.any() else "")
         if key not in lines:
             kinds = [row_seconds(each, count, stem, head, more) for count, stem, head, _ in layout]
             lines[key] = kinds, [many for _, _, _, many in layout]

@@ -14,10 +14,12 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.played import actions, span
+from unisono.planner.priced import price, verdict
 from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
-from unisono.planner.space import Mesh, Space, meshes, plan_at, plans
+from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster
+from unisono.spec.transformer import Transformer
 
 __all__ = ["Found", "Space", "candidates", "on_fewer", "search", "smallest"]
 _MOST_NODES = 1 << 14
@@ -109,27 +111,27 @@ class _Pool:
 def search(space: Space, top: int = 4, objective: str = "time") -> Found:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
-    bench = Bench(space.model, space.cluster, space.stack)
-    found = [
-        (least_seconds(bench, m.plan, m.axes), least_memory(bench, m.plan, m.axes), m) for m in meshes(space)
-    ]
+    least, priced_at = _pricer(space)
+    capacity = space.cluster.device.memory - space.cluster.device.reserved
+    found = [(*least(mesh), mesh) for mesh in meshes(space)]
     found.sort(key=lambda one: one[0])
     pool = _Pool(0 if objective == "time" else 1)
     too_large = dominated = priced = feasible = 0
     for index, (seconds, memory, mesh) in enumerate(found):
-        if memory > bench.capacity:
+        if memory > capacity:
             too_large += mesh.count
         elif space.all_keys and pool.beats(seconds, memory):
             dominated += mesh.count
         else:
-            got = screen(bench, mesh.plan, mesh.axes)
+            got = priced_at(mesh)
             priced += mesh.count
             feasible += pool.add(index, got)
             if not feasible:
                 pool.remember_nearest(index, got, _exists(mesh, space))
     every = [mesh for _, _, mesh in found]
-    if not feasible and pool.nearest is None and found:
-        _price_one(bench, space, pool, found)
+    if not feasible and pool.nearest is None and found:  # to say by how much the least of them is too large
+        index = min(range(len(found)), key=lambda i: found[i][1])
+        pool.remember_nearest(index, priced_at(every[index]), _exists(every[index], space))
     counts = Counts(sum(mesh.count for mesh in every), too_large, dominated, priced, feasible)
     return _played(space, every, pool, counts, top, begun)
 
@@ -177,11 +179,33 @@ def _exists(mesh: Mesh, space: Space) -> Array:
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
 
-def _price_one(bench: Bench, space: Space, pool: _Pool, found: list[tuple[float, float, Mesh]]) -> None:
-    """Where all are too large by their bounds: the mesh with the least bound, to say by how much."""
-    index = min(range(len(found)), key=lambda i: found[i][1])
-    mesh = found[index][2]
-    pool.remember_nearest(index, screen(bench, mesh.plan, mesh.axes), _exists(mesh, space))
+def _pricer(
+    space: Space,
+) -> tuple[Callable[[Mesh], tuple[float, float]], Callable[[Mesh], Screened]]:
+    """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
+    if isinstance(space.model, Transformer):
+        bench = Bench(space.model, space.cluster, space.stack)
+        return (
+            lambda mesh: (
+                least_seconds(bench, mesh.plan, mesh.axes),
+                least_memory(bench, mesh.plan, mesh.axes),
+            ),
+            lambda mesh: screen(bench, mesh.plan, mesh.axes),
+        )
+    return lambda mesh: (0.0, 0.0), lambda mesh: _one_by_one(space, mesh)
+
+
+def _one_by_one(space: Space, mesh: Mesh) -> Screened:
+    """Networks of parts have no screen."""
+    step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
+    fits = np.zeros(mesh.axes.shape, bool)
+    for at in places(mesh, space.model.n_layer):
+        plan, size = plan_at(mesh, at)
+        given = {"micro_batch": size, "micros": plan.micros or 1}
+        found = verdict(space.model, plan, space.stack, space.cluster.device, **given)
+        step[at] = price(space.model, plan, space.cluster, space.stack, **given).step
+        memory[at], fits[at] = found.memory.total, found.fits
+    return Screened(step, memory, fits)
 
 
 def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: int, begun: float) -> Found:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner.memory import Memory, Verdict, remedies, verdict
+from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
-from unisono.planner.price import Price, price, rows
+from unisono.planner.price import Price
+from unisono.planner.priced import Model, price, rows, verdict
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
-from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
 
@@ -20,7 +20,7 @@ GIB = 2.0**30
 class Question:
     """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
 
-    model: Transformer
+    model: Model
     plan: Plan
     cluster: Cluster
     stack: Stack
@@ -128,7 +128,7 @@ def _remedy(ask: Question) -> str:
     )
 
 
-def _sensible(model: Transformer, plan: Plan) -> bool:
+def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
@@ -138,7 +138,7 @@ def _as_played(ask: Question, got: Price, fits: Verdict) -> tuple[Price, Verdict
     if plan.pp == 1:
         return got, fits, 0.0
     each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
-    whole = span(ask.model, plan.schedule, ask.stack.balanced, ask.micros, each)
+    whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
     if whole is not None:
         got = with_play(got, whole, ask.micros, plan.schedule, each)
     return got, fits, got.idle / (got.idle + got.busiest)
@@ -187,7 +187,9 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
         "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
+        "samples_per_s": ask.batch / got.step,
         "parameters": ask.model.workload.parameters,
+        "active_parameters": ask.model.workload.active,
         "plan": str(ask.plan),
         "cluster": ask.cluster.name,
         "stack": ask.stack.name,
@@ -200,13 +202,14 @@ def as_text(answer: Answer) -> str:
     """The same for people."""
     ask, got, memory = answer.question, answer.price, answer.verdict.memory
     device = ask.cluster.device
+    unit = "tokens" if ask.model.context > 1 else "samples"
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
         f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
-        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} tokens/s,"
+        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:

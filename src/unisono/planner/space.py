@@ -14,6 +14,7 @@ from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import BUILT, VALUES
 from unisono.planner.algorithms import NAMES as ALGORITHMS
+from unisono.planner.priced import Model
 from unisono.planner.screen import Axes, like
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
@@ -28,7 +29,7 @@ class Space:
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
     play yet."""
 
-    model: Transformer
+    model: Model
     cluster: Cluster
     stack: Stack
     batch: int
@@ -64,10 +65,15 @@ def meshes(space: Space) -> Iterator[Mesh]:
 
 def plans(mesh: Mesh, n_layer: int) -> Iterator[tuple[Plan, int]]:
     """(plan, its micro-batch): all of one mesh, in the order of the screen's arrays."""
+    return (plan_at(mesh, at) for at in places(mesh, n_layer))
+
+
+def places(mesh: Mesh, n_layer: int) -> Iterator[tuple[int, ...]]:
+    """Where there are plans in the screen's arrays."""
     served = mesh.axes.served(mesh.plan.pp, n_layer)
     for at in product(*(range(size) for size in mesh.axes.shape)):
         if served[at[2], at[4]]:
-            yield plan_at(mesh, at)
+            yield at
 
 
 def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
@@ -78,7 +84,7 @@ def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
         "zero": zero, "offload": offload, "recompute": axes.modes[at[1]], "micros": micros,
         "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[at[5]],
     }  # fmt: skip
-    said = frozenset({*named, "dp", "shard", "tp", "pp", "cp"})
+    said = frozenset({*named, "dp", "shard", "tp", "pp", "cp", "ep"})
     return replace(mesh.plan, **named, said=said), micro_batch
 
 
@@ -89,20 +95,32 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[Mesh]:
             continue
         if "dp" in space.held.said and space.held.dp not in (-1, left // shard):
             continue
-        plan = like(space.held, **inner, shard=shard, dp=left // shard)
-        sizes = tuple(_sizes(space, plan, space.batch // left))
-        if not sizes:
-            continue
-        axes = _axes(space, plan, sizes)
-        served = int(axes.served(plan.pp, space.model.n_layer).sum())
-        others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * len(axes.collectives)
-        if served:
-            yield Mesh(plan, axes, served * others)
+        for ep in _experts(space, inner["tp"] * inner["cp"] * shard):
+            plan = like(space.held, **inner, shard=shard, dp=left // shard, ep=ep)
+            sizes = tuple(_sizes(space, plan, space.batch // left))
+            if not sizes:
+                continue
+            axes = _axes(space, plan, sizes)
+            served = int(axes.served(plan.pp, space.model.n_layer).sum())
+            others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * len(axes.collectives)
+            if served:
+                yield Mesh(plan, axes, served * others)
+
+
+def _experts(space: Space, ranks: int) -> Sequence[int]:
+    """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
+    model = space.model
+    if isinstance(model, Transformer):
+        most = model.experts.count if model.experts else 1
+    else:
+        most = ranks if any(part.tables for part in model.workload.parts) else 1
+    return [ep for ep in _values(space, "ep", divisors(most) if space.all_keys else (1,)) if ranks % ep == 0]
 
 
 def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
     zeros = _values(space, "zero", (1, 2, 3) if plan.shard > 1 else (space.held.zero,))
-    model, every = space.model, space.all_keys
+    model = space.model
+    every = space.all_keys and isinstance(model, Transformer)
     offloads: Sequence[str] = VALUES["offload"] if every and space.cluster.device.host else BUILT["offload"]
     modes: Sequence[str] = BUILT["recompute"]
     if every:  # fused attention keeps no scores that selective recomputation could leave out
