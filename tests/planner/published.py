@@ -143,9 +143,9 @@ SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
     "korthikanti table 5": (korthikanti, "megatron-2022", ("matmul", "tp_bus", "p2p")),
     "vtrain single-node": (
         vtrain_single, "megatron-deepspeed-node",
-        ("matmul", "elementwise", "tp_bus", "launch", "collective", "micro"),
+        ("matmul", "elementwise", "launch", "collective", "micro"),
     ),
-    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "tp_bus", "micro")),
+    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "gap")),
     "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "step")),
     "sc21 table 1": (sc21, "megatron-2021", ()),
     "megatron h100": (megatron_h100, "megatron-2024", ()),

@@ -65,7 +65,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + unfused),
+        device=products + scores + elementwise(on, moved + unfused) + launches * stack.gap,
         exposed=exposed + _ring(model, on, dealt, scores, 2),
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
     )
@@ -87,7 +87,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + 11 / 9 * unfused),
+        device=products + scores + elementwise(on, moved + 11 / 9 * unfused) + launches * stack.gap,
         exposed=every * (1.0 - stack.tp_hidden) + _ring(model, on, dealt, scores, 4),
         hidden=every * stack.tp_hidden,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import Cluster, Device, Link
+from unisono.spec.cluster import Cluster, Device, Link, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "like")
@@ -116,6 +116,17 @@ def _device(table: Table, name: str) -> Device:
     )  # fmt: skip
 
 
+def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
+    """(members, bytes/s of the bus) of one size of group, or of several. Raises UsageError."""
+    value, source = own.constant("ceiling_gb_s")
+    sizes = value if isinstance(value, dict) else {"0": value}
+    numbers = [v for v in sizes.values() if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    if not sizes or len(numbers) < len(sizes) or not all(size.isascii() and size.isdigit() for size in sizes):
+        fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"
+        raise own.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
+    return tuple(sorted((int(size), float(rate) * 1e9) for size, rate in sizes.items())), source
+
+
 def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
     for own in table.tables("link"):
@@ -125,7 +136,7 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
             raise own.wrong(f"link {own.text('name')} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
         bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
-        ceiling = own.number("ceiling_gb_s", 1e9) if "ceiling_gb_s" in own.values else None
+        ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
         over = own.number("oversubscription", 1.0, 1.0)
         if not bandwidth[0] or over[0] < 1.0:
             raise own.wrong(
@@ -139,7 +150,8 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
                 bandwidth[0],
                 latency[0],
                 over[0],
-                ceiling[0] if ceiling else None,
+                ceiling[0][-1][1] if ceiling else None,
+                ceiling[0] if ceiling else (),
                 sources | ({"ceiling": ceiling[1]} if ceiling else {}),
             )
         )

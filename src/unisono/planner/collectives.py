@@ -41,7 +41,7 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     rate, hops, inside = float("inf"), 0.0, 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
-            rate = min(rate, link.bus * inside)
+            rate = min(rate, link.bus_of(ways) * inside)
             hops += link.latency * (ways - 1)
         inside *= ways
     return Bus(size, rate * share, hops)

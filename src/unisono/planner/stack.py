@@ -25,8 +25,8 @@ class Stack:
 
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
-    Seconds: launch (host, per kernel), collective (added per tp collective), micro (per micro-batch), step
-    (per step).
+    Seconds: launch (host, per kernel), gap (device, lost at each kernel of a block: ramp and tail), collective (added
+    per tp collective), micro (per micro-batch), step (per step).
     slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds.
     """
 
@@ -48,6 +48,7 @@ class Stack:
     tp_hidden: float = 0.0
     dp_hidden: float = 0.8
     launch: float = 5e-6
+    gap: float = 0.0
     collective: float = 10e-6
     micro: float = 0.0
     step: float = 0.02
@@ -58,7 +59,7 @@ class Stack:
 
 FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather")
 COUNTS = ("grad_bytes", "reduce_bytes")
-_SECONDS_US = ("launch", "collective", "micro", "step")
+_SECONDS_US = ("launch", "gap", "collective", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "sources"))
 
 

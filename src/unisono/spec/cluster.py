@@ -5,6 +5,7 @@ Units: FLOP/s, bytes, bytes per second in one direction, seconds, currency per d
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log
 from typing import Literal
 
 Origin = Literal["specification", "fitted", "measured here", "given"]
@@ -61,8 +62,9 @@ class Link:
 
     size: devices that this level connects, the inner levels' included. bandwidth: bytes/s of one device in one
     direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
-    measured; `bandwidth` where that is not known. oversubscription: how much less than the sum of its ports the level
-    carries when all talk at once.
+    measured; `bandwidth` where that is not known. groups: (members, bytes/s), ascending, where the bus was measured for
+    several sizes of a group. oversubscription: how much less than the sum of its ports the level carries when all talk
+    at once.
     """
 
     name: str
@@ -71,12 +73,22 @@ class Link:
     latency: float
     oversubscription: float = 1.0
     ceiling: float | None = None
+    groups: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def bus(self) -> float:
         """Bytes/s of one device that a collective inside this level reaches."""
         return (self.ceiling or self.bandwidth) / self.oversubscription
+
+    def bus_of(self, members: int) -> float:
+        """Bytes/s of one device in a group of `members` inside this level; between measured sizes by logarithm."""
+        if not self.groups:
+            return self.bus
+        low = max((g for g in self.groups if g[0] <= members), default=self.groups[0])
+        high = min((g for g in self.groups if g[0] >= members), default=self.groups[-1])
+        share = log(members / low[0]) / log(high[0] / low[0]) if high[0] > low[0] else 0.0
+        return (low[1] + share * (high[1] - low[1])) / self.oversubscription
 
 
 @dataclass(frozen=True, slots=True)
