@@ -47,9 +47,10 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     return Bus(size, rate * share, hops)
 
 
-def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0) -> float:
-    """Seconds for `moved` bytes from a rank to the one `stride` further."""
+def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ranks: int = 2) -> float:
+    """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line: the line
+    goes at the pace of the outermost link that it crosses."""
     for link in cluster.links:
-        if stride < link.size:
+        if stride * (ranks - 1) < link.size:
             return link.latency + moved / (link.bandwidth / link.oversubscription * share)
     return 0.0

@@ -27,12 +27,14 @@ class Chip:
 
 
 def chip(device: Device, stack: Stack, dtype: str, item: int) -> Chip:
+    # Devices differ in the share of their peak that any product reaches.
+    reach = device.best / device.flops("bf16") / stack.best if device.best and stack.best else 1.0
     return Chip(
         rate=device.flops(dtype),
         traffic=device.bandwidth * stack.elementwise,
         item=item,
         units=device.units,
-        efficiency=stack.matmul,
+        efficiency=min(1.0, stack.matmul * reach),
         depth=stack.depth,
         wave=stack.wave,
     )
@@ -47,7 +49,8 @@ def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1
     flops = 2.0 * batch * rows * inner * columns
     share = 1.0
     if on.units:
-        tiles = batch * ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
+        # Parts of tiles count as such: rounded up, a row more would fill more units and make a product faster.
+        tiles = batch * max(1.0, rows / TILE_ROWS) * max(1.0, columns / TILE_COLUMNS)
         share = tiles / (ceil(tiles / on.units) * on.units)
     compute = flops / (on.rate * on.efficiency * share**on.wave) * (1.0 + on.depth / inner)
     moved = on.item * batch * (rows * inner + inner * columns + rows * columns)

@@ -32,7 +32,8 @@ class Device:
     """One accelerator (or host) as the price of a plan needs it.
 
     peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
-    before the first tensor (context, collectives' buffers). units: multiprocessors that share out a product's tiles;
+    before the first tensor (context, collectives' buffers). best: FLOP/s in bf16 of the best product that was ever
+    measured, 0 where that is not known. units: multiprocessors that share out a product's tiles;
     0 where that is not known, and no rounding up to full waves is charged.
     """
 
@@ -41,6 +42,7 @@ class Device:
     memory: float
     bandwidth: float
     reserved: float = 0.0
+    best: float = 0.0
     units: int = 0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
