@@ -17,6 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.constants import counted
 from tests.planner import forms, published
 from unisono.planner.accuracy import Summary, crossed, sampled, summary
 from unisono.planner.calibrate import Row, errors, fit
@@ -42,6 +43,7 @@ def main(words: Sequence[str]) -> None:
         memory()
         timetables()
         speed()
+        print(counted())
 
 
 def tables(fast: bool) -> None:

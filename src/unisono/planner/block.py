@@ -5,14 +5,23 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from unisono.planner.collectives import Bus
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.stack import Stack
+from unisono.spec.cluster import Source
 from unisono.spec.transformer import Transformer
 
-# Kernels that the host starts for one block (PyTorch eager, Megatron's fused norms and softmax): counted, not fitted.
-FORWARD_LAUNCHES, BACKWARD_LAUNCHES, UNFUSED_LAUNCHES = 20, 32, 4
+_COUNTED = Source(
+    "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"
+)
+# Kernels that the host starts for one block.
+FORWARD_LAUNCHES: Annotated[int, _COUNTED] = 20
+BACKWARD_LAUNCHES: Annotated[int, _COUNTED] = 32
+UNFUSED_LAUNCHES: Annotated[int, _COUNTED] = 4
+# Products of the fused backward pass of attention for one of the forward pass: it computes the scores again.
+FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two; Dao et al., 2022")] = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +86,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     for rows, inner, columns in _products(model, dealt):
         products += matmul(on, rows, columns, inner) + matmul(on, inner, rows, columns)
     scores, unfused = _attention(model, stack, on, dealt)
-    # A fused kernel computes the scores again: 5 products for 2 (Dao et al., 2022).
-    scores *= 2.5 if stack.fused_attention else 2.0
+    scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
     every = _collectives(model, stack, on, dealt, 2) + (

@@ -9,6 +9,7 @@ numpy is imported here alone: pricing a plan needs none.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,15 @@ BOUNDS: dict[str, tuple[float, float]] = {
 _ROUNDS, _NUDGE = 25, 1e-3
 # Relative errors from which a row weighs less than half. First wide, so that where the fit begins does not matter.
 _KNEES = (0.2, 0.05)
+
+
+class Measured(Protocol):
+    """What was measured, and what it is predicted to be: a step, a kernel."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def predicted(self, stack: Stack) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +61,12 @@ class Row:
         ).step
 
 
-def errors(rows: Sequence[Row], stack: Stack) -> list[float]:
+def errors(rows: Sequence[Measured], stack: Stack) -> list[float]:
     """Relative errors, predicted over measured less one."""
     return [row.predicted(stack) / row.seconds - 1.0 for row in rows]
 
 
-def fit(rows: Sequence[Row], stack: Stack, constants: Sequence[str]) -> Stack:
+def fit(rows: Sequence[Measured], stack: Stack, constants: Sequence[str]) -> Stack:
     """The stack with `constants` fitted to `rows`, the others as they are.
 
     Levenberg and Marquardt's steps on the constants' logarithms.
@@ -66,7 +76,7 @@ def fit(rows: Sequence[Row], stack: Stack, constants: Sequence[str]) -> Stack:
     return stack
 
 
-def _descend(rows: Sequence[Row], stack: Stack, constants: Sequence[str], knee: float) -> Stack:
+def _descend(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], knee: float) -> Stack:
 
     def residuals(x: Sequence[float]) -> np.ndarray:
         made = _with(stack, constants, x)

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated
 
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device
+from unisono.spec.cluster import Device, Source
 
-TILE_ROWS, TILE_COLUMNS = 256, 128  # of cuBLAS's largest kernels for half precision
-_BLEND = 4.0
+_TILES = Source("specification", "cuBLAS's largest kernels for half precision")
+TILE_ROWS: Annotated[int, _TILES] = 256
+TILE_COLUMNS: Annotated[int, _TILES] = 128
+# Exponent with which two bounds that are near each other both hurt.
+BLEND: Annotated[float, Source("assumed", "2 where both are alike is 1.19 times one of them")] = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +70,4 @@ def soft_max(a: float, b: float) -> float:
     """The larger, and up to a fifth more where both are alike: two bounds that are near each other both hurt."""
     if a <= 0.0 or b <= 0.0:
         return max(a, b)
-    return float((a**_BLEND + b**_BLEND) ** (1.0 / _BLEND))
+    return float((a**BLEND + b**BLEND) ** (1.0 / BLEND))

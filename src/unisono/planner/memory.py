@@ -6,15 +6,19 @@ shared out over `shard`. Activations: `spec.transformer`, times the micro-batche
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, in_flight
-from unisono.spec.cluster import Device
+from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
 
-ITEM = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
+}  # fmt: skip
+BUCKET: Annotated[float, Source("assumed", "elements of gradients that are under way at a time")] = 25e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
         block = model.block_parameters[0] / plan.tp
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
-        return item * min(25e6, blocks + ends)
+        return item * min(BUCKET, blocks + ends)
     return 0.0
 
 

@@ -1,6 +1,7 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import block
@@ -10,11 +11,13 @@ from unisono.planner.kernels import Chip, chip
 from unisono.planner.memory import ITEM, layers_of, row_parameters
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, idle
-from unisono.spec.cluster import Cluster
+from unisono.spec.cluster import Cluster, Source
 from unisono.spec.transformer import Transformer
 
-# Adam in mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2.
-OPTIMIZER_BYTES = 30.0
+_ADAM = (
+    "mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2"
+)
+OPTIMIZER_BYTES: Annotated[float, Source("specification", _ADAM)] = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,13 @@ Sources: GPipe (Huang et al., 2019); 1F1B and interleaved (Narayanan et al., 202
 DualPipe (DeepSeek-V3 report, 2024).
 """
 
-from unisono.plan.grammar import choice
+from typing import Annotated
 
-WEIGHT_COPIES = {"dualpipe": 2.0, "dualpipev": 2.0}
+from unisono.plan.grammar import choice
+from unisono.spec.cluster import Source
+
+_BOTH_WAYS = Source("specification", "DeepSeek-V3 report, 2024, table 2")
+WEIGHT_COPIES: Annotated[dict[str, float], _BOTH_WAYS] = {"dualpipe": 2.0, "dualpipev": 2.0}
 
 
 def chunks(schedule: str) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Literal
 
-Origin = Literal["specification", "fitted", "measured here", "given"]
-ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "given")
+Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
+ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,8 @@ class Source:
     """Where a constant comes from.
 
     specification: a data sheet or the vendor's page. fitted: to published rows, which `text` names. measured here:
-    by the user, on this machine. given: written by the user without a source.
+    by the user, on this machine. assumed: none of these; `text` says on what ground. given: written by the user without
+    a source.
     """
 
     origin: Origin
