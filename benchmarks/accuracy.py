@@ -17,7 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.planner import published
+from benchmarks.constants import counted
+from tests.planner import forms, published
 from unisono.planner.accuracy import Summary, crossed, sampled, summary
 from unisono.planner.calibrate import Row, errors, fit
 from unisono.planner.stack import stack
@@ -40,7 +41,9 @@ def main(words: Sequence[str]) -> None:
     else:
         tables(given.fast)
         memory()
+        timetables()
         speed()
+        print(counted())
 
 
 def tables(fast: bool) -> None:
@@ -71,6 +74,22 @@ def memory() -> None:
     for name, pairs in published.memory_pairs().items():
         wrong = sorted(abs(ours / theirs - 1.0) * 100 for ours, theirs in pairs)
         print(f"{name:<34}{len(wrong):>5}  mean {sum(wrong) / len(wrong):.3f}  max {wrong[-1]:.3f}")
+
+
+def timetables() -> None:
+    """Bubble rates of the zero-bubble paper's table 5, from one set of costs; and the published closed forms."""
+    print(f"\nbubble rates, one set of costs (F, B, W, message): {forms.COSTS}; differences, absolute")
+    rates = forms.rates()
+    for column in forms.COLUMNS:
+        apart = [abs(ours - theirs) for _, name, ours, theirs in rates if name == column]
+        print(f"{column:<34}{len(apart):>5}  mean {sum(apart) / len(apart):.4f}  max {max(apart):.4f}")
+    print(
+        "closed forms of bubble, micro-batches held, copies of weights, beside the played timetables; absolute"
+    )
+    for name in forms.FORMS:
+        pairs = forms.closed(name)
+        print(f"{name:<34}{len(pairs):>5}  max {max(abs(a - b) for a, b in pairs):.4f}")
+    print(f"not in a plan's vocabulary: {', '.join(forms.NOT_NAMED)}")
 
 
 def speed() -> None:

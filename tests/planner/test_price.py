@@ -38,7 +38,7 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
             assert 0.0 <= traffic.exposed <= traffic.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("micros", "within"), [(4, 0.06), (8, 0.03), (24, 0.03)])
+@pytest.mark.parametrize(("micros", "within"), [(4, 0.07), (8, 0.04), (24, 0.03)])
 def test_the_closed_form_is_what_the_timetable_plays(micros: int, within: float) -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
     each = rows(MODEL, plan, where, made, 1)

@@ -5,15 +5,24 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from unisono.planner import experts
 from unisono.planner.collectives import ALONE, Bus, Exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.stack import Stack
+from unisono.spec.cluster import Source
 from unisono.spec.transformer import Transformer
 
-# Kernels that the host starts for one block (PyTorch eager, Megatron's fused norms and softmax): counted, not fitted.
-FORWARD_LAUNCHES, BACKWARD_LAUNCHES, UNFUSED_LAUNCHES = 20, 32, 4
+_COUNTED = Source(
+    "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"
+)
+# Kernels that the host starts for one block.
+FORWARD_LAUNCHES: Annotated[int, _COUNTED] = 20
+BACKWARD_LAUNCHES: Annotated[int, _COUNTED] = 32
+UNFUSED_LAUNCHES: Annotated[int, _COUNTED] = 4
+# Products of the fused backward pass of attention for one of the forward pass: it computes the scores again.
+FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two; Dao et al., 2022")] = 2.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 1)
     launches += model.sparse_share * experts.LAUNCHES
-    device = products + scores + elementwise(on, moved + unfused)
+    device = products + scores + elementwise(on, moved + unfused) + launches * stack.gap
     routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,
@@ -101,8 +110,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     for share, rows, inner, columns, many in _products(model, dealt):
         products += share * (matmul(on, rows, columns, inner, many) + matmul(on, inner, rows, columns, many))
     scores, unfused = _attention(model, stack, on, dealt)
-    # A fused kernel computes the scores again: 5 products for 2 (Dao et al., 2022).
-    scores *= 2.5 if stack.fused_attention else 2.0
+    scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
     every = _collectives(model, stack, on, dealt, 2) + (
@@ -111,7 +119,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 2)
     launches += 2 * model.sparse_share * experts.LAUNCHES
-    device = products + scores + elementwise(on, moved + 11 / 9 * unfused)
+    device = products + scores + elementwise(on, moved + 11 / 9 * unfused) + launches * stack.gap
     routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,

@@ -41,7 +41,7 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     rate, hops, inside = float("inf"), 0.0, 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
-            rate = min(rate, link.bus * inside)
+            rate = min(rate, link.bus_of(ways) * inside)
             hops += link.latency * (ways - 1)
         inside *= ways
     return Bus(size, rate * share, hops)
@@ -85,9 +85,10 @@ def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Ex
     return Exchange(size, tuple(reach), hops)
 
 
-def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0) -> float:
-    """Seconds for `moved` bytes from a rank to the one `stride` further."""
+def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ranks: int = 2) -> float:
+    """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line: the line
+    goes at the pace of the outermost link that it crosses."""
     for link in cluster.links:
-        if stride < link.size:
+        if stride * (ranks - 1) < link.size:
             return link.latency + moved / (link.bandwidth / link.oversubscription * share)
     return 0.0

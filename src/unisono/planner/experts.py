@@ -6,16 +6,20 @@ expert; where it is larger, it reaches over cp and shard, and fewer ranks hold t
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.collectives import Bus, Exchange
 from unisono.planner.kernels import Chip, matmul
+from unisono.spec.cluster import Source
 from unisono.spec.experts import Experts, matrices
 from unisono.spec.transformer import Transformer
 
-# Of a sparse layer beside a dense one's: router, softmax, choice of the k, counting and sorting (3), two permutations,
-# a second product of each kind for shared experts. Counted, not fitted.
-LAUNCHES = 10
+_COUNTED = (
+    "of a sparse layer beside a dense one's: router, softmax, choice of the k, counting and sorting (3), two"
+    " permutations, a second product of each kind for shared experts; counted"
+)
+LAUNCHES: Annotated[int, Source("specification", _COUNTED)] = 10
 
 
 @dataclass(frozen=True, slots=True)

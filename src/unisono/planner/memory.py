@@ -6,6 +6,7 @@ shared out over `shard`. Activations: `spec.transformer`, times the micro-batche
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import experts
@@ -14,11 +15,15 @@ from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
-from unisono.spec.cluster import Device
+from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
 
-OFFLOAD_BLOCKS = 2.0  # that offloading keeps on the device
-ITEM = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
+}  # fmt: skip
+BUCKET: Annotated[float, Source("assumed", "elements of gradients that are under way at a time")] = 25e6
+_DOUBLE = Source("assumed", "blocks that stay on the device: the one in use, and the one on its way")
+OFFLOAD_BLOCKS: Annotated[float, _DOUBLE] = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
         block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
-        return item * smaller(25e6, blocks + ends)
+        return item * smaller(BUCKET, blocks + ends)
     return 0.0
 
 

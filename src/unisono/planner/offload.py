@@ -7,16 +7,20 @@ what a block keeps goes after its forward pass and comes back before its backwar
 ZeRO-Infinity, 2021). Copies run beside the computation of one block; what takes longer than that shows.
 """
 
+from typing import Annotated
+
 from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.memory import ITEM, Share, states
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device
+from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer
 
-# Adam in mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2.
-OPTIMIZER_BYTES = 30.0
+_ADAM = (
+    "mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2"
+)
+OPTIMIZER_BYTES: Annotated[float, Source("specification", _ADAM)] = 30.0
 
 
 def rate(device: Device, stack: Stack) -> float:

@@ -309,7 +309,7 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
         return 0.0
     stride = plan.dp * plan.shard * plan.cp * plan.tp
     moved = _message_bytes(model, plan, stack, micro_batch)
-    return message(cluster, stride, moved, stack.p2p)
+    return message(cluster, stride, moved, stack.p2p, plan.pp)
 
 
 def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> float:

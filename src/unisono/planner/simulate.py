@@ -10,6 +10,7 @@ from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, verdict
 from unisono.planner.stack import Stack
+from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 
@@ -53,6 +54,12 @@ class Answer:
     def mfu(self) -> float:
         """Share of the device's peak in the plan's precision (Chowdhery et al., 2022)."""
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
+
+    @property
+    def trust(self) -> Trust:
+        """How far the step's seconds may be off, and why."""
+        ask = self.question
+        return trust(ask.model, ask.plan, ask.cluster, ask.stack)
 
     @property
     def days(self) -> float:
@@ -174,7 +181,8 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
     dollars = ask.cluster.cost_per_hour
     return {
         "step_s": got.step,
-        "error_pct": 100.0 * ask.stack.error,
+        "error_pct": 100.0 * answer.trust.error,
+        "error_because": list(answer.trust.because),
         "tflops_per_device": answer.tflops,
         "mfu": answer.mfu,
         "mem_gib": in_gib(answer.verdict.memory),
@@ -206,7 +214,8 @@ def as_text(answer: Answer) -> str:
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
-        f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
+        f"stack      {ask.stack.name}: a step is right within about {100 * answer.trust.error:.0f} % on average",
+        *(f"           less sure: {reason}" for reason in answer.trust.because),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"

@@ -9,12 +9,16 @@ Numbers of micro-batches and seconds may be arrays.
 """
 
 from functools import cache
+from typing import Annotated
 
 from unisono.plan.grammar import choice
 from unisono.planner.numbers import larger, smaller
+from unisono.spec.cluster import Source
 
-# Both ways of DualPipe have the whole model; DualPipeV folds it, so that no weight is there twice.
-WEIGHT_COPIES = {"dualpipe": 2.0}
+_BOTH_WAYS = Source(
+    "specification", "each way has the whole model, DeepSeek-V3 report, 2024; DualPipeV folds it"
+)
+WEIGHT_COPIES: Annotated[dict[str, float], _BOTH_WAYS] = {"dualpipe": 2.0}
 _BOTH_ENDS = ("zbv", "dualpipev")
 
 
