@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    """Each timetable and number of ranks: equal stages over plain links, unequal ones over links that take their time."""
+    """Each timetable and number of ranks: equal stages over plain links, unequal ones over links of a set delay."""
     made = []
     for schedule in options.schedule:
         for ranks in options.ranks:

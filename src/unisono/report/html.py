@@ -50,6 +50,11 @@ def page(run: Run) -> str:
         "</div>",
         _config(run),
     ]
+    return document(f"{run.name}: unisono report", body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page of the report's look around its sections; it asks nobody for anything."""
     here = Path(__file__)
     css = here.with_name("page.css").read_text(encoding="utf-8")
     script = here.with_name("page.js").read_text(encoding="utf-8")
@@ -57,7 +62,7 @@ def page(run: Run) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<title>{escape(run.name)}: unisono report</title><link rel="icon" href="data:,">'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,">'
         f"<style>{css}</style></head><body><main>{''.join(body)}</main>"
         f'<div id="tip" role="status"></div><script>{script}</script></body></html>\n'
     )

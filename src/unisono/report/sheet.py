@@ -66,27 +66,20 @@ def timetables(
     return save(figure, path)
 
 
-def timetable(axes: Any, placed: Sequence[Placed], until: float) -> None:
-    """One row's actions after the other, from 0 to `until` seconds, numbered by micro-batch where there is room."""
+def timetable(axes: Any, placed: Sequence[Placed], until: float, begin: float = 0.0) -> None:
+    """Each row's actions from `begin` to `until` seconds, with the micro-batch on them where there is room."""
+    length = until - begin
     for row in {p.row for p in placed}:
-        axes.barh(row, until, height=0.78, color=IDLE)
+        axes.barh(row, length, left=begin, height=0.78, color=IDLE)
     for p in placed:
-        wide = p.stop - p.start
-        part = _PARTS[p.action.kind]
+        wide, part = p.stop - p.start, _PARTS[p.action.kind]
+        edge = {"edgecolor": "white", "linewidth": 0.6} if wide > 0.002 * length else {}
         axes.barh(
-            p.row,
-            wide,
-            left=p.start,
-            height=0.78,
-            color=COLOURS[part],
-            edgecolor="white",
-            linewidth=0.6,
-            label=words.PART_NAMES[part],
-        )
-        if wide > 0.012 * until:
-            axes.text(
-                p.start + wide / 2, p.row, p.action.micro, ha="center", va="center", fontsize=9, color="white"
-            )
+            p.row, wide, left=p.start, height=0.78, color=COLOURS[part], label=words.PART_NAMES[part], **edge
+        )  # fmt: skip
+        middle = p.start + wide / 2
+        if wide > 0.012 * length and begin < middle < until:
+            axes.text(middle, p.row, p.action.micro, ha="center", va="center", fontsize=9, color="white")
 
 
 def frame(axes: Any, title: str, grid: bool = True) -> None:
