@@ -26,6 +26,7 @@ class Trace:
     world: int
     host: str
     spans: list[Span]
+    backend: str = ""
 
 
 def write(
@@ -92,7 +93,8 @@ def read(path: str | Path) -> Trace:
         base_ns = int(document["baseTimeNanoseconds"])
         info = document["distributedInfo"]
         spans = [_span(event, base_ns) for event in document["traceEvents"] if event.get("ph") == "X"]
-        return Trace(int(info["rank"]), int(info["world_size"]), str(document.get("host", "")), spans)
+        host, backend = str(document.get("host", "")), str(info.get("backend", ""))
+        return Trace(int(info["rank"]), int(info["world_size"]), host, spans, backend)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a trace: {error!r}") from error
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import chart, lanes, words
+from unisono.report import chart, expected, lanes, words
 from unisono.report.analyse import (
     PARTS,
     Share,
@@ -36,6 +36,7 @@ def page(run: Run) -> str:
         _missing(run),
         _curves(run),
         _times(found),
+        expected.section(run, found),
         lanes.timeline(run),
         lanes.timetables(pipeline),
         lanes.heat(run),

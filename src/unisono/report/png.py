@@ -20,6 +20,7 @@ from unisono.report.analyse import (
     traced_step,
 )
 from unisono.report.collect import Run
+from unisono.report.expected import Beside, apart, beside, group
 
 _ROWS = 16
 
@@ -33,6 +34,8 @@ def write(run: Run, path: str | Path) -> Path:
     ranks = min(_ROWS, max(1, len(found)))
     heights = [2.9]
     heights += [0.9 + 0.34 * ranks] if found else []
+    both = beside(run, found)
+    heights += [0.9 + 0.34 * 2] if both else []
     heights += [0.9 + 0.34 * min(_ROWS, len(run.traces))] if spanned else []
     heights += [0.8 + 0.34 * len(pipeline.rows)] * 2 if pipeline else []
 
@@ -53,6 +56,9 @@ def write(run: Run, path: str | Path) -> Path:
     at = 1
     if found:
         _times(figure.add_subplot(grid[at, :]), grouped(found, _ROWS))
+        at += 1
+    if both:
+        _expected(figure.add_subplot(grid[at, :]), both)
         at += 1
     if spanned:
         _timeline(figure.add_subplot(grid[at, :]), run, step)
@@ -118,6 +124,26 @@ def _times(axes: Any, found: Sequence[Share]) -> None:
     axes.set_xlim(0, longest)
     sheet.time_axis(axes)
     sheet.legend(axes)
+
+
+def _expected(axes: Any, both: Beside) -> None:
+    off = apart(both.predicted, both.measured)
+    where = "measured on this machine" if both.calibrated else f"of the built-in cluster {both.cluster}"
+    sheet.frame(axes, f"Predicted and measured: {off}, with prices {where}", grid=False)
+    for row, seconds in enumerate(([s.predicted for s in both.lines], [s.measured for s in both.lines])):
+        left = 0.0
+        for line, wide in zip(both.lines, seconds, strict=True):
+            axes.barh(row, wide, left=left, height=0.78, color=sheet.COLOURS[line.colour])
+            share = wide / max(both.predicted, both.measured)
+            if share > 0.06:
+                ink = sheet.INK if line.colour == "wait" else "white"
+                said = words.seconds(wide)
+                said = f"{group(line)} {said}" if share > 0.02 + 0.008 * len(group(line)) else said
+                axes.text(left + wide / 2, row, said, ha="center", va="center", fontsize=10, color=ink)
+            left += wide
+    sheet.rows(axes, ["predicted", "measured"])
+    axes.set_xlim(0, max(both.predicted, both.measured))
+    sheet.time_axis(axes)
 
 
 def _timeline(axes: Any, run: Run, step: int | None) -> None:
