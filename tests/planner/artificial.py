@@ -28,7 +28,7 @@ from unisono.programs.pipeline import lower
 
 WIDTH = 64  # elements of a message; the first one says when it left
 PINGS = 40
-SPUN = 0.5e-3  # seconds
+SPUN = 1e-3  # seconds
 
 
 def wait(seconds: float) -> None:
