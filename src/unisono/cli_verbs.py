@@ -273,6 +273,10 @@ def _simulate_parser() -> Parser:
         "--cluster", metavar="C", default="laptop", help="dgx-a100:64 (nodes after the colon) or FILE.toml"
     )
     parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+    parser.add_argument(
+        "--out", metavar="PATH", help="draw waterfall and timeline: FILE.html, FILE.png, or a folder for both"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz")
     return parser
 
 
@@ -288,7 +292,7 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
-    result, page = simulate.run(ask)
+    result, page = simulate.run(ask, given.out, given.trace)
     call.say(page)
     return result
 

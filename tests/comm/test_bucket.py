@@ -67,3 +67,29 @@ def test_body_leaves_the_tail_out():
     (p,) = parameters([4])
     bucket = Bucket([p], tail=2)
     assert bucket.body.numel() == 4 and bucket.flat.numel() == 6
+
+
+@given(st.integers(1, 3), st.booleans())
+@settings(deadline=None)
+def test_gradients_that_leave_late_move_into_the_buffer_while_backward_goes_on(micros, in_between):
+    early, late = parameters([100_000, 100_000]), parameters([3])
+    buckets = Buckets(early, [late])
+    assert not buckets.early  # the run joined the late group
+    (bucket,) = buckets.late[-1]
+    for micro in range(micros):
+        if micro == micros - 1:
+            buckets.arm(lambda b: None)
+        for i, p in enumerate(early):
+            (p * float(i + 1)).sum().backward()
+        late[0].sum().backward()
+        if in_between:  # as a tied weight's two halves are added
+            torch._foreach_add_([p.grad for p in late if p.grad is not None], 1.0)
+    moved = [p.grad is view for p, view in zip(bucket.params, bucket.views, strict=True)]
+    buckets.finish()
+    bucket.fill()
+    assert any(moved)
+    want = {100_000: {1.0 * micros, 2.0 * micros}, 3: {micros * (2.0 if in_between else 1.0)}}
+    for p, view in zip(bucket.params, bucket.views, strict=True):
+        assert p.grad is view
+        (value,) = set(view.tolist())
+        assert value in want[p.numel()]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 FIRST_BYTES = 1 << 20
 CAP_BYTES = 25 << 20
+WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the processor's second cache
 
 
 class Bucket:
@@ -95,11 +96,12 @@ class Buckets:
     ) -> None:
         runs = deal(early)
         late_runs = [deal(group) for group in late]
+        joined: Sequence[nn.Parameter] = ()
         if runs and late_runs and len(late_runs[-1]) == 1:
             both = [*runs[-1], *late_runs[-1][0]]
             if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= CAP_BYTES:
                 late_runs[-1] = [both]
-                runs.pop()
+                joined = runs.pop()
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
         last = spare[0] if spare else None
         self.early = [Bucket(run, tail if run is last else 0, multiple) for run in runs]
@@ -116,6 +118,9 @@ class Buckets:
             for bucket in self.early
             for p in bucket.params
         ]
+        if joined:
+            warm = self._warm(self.late[-1][0])
+            self._hooks += [p.register_post_accumulate_grad_hook(warm) for p in joined]
 
     def arm(self, on_ready: Callable[[Bucket], Any]) -> None:
         """The backward that follows is this step's last: hand each bucket over as it fills."""
@@ -144,6 +149,20 @@ class Buckets:
             bucket.waiting -= 1
             if bucket.waiting == 0:
                 self._full(bucket)
+
+        return arrived
+
+    def _warm(self, bucket: Bucket) -> Callable[[nn.Parameter], None]:
+        """For gradients that leave when backward is over: they move into the buffer meanwhile, a few at a time, since
+        nothing hides the time of copying once it is over."""
+        fresh = 0
+
+        def arrived(p: nn.Parameter) -> None:
+            nonlocal fresh
+            fresh += p.nbytes
+            if fresh >= WARM_BYTES:
+                fresh = 0
+                bucket.gather()
 
         return arrived
 

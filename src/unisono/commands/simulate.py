@@ -45,11 +45,22 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
 
 
-def run(ask: simulate.Question) -> tuple[Mapping[str, Any], str]:
-    """(the object of --json, the page). Raises DoesNotFit."""
+def run(
+    ask: simulate.Question, out: str | None = None, trace: str | None = None
+) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). out: pictures, see `pictures`; trace: a Chrome trace of the simulated step.
+
+    Raises DoesNotFit, UsageError, OSError.
+    """
     answer = simulate.simulate(ask)
     simulate.demand(answer)
-    return simulate.as_json(answer), simulate.as_text(answer)
+    facts, page = simulate.as_json(answer), simulate.as_text(answer)
+    if out is None and trace is None:
+        return facts, page
+    from unisono.commands.pictures import pictures
+
+    written = pictures(answer, facts, out, trace)
+    return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:

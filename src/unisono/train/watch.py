@@ -38,7 +38,7 @@ class Look:
 
 Observer = Callable[[Run, Sequence[Look]], None]
 
-EVERY = 0.2  # seconds
+EVERY = 0.5  # seconds
 
 
 class Journal:
