@@ -12,14 +12,14 @@ from unisono.spec.errors import UsageError
 def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | None:
     """The text of `prediction.json` for a resolved recipe and plan; None for a model that cannot be priced."""
     # Imported here: `train` needs them only while the ranks are importing torch.
-    from unisono.commands.simulate import model_of
+    from unisono.commands.sizes import model_of
     from unisono.planner import predict
 
     batch, _ = batch_of(plan, recipe.train)
-    if batch is None:
-        return None
+    if batch is None or ".py:" in recipe.model.kind or recipe.model.kind.startswith("hf:"):
+        return None  # to know these in numbers could take torch, which the process that watches the ranks never imports
     try:
-        model = model_of(Loaded(recipe, plan, {}))
+        model = model_of(Loaded(recipe, plan, {}), environ)
     except UsageError:
         return None
     try:

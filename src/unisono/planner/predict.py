@@ -7,11 +7,10 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.memory import verdict
-from unisono.planner.price import Price, price
+from unisono.planner.price import Price
+from unisono.planner.priced import Model, price, verdict
 from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
 
 MIB = 2.0**20
 FALLBACK = "laptop"  # what prices where nobody has measured
@@ -34,7 +33,7 @@ class Prediction:
 
 
 def predict(
-    model: Transformer, plan: Plan, where: Cluster, made: Stack, *, micro_batch: int, micros: int
+    model: Model, plan: Plan, where: Cluster, made: Stack, *, micro_batch: int, micros: int
 ) -> Prediction:
     """The prediction for a resolved plan. More ranks than `where` has devices share its widest link all the same."""
     where = _roomy(where, plan.world)

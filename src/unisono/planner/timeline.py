@@ -5,7 +5,8 @@ The timetable is the value that the runtime plays; here it is played against the
 
 from dataclasses import dataclass, replace
 
-from unisono.planner.price import Price, rows
+from unisono.planner.price import Price
+from unisono.planner.priced import rows
 from unisono.planner.simulate import Question
 from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
