@@ -70,7 +70,8 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
     parts = stages(schedule, timetable, each)
     together = None
     if timetable.overlapped:
-        together = (sum(each.forward) + sum(each.backward)) / ranks / v + 2 * each.send
+        # One number for all rows: the dearest's, which sets the pace.
+        together = max(f + b for f, b in zip(each.forward, each.backward, strict=True)) / v + 2 * each.send
     split = timetable.splits_backward
     back = parts.backward if split else [b + w for b, w in zip(parts.backward, parts.weight, strict=True)]
     placed = play_costs(timetable, parts.forward, back, weight=parts.weight, together=together)
