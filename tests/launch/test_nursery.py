@@ -1,5 +1,6 @@
 """A run of forked ranks: they compute together, and nobody stays behind."""
 
+import json
 import os
 import select
 
@@ -129,3 +130,19 @@ def test_what_fails_before_the_fork_is_told_whenever_it_is_asked_for() -> None:
         first, second = broken.run({}, 2), broken.run({}, 2)
     assert isinstance(first.error, UsageError) and "no function nothing" in first.error.what
     assert second.error is not None and first.results == second.results == [None, None]
+
+
+def many_collectives(ctx):
+    for _ in range(200):
+        dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    seen = json.loads(torch._C._distributed_c10d._dump_fr_trace_json())
+    return {"remembered": len(seen["entries"]), "last": max(e["collective_seq_id"] for e in seen["entries"])}
+
+
+def test_a_rank_remembers_its_last_collectives_and_not_so_many_that_they_cut_its_memory_up(
+    world: World,
+) -> None:
+    for result in world(many_collectives, 2):
+        assert 1 < result["remembered"] <= 64
+        assert result["last"] > 190

@@ -16,7 +16,7 @@ import torch
 
 from unisono.launch import crossing
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
-from unisono.launch.heap import keep_freed_memory
+from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.rank_store import SocketStore
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
@@ -57,6 +57,8 @@ def live(seat: Seat, order: dict[str, Any], entry: Entry, argument: dict[str, An
             channel=channel,
             run_token=order["token"],
         )
+        if ctx.backend == "gloo":
+            remember_few_collectives(os.environ)
         code = _play(ctx, channel, entry, argument, shared)
     finally:
         flush_and_leave(code)

@@ -20,7 +20,7 @@ from unisono.launch import crossing
 from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
 from unisono.launch.env import Place
-from unisono.launch.heap import keep_freed_memory
+from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.rank import choose_backend
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UsageError
@@ -44,6 +44,8 @@ def run(
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
         keep_freed_memory()
+        if ctx.backend == "gloo":
+            remember_few_collectives(os.environ)
         prepare = getattr(module, "prepare", None)
         result = function(ctx, argument, prepare(argument) if prepare is not None else None)
         _part()
