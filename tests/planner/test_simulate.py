@@ -77,7 +77,8 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--demo", "--cluster", "dgx-a10:2"], "dgx-a100"),
         (["--demo", "--stack", "megatron"], "megatron-2022"),
-        (["--demo", "--model.kind", "mlp"], "--model.image"),
+        (["--model.kind", "mlp"], "--model.image"),
+        (["--demo", "--model.kind", "mpl"], "gpt"),
         (["--model.d_model", "130", "--model.n_head", "4"], "128"),
         (["--plan", "dp=16", "--train.global_batch", "16"], "larger cluster"),
         (

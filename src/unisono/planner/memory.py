@@ -15,6 +15,7 @@ from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
+from unisono.spec import kept as own
 from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
 
@@ -150,6 +151,8 @@ def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Sha
 
 def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
     """What one micro-batch keeps on a rank."""
+    if own_list(model, stack):
+        return _kept_by_us(model, plan, stack, micro_batch)
     item, fused, shared = ITEM[plan.precision], stack.fused_attention, stack.sequence_parallel
 
     def block(mode: str) -> float:
@@ -182,18 +185,10 @@ def of_share(
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
     """
-    params, grads, optim = states(
-        share.blocks + share.ends, shard=plan.shard, zero=plan.zero, precision=plan.precision,
-        grad_bytes=stack.grad_bytes,
-    )  # fmt: skip
+    given = {"zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes}
+    params, grads, optim = states(share.blocks + share.ends, shard=plan.shard, **given)
     if share.ranks:
-        more = states(
-            share.routed,
-            shard=share.ranks,
-            zero=plan.zero,
-            precision=plan.precision,
-            grad_bytes=stack.grad_bytes,
-        )
+        more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     optim = optim / share.copies  # each copy's optimiser is that of the other
     fewer = smaller(again, share.layers)
@@ -296,6 +291,38 @@ def verdict(
     memory, row = max(each, key=lambda pair: pair[0].total)
     memory = replace(memory, host=max(one.host for one, _ in each))
     return Verdict(row, memory, device.memory - device.reserved, device.host_memory or float("inf"))
+
+
+def own_list(model: Transformer, stack: Stack) -> bool:
+    """Whether activations are counted as our own GPT keeps them: the stack is ours, and the model one that we play."""
+    return stack.autograd and model.experts is None and model.latent is None
+
+
+def stored(plan: Plan, stack: Stack) -> str:
+    """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations."""
+    return "fp32" if stack.autograd and ITEM[plan.precision] < 4 else plan.precision
+
+
+def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
+    """Activations of our own GPT."""
+    item = ITEM[plan.precision]
+
+    def block(recompute: str) -> float:
+        return own.block_bytes(
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, recompute=recompute, itemsize=item,
+            composed=stack.composed,
+        )  # fmt: skip
+
+    sizes = micro_batch, plan.tp, plan.cp, item
+    whole = block("none")
+    return Kept(
+        block=block("full") if plan.recompute == "full" else whole,
+        again=block("full") if plan.recompute in ("full", "auto") else whole,
+        live=whole if plan.recompute in ("full", "auto") else 0.0,
+        always=whole if plan.recompute == "full" else 0.0,
+        stem=own.stem_bytes(model, *sizes),
+        head=own.head_bytes(model, *sizes, composed=stack.composed) + own.loss_bytes(model, *sizes),
+    )
 
 
 def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:

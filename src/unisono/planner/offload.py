@@ -11,7 +11,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.memory import ITEM, Share, states
+from unisono.planner.memory import ITEM, Share, states, stored
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Device, Source
@@ -66,7 +66,7 @@ def update(plan: Plan, device: Device, stack: Stack, share: Share) -> float:
         return seconds
     way = rate(device, stack)
     _, grads, optim = states(
-        elements, shard=plan.shard, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
+        elements, shard=plan.shard, zero=plan.zero, precision=stored(plan, stack), grad_bytes=stack.grad_bytes
     )
     if share.ranks:
         more = states(

@@ -25,10 +25,11 @@ class Seen:
 class Stack:
     """Constants of one piece of training software on one generation of devices.
 
-    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits
-    in one kernel), sequence_parallel (norms and dropout are dealt over tp),
-    scatter_gather (stages send 1/tp each), grad_bytes (an element of the gradients that add up), reduce_bytes (an
-    element as it crosses dp), balanced (stages are cut by cost, as `parallel.cut` does; evenly otherwise).
+    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits in one kernel),
+    sequence_parallel (norms and dropout are dealt over tp), scatter_gather (stages send 1/tp each), autograd (what is
+    kept, and in which dtype, is as in our own runs rather than as with Megatron's fused kernels), composed (RMS norms
+    are several kernels), grad_bytes (an element of the gradients that add up), reduce_bytes (an element as it crosses
+    dp), balanced (stages are cut by cost, as `parallel.cut` does; evenly otherwise).
 
     Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
     bandwidth), tp_bus, dp_bus, p2p, host_link. depth: elements of a product's inner dimension at which half of its
@@ -50,6 +51,8 @@ class Stack:
     sequence_parallel: bool = True
     scatter_gather: bool = True
     balanced: bool = True
+    autograd: bool = False
+    composed: bool = False
     grad_bytes: int = 4
     reduce_bytes: int = 4
     matmul: float = 0.8
@@ -75,7 +78,9 @@ class Stack:
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
-FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather", "balanced")
+FLAGS = (
+    "fused_attention", "fused_loss", "sequence_parallel", "scatter_gather", "balanced", "autograd", "composed",
+)  # fmt: skip
 COUNTS = ("grad_bytes", "reduce_bytes")
 _SECONDS_US = ("launch", "gap", "collective", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "sources"))
