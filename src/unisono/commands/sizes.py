@@ -181,7 +181,13 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(made)
     longest = getattr(made, "max_position_embeddings", None) or got.recipe.model.context
-    return _traced(got, model, lambda x: model(input_ids=x, use_cache=False).logits, None, context or longest)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        # A whole mask is the one that transformers does not look into.
+        mask = torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1], device="meta")
+        return model(input_ids=x, attention_mask=mask, use_cache=False).logits
+
+    return _traced(got, model, forward, None, context or longest)
 
 
 def _from_file(got: Loaded) -> Network:

@@ -58,7 +58,7 @@ def as_json(found: Found) -> Mapping[str, Any]:
                 "plan": str(answer.question.plan),
                 "micro_batch": answer.question.micro_batch,
                 "step_s": answer.price.step,
-                "error_pct": 100.0 * answer.trust.error,
+                "error_pct": answer.error_pct,
                 "mem_gib": answer.verdict.memory.total / GIB,
                 "host_gib": answer.verdict.memory.host / GIB,
                 "mfu": answer.mfu,
@@ -90,7 +90,7 @@ def as_text(found: Found) -> str:
     ask, counts = found.best[0].question, found.counts
     lines = [
         f"cluster    {ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}",
-        f"stack      {ask.stack.name}: a step is right within about {100 * found.best[0].trust.error:.0f} % on average",
+        f"stack      {ask.stack.name}: {found.best[0].trusted}",
         f"searched   {counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit",
     ]
     if counts.priced < counts.searched:

@@ -82,8 +82,13 @@ def cut(network: Network, rows: int) -> list[tuple[Part, ...]]:
 
 
 def balance(costs: Sequence[float], first: float, last: float, rows: int) -> list[int]:
-    """Edges [0, …, len(costs)] of `rows` consecutive groups, none empty, of which the dearest is as cheap as can be."""
+    """Edges [0, …, len(costs)] of `rows` consecutive groups, none empty, of which the dearest is as cheap as can be.
+
+    Raises ValueError where there are fewer costs than rows.
+    """
     n, total = len(costs), [0.0]
+    if rows > n:
+        raise ValueError(f"{n} parts cannot make {rows} rows")
     for cost in costs:
         total.append(total[-1] + cost)
 

@@ -13,6 +13,7 @@ from unisono.planner.stack import Stack
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
+from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
 
@@ -32,6 +33,12 @@ class Question:
     @property
     def batch(self) -> int:
         return self.micro_batch * self.micros * self.plan.replicas
+
+    @property
+    def known(self) -> bool:
+        """Whether prices of such models have been held beside measurements."""
+        model = self.model
+        return isinstance(model, Transformer) and model.experts is None and model.latent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,18 @@ class Answer:
         """How far the step's seconds may be off, and why."""
         ask = self.question
         return trust(ask.model, ask.plan, ask.cluster, ask.stack)
+
+    @property
+    def error_pct(self) -> float | None:
+        """Mean relative error of such prices; None where no such model has been held beside measurements."""
+        return 100.0 * self.trust.error if self.question.known else None
+
+    @property
+    def trusted(self) -> str:
+        """The same in words."""
+        if self.error_pct is None:
+            return "no model of this kind has been held beside measurements"
+        return f"a step is right within about {self.error_pct:.0f} % on average"
 
     @property
     def days(self) -> float:
@@ -181,7 +200,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
     dollars = ask.cluster.cost_per_hour
     return {
         "step_s": got.step,
-        "error_pct": 100.0 * answer.trust.error,
+        "error_pct": answer.error_pct,
         "error_because": list(answer.trust.because),
         "tflops_per_device": answer.tflops,
         "mfu": answer.mfu,
@@ -214,8 +233,12 @@ def as_text(answer: Answer) -> str:
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
-        f"stack      {ask.stack.name}: a step is right within about {100 * answer.trust.error:.0f} % on average",
-        *(f"           less sure: {reason}" for reason in answer.trust.because),
+        f"stack      {ask.stack.name}: {answer.trusted}",
+        *(
+            f"           less sure: {reason}"
+            for reason in answer.trust.because
+            if answer.error_pct is not None
+        ),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"

@@ -75,7 +75,7 @@ class _Layers:
         # The norm needs its input; what ReLU gives is what it and the next convolution need.
         self.activations += self.elements * (2 if relu else 1)
         self.moved += self.elements * (5 if relu else 3)
-        self.kernels += 3 if relu else 2
+        self.kernels += 4 if relu else 3  # the norm counts its batches by a kernel of its own
 
     def part(self, name: str) -> Part:
         return Part(
