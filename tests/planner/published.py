@@ -179,6 +179,20 @@ SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+# A set, which of its rows are fitted to; the others are further away in what the text says.
+BEYOND: dict[str, tuple[str, Callable[[Row], bool]]] = {
+    "mosaic: width to 1536, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1536),
+    "mosaic: width to 1024, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1024),
+    "mosaic: context to 2K, then 32K": ("mosaic fsdp", lambda row: row.model.context <= 2048),
+    "mosaic: context to 1K, then 32K": ("mosaic fsdp", lambda row: row.model.context <= 1024),
+    "vtrain: 3.6B on 64, then 39B on 512": ("vtrain multi-node", lambda row: row.model.d_model <= 3072),
+    "vtrain: 39B on 512, then 3.6B on 64": ("vtrain multi-node", lambda row: row.model.d_model > 3072),
+    "vtrain: width 1024, then 2048": ("vtrain single-node", lambda row: row.model.d_model <= 1024),
+    "vtrain: 2 and 4 devices, then 8": ("vtrain single-node", lambda row: row.plan.world < 8),
+    "korthikanti: to 64, then 512 devices": ("korthikanti table 5", lambda row: row.plan.world <= 64),
+}
+
+
 # Layers, heads, width, tp, pp, micro-batch, chunks: Korthikanti et al., 2022, table 3.
 KORTHIKANTI = {
     "22B": (48, 64, 6144, 8, 1, 4, 1), "175B": (96, 96, 12288, 8, 8, 1, 3),
