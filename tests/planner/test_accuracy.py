@@ -3,7 +3,7 @@
 import pytest
 
 from tests.planner import published
-from unisono.planner.accuracy import beyond, quantile, regret, sampled, seen, spearman, summary
+from unisono.planner.accuracy import beyond, crossed, quantile, regret, sampled, seen, spearman, summary
 from unisono.planner.calibrate import BOUNDS, errors, fit
 from unisono.planner.clusters import cluster
 from unisono.planner.fits import fused_attention, rings
@@ -11,12 +11,12 @@ from unisono.planner.stack import NUMBERS, names, stack
 
 # Set: mean and median error at most, per cent; regret at most; rank correlation at least.
 HELD: dict[str, tuple[float, float, float, float]] = {
-    "korthikanti table 5": (1.0, 0.9, 0.0, 0.0),
-    "vtrain single-node": (6.0, 3.5, 2.0, 0.88),
+    "korthikanti table 5": (0.8, 0.7, 0.0, 0.0),
+    "vtrain single-node": (6.0, 3.6, 2.0, 0.88),
     "vtrain multi-node": (7.5, 3.2, 0.1, 0.76),
-    "mosaic fsdp": (3.5, 3.0, 0.6, 0.98),
+    "mosaic fsdp": (3.5, 3.1, 0.6, 0.98),
     "sc21 table 1": (4.5, 4.5, 0.0, 0.0),
-    "megatron h100": (10.5, 6.0, 0.0, 0.0),
+    "megatron h100": (8.5, 3.5, 0.0, 0.0),
 }
 
 
@@ -39,6 +39,23 @@ def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: fl
     read, named, constants = published.SETS[name]
     got = summary(*sampled(read(), stack(named), constants, count))
     assert got.mean <= mean and got.median <= median, got
+
+
+@pytest.mark.parametrize(
+    ("name", "folds", "mean", "median"),
+    [
+        ("vtrain multi-node", 2, 7.5, 3.5), ("vtrain multi-node", 5, 7.8, 3.5),
+        ("korthikanti table 5", 5, 1.5, 1.2), ("mosaic fsdp", 5, 4.0, 3.7),
+    ],
+)  # fmt: skip
+def test_rows_that_were_held_out_are_priced_as_right(
+    name: str, folds: int, mean: float, median: float
+) -> None:
+    read, named, constants = published.SETS[name]
+    rows = read()
+    got = summary(rows, crossed(rows, stack(named), constants, folds))
+    assert got.mean <= mean and got.median <= median, got
+    assert got.regret is None or got.regret <= 2.0, got
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, constants) in published.SETS.items() if constants])

@@ -21,7 +21,7 @@ MODELS = {
     "1T": gpt(128, 160, 25600, 2048),
 }  # fmt: skip
 NODES = st.sampled_from([1, 2, 4, 8, 16, 64, 128, 512])
-POWERS = st.sampled_from([1, 2, 4, 8, 16])
+SIZES = st.sampled_from([1, 1, 2, 3, 4, 6, 8, 12, 16])
 
 
 @st.composite
@@ -30,7 +30,7 @@ def asked(draw: st.DrawFn) -> tuple[Transformer, Plan, Cluster, stack.Stack, int
     model = MODELS[draw(st.sampled_from(list(MODELS)))]
     name = draw(st.sampled_from([name for name in clusters.names() if name != "laptop"]))
     where = clusters.cluster(f"{name}:{draw(NODES)}")
-    tp, pp, shard, cp = draw(POWERS), draw(POWERS), draw(POWERS), draw(st.sampled_from([1, 1, 1, 2]))
+    tp, pp, shard, cp = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.sampled_from([1, 1, 1, 2]))
     spare = where.devices // (tp * pp * shard * cp)
     assume(spare and model.n_head % tp == 0 and model.n_layer >= pp)
     plan = Plan(

@@ -91,10 +91,13 @@ class Link:
         """Bytes/s of one device in a group of `members` inside this level; between measured sizes by logarithm."""
         if not self.groups:
             return self.bus
-        low = max((g for g in self.groups if g[0] <= members), default=self.groups[0])
-        high = min((g for g in self.groups if g[0] >= members), default=self.groups[-1])
-        share = log(members / low[0]) / log(high[0] / low[0]) if high[0] > low[0] else 0.0
-        return (low[1] + share * (high[1] - low[1])) / self.oversubscription
+        low = self.groups[0]
+        for high in self.groups:
+            if members <= high[0]:
+                share = log(members / low[0]) / log(high[0] / low[0]) if members > low[0] else 0.0
+                return (low[1] + share * (high[1] - low[1])) / self.oversubscription
+            low = high
+        return low[1] / self.oversubscription
 
 
 @dataclass(frozen=True, slots=True)
