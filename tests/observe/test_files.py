@@ -110,13 +110,13 @@ def test_recordings_stand_side_by_side_in_one_trace(tmp_path: Path, name: str) -
     document = json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
     events = document["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {0: "simulated rank 0", 1: "simulated rank 1", 2: "measured rank 0"}
+    assert names == {1: "simulated rank 0", 2: "simulated rank 1", 3: "measured rank 0"}
     order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
-    assert sorted(order, key=lambda pid: order[pid]) == [0, 1, 2]
+    assert sorted(order, key=lambda pid: order[pid]) == [1, 2, 3]
     drawn = [(e["pid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert drawn == [
-        (0, "forward 2", 1.0, 2.0),
-        (1, "backward 2", 5.0, 4.0),
-        (2, "forward 2", 1.0, 2.0),
+        (1, "forward 2", 1.0, 2.0),
         (2, "backward 2", 5.0, 4.0),
+        (3, "forward 2", 1.0, 2.0),
+        (3, "backward 2", 5.0, 4.0),
     ]

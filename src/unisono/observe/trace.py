@@ -75,12 +75,12 @@ def write_groups(path: str | Path, groups: Mapping[str, Sequence[Lane]]) -> Path
     Each group's lanes stand together, one process each, named `GROUP LANE`. Raises OSError.
     """
     events: list[dict[str, Any]] = []
-    pid = 0
+    pid = 0  # the first is 1: viewers take process 0 for the idle one
     for group, lanes in groups.items():
         for lane in lanes:
+            pid += 1
             events += _names(pid, f"{group} {lane.name}".strip(), "")
             events += [_event(span, pid, 0) for span in lane.spans]
-            pid += 1
     document = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events}
     content = json.dumps(document, separators=(",", ":")).encode()
     return write_whole(path, gzip.compress(content, 6) if str(path).endswith(".gz") else content)

@@ -12,7 +12,7 @@ from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.spec.errors import UsageError
 
-LARGEST = 400_000  # actions; a second or two
+LARGEST = 200_000  # actions; a few seconds
 
 
 @dataclass(frozen=True, slots=True)
