@@ -13,9 +13,11 @@ from unisono.spec.cluster import ORIGINS
 LIMITS = {
     "calibrate.py": {"BOUNDS", "_ROUNDS", "_NUDGE", "_KNEES"},
     "played.py": {"FEW"},
+    "predict.py": {"MIB"},
     "search.py": {"_ACTIONS", "_FRONT", "_KEPT", "_MOST_NODES", "_PLAYED"},
     "simulate.py": {"GIB"},
     "space.py": {"_MICRO_BATCHES"},
+    "timeline.py": {"LARGEST"},
 }
 MODEL = ("block", "collectives", "kernels", "memory", "price", "timetables", "trust")
 FOLDER = Path(unisono.planner.__file__).parent
