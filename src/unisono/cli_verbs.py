@@ -273,6 +273,10 @@ def _simulate_parser() -> Parser:
         "--cluster", metavar="C", default="laptop", help="dgx-a100:64 (nodes after the colon) or FILE.toml"
     )
     parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+    parser.add_argument(
+        "--out", metavar="PATH", help="draw waterfall and timeline: FILE.html, FILE.png, or a folder for both"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz")
     return parser
 
 
@@ -288,7 +292,7 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
-    result, page = simulate.run(ask)
+    result, page = simulate.run(ask, given.out, given.trace)
     call.say(page)
     return result
 
@@ -308,6 +312,12 @@ def _plan_parser() -> Parser:
     )
     parser.add_argument("--cluster", metavar="C", default="laptop", help="dgx-a100:64, or FILE.toml")
     parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
+    parser.add_argument(
+        "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
+    )
+    parser.add_argument(
+        "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
+    )
     parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
     parser.add_argument(
         "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
@@ -324,11 +334,11 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     got = loaded(call, given.file, given.demo, flags)
     from unisono.commands import plan
 
-    within = plan.space(got, given.plan, given.cluster, given.stack)
+    within = plan.space(got, given.plan, given.cluster, given.stack, given.all_keys)
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
-    result, page = plan.run(within, given.cluster, given.top, given.objective)
+    result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer)
     call.say(page)
     return result
 

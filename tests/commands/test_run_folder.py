@@ -48,7 +48,15 @@ def test_the_object(trained: tuple[Done, Path]) -> None:
 def test_the_files(trained: tuple[Done, Path]) -> None:
     _, run = trained
     made = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    wanted = {"config.resolved.toml", "env.json", "metrics.jsonl", "latest", "report.html", "report.png"}
+    wanted = {
+        "config.resolved.toml",
+        "env.json",
+        "metrics.jsonl",
+        "latest",
+        "report.html",
+        "report.png",
+        "prediction.json",
+    }
     wanted |= {f"events/rank{n}.jsonl" for n in range(4)} | {f"trace/rank{n}.json.gz" for n in range(4)}
     wanted |= {"checkpoints/step-000030/manifest.json"}
     assert wanted <= made

@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -95,3 +96,27 @@ def test_the_environment_is_json_and_keeps_secrets(tmp_path: Path) -> None:
     assert found["cores"] >= 1
     assert found["memory_gib"] > 0
     assert found["cpu"]
+
+
+@pytest.mark.parametrize("name", ["both.json", "both.json.gz"])
+def test_recordings_stand_side_by_side_in_one_trace(tmp_path: Path, name: str) -> None:
+    span = Span("forward", 1_000, 3_000, {"micro": 2, "stage": 0})
+    later = Span("backward", 5_000, 9_000, {"micro": 2, "stage": 0})
+    groups = {
+        "simulated": [trace.Lane("rank 0", [span]), trace.Lane("rank 1", [later])],
+        "measured": [trace.Lane("rank 0", [span, later])],
+    }
+    content = trace.write_groups(tmp_path / name, groups).read_bytes()
+    document = json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
+    events = document["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {1: "simulated rank 0", 2: "simulated rank 1", 3: "measured rank 0"}
+    order = {e["pid"]: e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"}
+    assert sorted(order, key=lambda pid: order[pid]) == [1, 2, 3]
+    drawn = [(e["pid"], e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert drawn == [
+        (1, "forward 2", 1.0, 2.0),
+        (2, "backward 2", 5.0, 4.0),
+        (3, "forward 2", 1.0, 2.0),
+        (3, "backward 2", 5.0, 4.0),
+    ]

@@ -131,3 +131,11 @@ def test_the_observers_import_no_torch() -> None:
     names = "span, trace, metrics, memory, environment"
     code = f"import sys; from unisono.observe import {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_process_put_aside_between_two_clocks_does_not_shift_its_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    delays = iter([7_000_000, 0, 0, 0, 3_000_000])
+    monkeypatch.setattr("unisono.observe.span.time.time_ns", lambda: 10**18)
+    assert Recorder(clock=lambda: next(delays) + 50).epoch_ns == 10**18 - 50

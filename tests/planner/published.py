@@ -4,13 +4,15 @@ The files carry their sources and licences in their first lines. They are the ro
 """
 
 import csv
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.calibrate import Row
-from unisono.planner.clusters import cluster
+from unisono.planner.clusters import cluster, device
+from unisono.planner.fits import Product
 from unisono.planner.timetables import in_flight
 from unisono.spec.transformer import Transformer, block_bytes
 
@@ -138,18 +140,57 @@ def megatron_h100() -> list[Row]:
     return rows
 
 
+def products() -> list[Product]:
+    """150 products measured on an A100 PCIe (SimuMax)."""
+    rows = []
+    for r in table("simumax_a100_kernels.csv"):
+        if r["op"] == "matmul":
+            b, m, k, n = (int(number) for number in re.findall(r"[bmkn]=(\d+)", r["shape"]))
+            flops = 2.0 * b * m * k * n
+            rows.append(Product(device("a100-80gb"), m, k, n, b, flops / (312e12 * float(r["efficiency"]))))
+    return rows
+
+
+def attention_shares() -> list[float]:
+    """Of peak, the masked half counted: fused attention on an A100 PCIe (SimuMax)."""
+    return [float(r["efficiency"]) for r in table("simumax_a100_kernels.csv") if r["op"].startswith("sdp")]
+
+
+def all_reduces(gpu: str) -> list[tuple[int, float, float]]:
+    """(members, bytes, seconds) of NCCL's all-reduce in one node (vTrain)."""
+    return [
+        (int(r["ranks"]), float(r["bytes"]), float(r["time_ns"]) / 1e9)
+        for r in table("vtrain_nccl_allreduce.csv")
+        if r["gpu"] == gpu
+    ]
+
+
 # Set: its rows, the stack that prices it, the constants that were fitted to it.
 SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
     "korthikanti table 5": (korthikanti, "megatron-2022", ("matmul", "tp_bus", "p2p")),
     "vtrain single-node": (
         vtrain_single, "megatron-deepspeed-node",
-        ("matmul", "elementwise", "tp_bus", "launch", "collective", "micro"),
+        ("matmul", "elementwise", "launch", "collective", "micro"),
     ),
-    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "tp_bus", "micro")),
+    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "gap")),
     "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "step")),
     "sc21 table 1": (sc21, "megatron-2021", ()),
     "megatron h100": (megatron_h100, "megatron-2024", ()),
 }  # fmt: skip
+
+
+# A set, which of its rows are fitted to; the others are further away in what the text says.
+BEYOND: dict[str, tuple[str, Callable[[Row], bool]]] = {
+    "mosaic: width to 1536, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1536),
+    "mosaic: width to 1024, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1024),
+    "mosaic: context to 2K, then 32K": ("mosaic fsdp", lambda row: row.model.context <= 2048),
+    "mosaic: context to 1K, then 32K": ("mosaic fsdp", lambda row: row.model.context <= 1024),
+    "vtrain: 3.6B on 64, then 39B on 512": ("vtrain multi-node", lambda row: row.model.d_model <= 3072),
+    "vtrain: 39B on 512, then 3.6B on 64": ("vtrain multi-node", lambda row: row.model.d_model > 3072),
+    "vtrain: width 1024, then 2048": ("vtrain single-node", lambda row: row.model.d_model <= 1024),
+    "vtrain: 2 and 4 devices, then 8": ("vtrain single-node", lambda row: row.plan.world < 8),
+    "korthikanti: to 64, then 512 devices": ("korthikanti table 5", lambda row: row.plan.world <= 64),
+}
 
 
 # Layers, heads, width, tp, pp, micro-batch, chunks: Korthikanti et al., 2022, table 3.

@@ -38,14 +38,14 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
             assert 0.0 <= traffic.exposed <= traffic.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("micros", [4, 8, 24])
-def test_the_closed_form_is_what_the_timetable_plays(micros: int) -> None:
+@pytest.mark.parametrize(("micros", "within"), [(4, 0.07), (8, 0.04), (24, 0.03)])
+def test_the_closed_form_is_what_the_timetable_plays(micros: int, within: float) -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
     each = rows(MODEL, plan, where, made, 1)
     played = max(p.stop for p in play_costs(one_f_one_b.timetable(4, micros), each.forward, each.backward))
     got = price(MODEL, plan, where, made, micro_batch=1, micros=micros)
     closed = got.step - got.optimizer - got.fixed - got.exposed
-    assert closed == pytest.approx(played, rel=0.03)
+    assert closed == pytest.approx(played, rel=within)
 
 
 def test_a_group_with_all_devices_of_a_node_uses_all_its_cards() -> None:

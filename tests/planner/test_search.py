@@ -1,15 +1,20 @@
 """`plan`: what it finds is legal, fits, and is no slower than anything else that it could have said."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.search import Space, candidates, search
+from unisono.planner.price import price
+from unisono.planner.screen import Bench, screen
+from unisono.planner.search import Space, candidates, on_fewer, search
 from unisono.planner.simulate import Question, simulate
+from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
 
 GPT3 = (
@@ -49,6 +54,71 @@ def test_the_best_is_the_best() -> None:
     assert search(within, 1, "memory").best[0].verdict.memory.total == least
 
 
+def test_all_keys_find_what_pricing_each_plan_finds() -> None:
+    """Bounds prune nothing that is among the best or on the front, and counts add up."""
+    within = replace(space(16, all_keys=True), batch=128, micro_batch=1)
+    found, every = search(within, top=3), list(meshes(within))
+    counts = found.counts
+    assert counts.searched == sum(mesh.count for mesh in every) > 100_000
+    assert counts.searched == counts.priced + counts.too_large + counts.dominated
+    assert counts.dominated > 0
+    bench, steps, points = Bench(within.model, within.cluster, within.stack), [], []
+    for mesh in every:
+        got = screen(bench, mesh.plan, mesh.axes)
+        step, memory, fits = np.broadcast_arrays(got.step, got.memory, got.fits)
+        steps.append(step[fits].min(initial=np.inf))
+        points.append(memory[fits].min(initial=np.inf))
+    best = found.best[0]
+    closed = price(
+        within.model, best.question.plan, within.cluster, within.stack,
+        micro_batch=best.question.micro_batch, micros=best.question.micros,
+    )  # fmt: skip
+    assert best.price.step <= min(steps) * 1.02 and closed.step <= min(steps) * 1.1
+    for answer in found.front:
+        assert answer.verdict.fits
+    assert found.front[-1].verdict.memory.total == pytest.approx(min(points))
+
+
+def test_the_front_falls_and_the_best_is_its_first() -> None:
+    found = search(space(2, all_keys=True), top=4)
+    times = [answer.price.step for answer in found.front]
+    sizes = [answer.verdict.memory.total for answer in found.front]
+    assert len(times) > 3 and times == sorted(times) and sizes == sorted(sizes, reverse=True)
+    assert times[0] == found.best[0].price.step
+    costs = {(answer.price.step, answer.verdict.memory.total) for answer in found.best}
+    assert len(costs) == len(found.best) == 4
+
+
+def test_on_fewer_devices_time_memory_and_cost_are_three_wishes() -> None:
+    within = space(4)
+    found = search(within)
+    got = on_fewer(within, found)
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in got.front]
+    assert {answer.question.plan.world for answer in got.front} >= {8, 16, 32}
+    assert got.counts.searched > found.counts.searched and got.best == found.best
+    for one in points:
+        assert not any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
+
+
+def test_all_keys_hold_what_is_held_and_leave_what_is_computed() -> None:
+    held = Plan.parse("precision=bf16 cp=2 schedule=zbv offload=optimizer")
+    base = space(2)
+    found = search(replace(base, held=held, all_keys=True))
+    for answer in (*found.best, *found.front):
+        plan = answer.question.plan
+        assert (plan.cp, plan.offload, plan.precision, plan.sync) == (2, "optimizer", "bf16", "every_step")
+        assert plan.pp == 1 or plan.schedule == "zbv"
+    values = {name for mesh in meshes(replace(base, all_keys=True)) for name in mesh.axes.schedules}
+    assert {"1f1b", "gpipe", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "interleaved:v=2"} <= values
+
+
+def test_a_mesh_counts_the_plans_that_it_has() -> None:
+    within = replace(space(1, all_keys=True), batch=16, held=Plan.parse("precision=bf16 tp=2 offload=none"))
+    for mesh in meshes(within):
+        every = [plan for plan, _ in plans(mesh, within.model.n_layer)]
+        assert len(every) == mesh.count == len({str(plan) for plan in every})
+
+
 def test_what_is_held_stays() -> None:
     held = Plan.parse("tp=4 pp=2 recompute=full precision=bf16")
     within = space()
@@ -70,6 +140,10 @@ def test_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
         assert {"plan", "step_s", "mem_gib", "mfu", "bubble", "exposed_comm_s", "bound", "why"} <= set(plan)
         assert Plan.parse(plan["plan"]).world == 128 and "tp=8" in plan["plan"]
     assert got["plans"][0]["step_s"] <= got["plans"][1]["step_s"]
+    assert got["priced"] + sum(got["pruned"].values()) == got["searched"]
+    assert got["pareto"][0]["step_s"] == got["plans"][0]["step_s"]
+    for point in got["pareto"]:
+        assert point["device_s"] == pytest.approx(128 * point["step_s"]) and point["cost"] is None
     code = main(["simulate", *GPT3, "--cluster", "dgx-a100:16", "--plan", got["plans"][0]["plan"], "--json"])
     assert json.loads(capsys.readouterr().out)["step_s"] == got["plans"][0]["step_s"]
 

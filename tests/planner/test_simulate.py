@@ -77,9 +77,16 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--demo", "--cluster", "dgx-a10:2"], "dgx-a100"),
         (["--demo", "--stack", "megatron"], "megatron-2022"),
-        (["--demo", "--model.kind", "mlp"], "gpt"),
+        (["--model.kind", "mlp"], "--model.image"),
+        (["--demo", "--model.kind", "mpl"], "gpt"),
         (["--model.d_model", "130", "--model.n_head", "4"], "128"),
         (["--plan", "dp=16", "--train.global_batch", "16"], "larger cluster"),
+        (
+            ["--plan", "pp=4 micros=6 schedule=interleaved:v=1", "--train.global_batch", "12"],
+            "micros=4 or micros=8",
+        ),
+        (["--plan", "pp=4 micros=12 schedule=interleaved:v=9", "--train.global_batch", "12"], "fewer stages"),
+        (["--plan", "tp=2 offload=params"], "host_gb_s"),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,7 @@
 """Table 5 of the zero-bubble paper (Qi et al., 2024, arXiv 2401.10241), its 1.5B model, from one set of costs.
 
-Costs are in units of one stage's F. They are fitted by least squares on twelve numbers of the table, the first four columns
-of these three rows (root of the mean square of the residuals: 0.0020); how F+B is divided between the two hardly matters
-there, and the division nearest to equal is taken. That 1F1B-I has 3 stages a rank, and the part of the activations that W
+The root of the mean square of the residuals that the costs were fitted to is 0.0020; how F+B is divided between the two hardly
+matters there, and the division nearest to equal is taken. That 1F1B-I has 3 stages a rank, and the part of the activations that W
 keeps (only `b_zb2p` feels it), are fitted on their columns too. `b_zb1p` and `b_zb2p` are ours by our own heuristic, not the
 paper's.
 
@@ -18,13 +17,9 @@ The row of 64 is low in 1F1B, whose every round trip waits for messages: slower 
 
 import pytest
 
+from tests.planner.forms import CHUNKS, COLUMNS, COSTS, KEPT
 from unisono.programs.bubble_rates import bubble_rates
-from unisono.programs.pricing import Costs
 
-COSTS = Costs(forward=1.0, backward=0.966, weight=0.5, send=0.0326)
-KEPT = 0.37
-
-COLUMNS = ("b_1f1b", "b_1f1b_i", "b_zbh1", "b_zbh2", "b_zb1p", "b_zb2p")
 TABLE = {
     24: (0.2431, 0.1055, 0.1585, 0.1083, 0.1585, 0.0433),
     32: (0.1985, 0.0818, 0.1242, 0.0837, 0.1242, 0.0039),
@@ -34,6 +29,6 @@ TABLE = {
 
 @pytest.mark.parametrize("micros", TABLE)
 def test_bubble_rates_are_the_papers(micros: int) -> None:
-    ours = bubble_rates(8, micros, COSTS, chunks=3, kept=KEPT)
+    ours = bubble_rates(8, micros, COSTS, chunks=CHUNKS, kept=KEPT)
     assert tuple(ours) == COLUMNS
     assert [ours[name] for name in COLUMNS] == pytest.approx(TABLE[micros], abs=0.006)

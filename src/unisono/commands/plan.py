@@ -1,14 +1,16 @@
 """`unisono plan`: the best plans for a cluster, and why. Without torch, data or files."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.commands.simulate import model_of
+from unisono.commands.simulate import NOT_BUILT
+from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
-from unisono.config.resolve import on_any_ranks
+from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import search
+from unisono.planner import chosen, search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.stack import stack
@@ -16,29 +18,44 @@ from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 
 
-def space(got: Loaded, held: str | None, cluster_name: str, stack_name: str | None) -> search.Space:
+def space(
+    got: Loaded, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
+) -> search.Space:
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
     since that changes what is computed. Raises UsageError."""
     where = cluster(cluster_name)
     held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
     recipe = on_any_ranks(got.recipe)
+    model = model_of(got, os.environ)
+    asked = judged(recipe, model)
+    # What is not trained in this version at all is searched with the keys that are held, played here or not.
+    later = all_keys or (recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind)
+
+    def legal(plan: Plan) -> bool:
+        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
+
     return search.Space(
-        model_of(got),
+        model,
         where,
         stack(stack_name or where.stack),
         recipe.train.global_batch,
         recipe.train.micro_batch,
         held_plan,
-        lambda plan: not plan.check(recipe),
+        legal,
+        all_keys,
     )
 
 
-def run(within: search.Space, cluster_name: str, top: int, objective: str) -> tuple[Mapping[str, Any], str]:
+def run(
+    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
+) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
     found = search.search(within, top, objective)
     if not found.best:
         raise _nothing(within, found, cluster_name)
-    return search.as_json(found), search.as_text(found)
+    if fewer:
+        found = search.on_fewer(within, found, objective)
+    return chosen.as_json(found), chosen.as_text(found)
 
 
 def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:

@@ -19,6 +19,7 @@ from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.train.writing import writing
 
 CONFIG = "config.resolved.toml"
+PREDICTION = "prediction.json"
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
@@ -49,13 +50,15 @@ class Watched:
     """A run folder while its run goes on; a context manager around the run.
 
     A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
-    on the folder is named in `options["run_dir"]`, where the command line puts `error.json`.
+    on the folder is named in `options["run_dir"]`, where the command line puts `error.json`. prediction: the text of
+    `prediction.json`, None where there is none; one from an earlier beginning goes.
     """
 
     new: bool
     config_text: str
     options: dict[str, Any]
     path: Path | None = None
+    prediction: str | None = None
     began: bool = False
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -72,6 +75,9 @@ class Watched:
             (path / "error.json").unlink(missing_ok=True)  # of the end before this beginning
             if not self.new and _differ(path / CONFIG, self.config_text):
                 write_whole(path / CONFIG, self.config_text)
+            (path / PREDICTION).unlink(missing_ok=True)
+            if self.prediction is not None:
+                write_whole(path / PREDICTION, self.prediction)
             write_whole(path.parent / "latest", path.name + "\n")
 
     def __enter__(self) -> Self:

@@ -1,19 +1,24 @@
-"""`unisono simulate`: what a plan costs on a cluster that one need not have. Without torch, data or files."""
+"""`unisono simulate`: what a plan costs on a cluster that one need not have. No data, and no torch but for models that
+have to be traced."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan.checks import batch_of
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.stack import stack
+from unisono.planner.timetables import chunks, serves
+from unisono.programs import schedules
 from unisono.spec.errors import ConfigProblems, UsageError
-from unisono.spec.transformer import Transformer, transformer
+from unisono.spec.transformer import Transformer
 
-_NOT_BUILT = "P10"
+NOT_BUILT = "P10"
 
 
 def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate.Question:
@@ -23,50 +28,59 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     """
     where = cluster(cluster_name)
     made = stack(stack_name or where.stack)
-    model = model_of(got)
+    model = model_of(got, os.environ)
     recipe = on_any_ranks(got.recipe)
     plan = got.plan.fill(where.devices)
-    problems = [p for p in plan.check(recipe, where) if p.code != _NOT_BUILT]
-    if problems:
-        raise ConfigProblems([replace(p, where=located(p.where, got.origins)) for p in problems])
-    batch, wrong = batch_of(plan, recipe.train)
+    wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
+    wrong += problems(model, plan)
+    if wrong:
+        raise ConfigProblems([replace(p, where=located(p.where, got.origins)) for p in wrong])
+    batch, unfit = batch_of(plan, recipe.train)
     if batch is None:
-        raise ConfigProblems([wrong] if wrong else [])
+        raise ConfigProblems([unfit] if unfit else [])
+    if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
+        raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
+    if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
+        raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
     return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
 
 
-def run(ask: simulate.Question) -> tuple[Mapping[str, Any], str]:
-    """(the object of --json, the page). Raises DoesNotFit."""
+def run(
+    ask: simulate.Question, out: str | None = None, trace: str | None = None
+) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). out: pictures, see `pictures`; trace: a Chrome trace of the simulated step.
+
+    Raises DoesNotFit, UsageError, OSError.
+    """
     answer = simulate.simulate(ask)
     simulate.demand(answer)
-    return simulate.as_json(answer), simulate.as_text(answer)
+    facts, page = simulate.as_json(answer), simulate.as_text(answer)
+    if out is None and trace is None:
+        return facts, page
+    from unisono.commands.pictures import pictures
+
+    written = pictures(answer, facts, out, trace)
+    return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
-def model_of(got: Loaded) -> Transformer:
-    """The model's sizes. Raises UsageError for what cannot be priced."""
-    sizes = got.recipe.model
-    if sizes.kind != "gpt":
-        raise UsageError(
-            f"model.kind {sizes.kind}: only gpt can be priced in this version",
-            where=located("model.kind", got.origins),
-            fix="--model.kind gpt",
-            code="C22",
-        )
-    if sizes.d_model % sizes.n_head:
-        raise UsageError(
-            f"d_model {sizes.d_model} is no multiple of n_head {sizes.n_head}",
-            where=located("model.d_model, model.n_head", got.origins),
-            fix=f"--model.d_model {sizes.n_head * max(1, round(sizes.d_model / sizes.n_head))}",
-            code="C22",
-        )
-    vocab = sizes.vocab
-    if vocab is None and got.recipe.data.tokenizer == "byte":
-        vocab = 256  # every byte is a token
-    if vocab is None:
-        raise UsageError(
-            f"the vocabulary of tokenizer {got.recipe.data.tokenizer} is not known without the data",
-            where=located("model.vocab", got.origins),
-            fix="--model.vocab 51200",
-            code="C22",
-        )
-    return transformer(sizes, vocab)
+def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
+    """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    if ranks * chunks(schedule) <= n_layer:
+        try:
+            schedules.get(schedule)(ranks, micros)
+        except UsageError as refused:
+            return refused
+    return UsageError(
+        f"schedule={schedule} cuts {n_layer} blocks into {ranks * chunks(schedule)} stages",
+        where="plan.schedule, plan.pp, model.n_layer",
+        fix="fewer stages, or schedule=1f1b",
+        code="P13",
+    )
+
+
+def _not_offloaded(what: str, device: str, blocks: bool) -> UsageError:
+    reason = f"it is not known how fast {device} reaches its host's memory"
+    fix = "host_gb_s in the device of a cluster file, or offload=none"
+    if not blocks:
+        reason, fix = "of a network of parts it cannot be priced", "offload=none"
+    return UsageError(f"offload={what}: {reason}", where="plan.offload", fix=fix, code="C22")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.commands import proof
+from unisono.commands.expected import expected
 from unisono.commands.first_look import look_at_checkpoints, look_at_data
 from unisono.commands.run_folder import Watched, finished, make_run_dir
 from unisono.config import Recipe
@@ -88,6 +89,7 @@ def _as_watcher(
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     with local.start(ENTRY, plan.world, options["quiet"]) as nursery:
+        folder.prediction = expected(recipe, plan, os.environ)
         folder.path = folder.path or make_run_dir(recipe, argument["config_text"])
         argument["run_dir"] = str(folder.path)
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
@@ -113,6 +115,7 @@ def _as_rank(
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     threads = recipe.launch.threads_per_rank
+    folder.prediction = None if place.rank else expected(recipe, plan, os.environ)
     with _screen(recipe, plan, options) as screen:
         hear = _heard_by(screen, folder)
         outcome = env.run_in_env(

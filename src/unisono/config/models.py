@@ -18,7 +18,10 @@ class ModelConfig(BaseModel):
 
     model_config = _FROZEN
 
-    kind: str = Field(default="gpt", description="gpt | convnet | mlp | FILE.py:FUNCTION")
+    kind: str = Field(
+        default="gpt",
+        description="gpt | convnet | mlp | FILE.py:FUNCTION; priced only: moe | dlrm | hf:PATH_OR_NAME",
+    )
     n_layer: Count = Field(
         default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
     )
@@ -50,6 +53,36 @@ class ModelConfig(BaseModel):
         default=None, description="mlp, convnet: classes; from the data when absent"
     )
 
+    n_experts: Count = Field(default=8, description="moe: experts of a sparse layer")
+    top_k: Count = Field(default=2, description="moe: experts that a token takes")
+    d_expert: Count | None = Field(default=None, description="moe: width of one expert; d_ff's when absent")
+    n_shared_experts: Natural = Field(
+        default=0, description="moe: experts of d_expert that every token takes"
+    )
+    capacity_factor: NotNegative = Field(
+        default=0.0, description="moe: room of an expert in shares of the mean, padded up to it; 0: no limit"
+    )
+    load_factor: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = Field(
+        default=1.0, description="moe: tokens of the fullest expert over the mean; 1 when balanced"
+    )
+    moe_every: Count = Field(
+        default=1, description="moe: how many layers there are for each sparse one, which is the last of them"
+    )
+    n_dense_first: Natural = Field(default=0, description="moe: first layers that are dense")
+    resnet: Literal["50", "101", "152"] | None = Field(
+        default=None, description="convnet: the residual network of so many layers instead; priced only"
+    )
+    tables: tuple[Count, ...] = Field(default=(), description="dlrm: rows of each embedding table")
+    d_table: Count = Field(default=64, description="dlrm: width of an embedding")
+    lookups: Count = Field(default=1, description="dlrm: rows that a sample reads from each table")
+    n_dense: Count = Field(default=13, description="dlrm: continuous features of a sample")
+    bottom: tuple[Count, ...] = Field(
+        default=(512, 256), description="dlrm: layers on the continuous features, before the last of d_table"
+    )
+    top: tuple[Count, ...] = Field(
+        default=(512, 256), description="dlrm: layers on the interactions, before the last of 1"
+    )
+
     @property
     def kv_heads(self) -> int:
         """Key-value heads as played."""
@@ -72,7 +105,7 @@ class ModelConfig(BaseModel):
         """Blocks that `pp` can deal, None where only the model itself knows."""
         if self.kind == "mlp":
             return len(self.hidden)
-        return self.n_layer if self.kind in ("gpt", "convnet") else None
+        return self.n_layer if self.kind in ("gpt", "moe", "convnet") and not self.resnet else None
 
     @property
     def depth_key(self) -> str:

@@ -55,6 +55,11 @@ class _Open:
         recorder._close(self.kind, self.start_ns, stop_ns, self.inner_ns, self.outer, self.tags)
 
 
+def _epoch_ns(clock: Callable[[], int]) -> int:
+    """Unix time at clock zero. A process that is put aside between two readings makes it too early, never too late."""
+    return max(time.time_ns() - clock() for _ in range(5))
+
+
 class Recorder:
     """The times and bytes of one rank.
 
@@ -67,7 +72,7 @@ class Recorder:
         self.rank = rank
         self.keep = False
         self.step: int | None = None
-        self.epoch_ns = time.time_ns() - clock()
+        self.epoch_ns = _epoch_ns(clock)
         self._clock = clock
         self._open: _Open | None = None
         self._lock = threading.Lock()

@@ -54,7 +54,11 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
     problems = [*_not_built(plan), *_meaningless(plan)]
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
-        problems += [*_tensor(plan, recipe.model), *_stages(plan, recipe.model)]
+        problems += [
+            *_tensor(plan, recipe.model),
+            *_experts(plan, recipe.model),
+            *_stages(plan, recipe.model),
+        ]
         if plan.dp != -1:
             batch, wrong = batch_of(plan, recipe.train)
             problems += [wrong] if wrong else []
@@ -131,8 +135,8 @@ def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
 def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.tp == 1:
         return
-    if model.kind == "convnet":
-        what = f"tp={plan.tp}: the convnet declares nothing that tensor parallelism could split"
+    if model.kind in ("convnet", "dlrm"):
+        what = f"tp={plan.tp}: the {model.kind} declares nothing that tensor parallelism could split"
         yield Problem(
             "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
         )
@@ -145,7 +149,7 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
 
 def _sizes(model: Any) -> Iterator[tuple[str, str, int]]:
     """(what it is, the recipe's key, its size) for all that tp deals out among its ranks."""
-    if model.kind == "gpt":
+    if model.kind in ("gpt", "moe"):
         yield "the heads", "model.n_head", model.n_head
         if model.kv_heads != model.n_head:
             yield "the key-value heads", "model.n_kv_head", model.kv_heads
@@ -154,6 +158,25 @@ def _sizes(model: Any) -> Iterator[tuple[str, str, int]]:
     elif model.kind == "mlp":
         for size in dict.fromkeys(model.hidden):
             yield "the hidden width", "model.hidden", size
+
+
+def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
+    """ep deals out experts, or a recommender's tables, over the ranks of shard, cp and tp, the innermost first."""
+    if plan.ep == 1 or model.kind not in ("gpt", "mlp", "convnet", "moe", "dlrm"):
+        return
+    if model.kind not in ("moe", "dlrm"):
+        what = f"ep={plan.ep}: a model of kind {model.kind} has no experts to deal out"
+        yield Problem("P12", what, "plan.ep, model.kind", "leave ep out")
+        return
+    ranks = plan.shard * plan.cp * plan.tp
+    if ranks % plan.ep or (plan.ep % plan.tp and plan.tp % plan.ep):
+        what = f"ep={plan.ep} re-uses the ranks of shard x cp x tp = {ranks}, tp={plan.tp} first, and does not fit them"
+        fits = " ".join(str(n) for n in divisors(ranks) if not (n % plan.tp and plan.tp % n))
+        yield Problem("P12", what, "plan.ep, plan.shard, plan.cp, plan.tp", f"ep one of {fits}")
+    if model.kind == "moe" and model.n_experts % plan.ep:
+        fits = " ".join(str(n) for n in divisors(model.n_experts))
+        what = f"ep={plan.ep} does not divide the experts {model.n_experts}"
+        yield Problem("P12", what, "plan.ep, model.n_experts", f"ep one of {fits}")
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

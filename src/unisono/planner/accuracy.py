@@ -1,11 +1,12 @@
 """How right predictions are, and how well they rank: what a set of measured rows says about them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 
-from unisono.planner.calibrate import Row, errors, fit
-from unisono.planner.stack import Stack
+from unisono.planner.calibrate import Measured, Row, errors, fit
+from unisono.planner.stack import Seen, Stack
+from unisono.planner.trust import trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     return chosen / min(measured for measured, _ in pairs) - 1.0
 
 
-def crossed(rows: Sequence[Row], stack: Stack, constants: Sequence[str], folds: int = 5) -> list[float]:
+def crossed(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], folds: int = 5) -> list[float]:
     """Errors of each row under constants fitted to the folds that it is not in; in the rows' order."""
     order = list(range(len(rows)))
     Random(0).shuffle(order)
@@ -90,6 +91,31 @@ def sampled(
     made = fit([rows[i] for i in order[:count]], stack, constants)
     held = [rows[i] for i in order[count:]]
     return held, errors(held, made)
+
+
+def seen(rows: Sequence[Row]) -> Seen:
+    """What rows have between them."""
+
+    def span(values: Sequence[int]) -> tuple[int, int]:
+        return min(values), max(values)
+
+    return Seen(
+        tuple(dict.fromkeys(row.cluster.device.name for row in rows)),
+        span([row.plan.world for row in rows]),
+        span([row.model.d_model for row in rows]),
+        span([row.model.context for row in rows]),
+    )
+
+
+def beyond(
+    rows: Sequence[Row], stack: Stack, constants: Sequence[str], inside: Callable[[Row], bool]
+) -> tuple[list[Row], list[float], float]:
+    """(rows that are not inside, their errors under constants fitted to those that are, the mean error that `trust`
+    announces for them)."""
+    fitted, rest = [row for row in rows if inside(row)], [row for row in rows if not inside(row)]
+    made = replace(fit(fitted, stack, constants), seen=seen(fitted))
+    announced = [trust(row.model, row.plan, row.cluster, made).error for row in rest]
+    return rest, errors(rest, made), 100.0 * sum(announced) / len(announced)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -5,31 +5,46 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from unisono.planner.collectives import Bus
+from unisono.planner import experts
+from unisono.planner.collectives import ALONE, Bus, Exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.stack import Stack
+from unisono.spec.cluster import Source
 from unisono.spec.transformer import Transformer
 
-# Kernels that the host starts for one block (PyTorch eager, Megatron's fused norms and softmax): counted, not fitted.
-FORWARD_LAUNCHES, BACKWARD_LAUNCHES, UNFUSED_LAUNCHES = 20, 32, 4
+_COUNTED = Source(
+    "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"
+)
+# Kernels that the host starts for one block.
+FORWARD_LAUNCHES: Annotated[int, _COUNTED] = 20
+BACKWARD_LAUNCHES: Annotated[int, _COUNTED] = 32
+UNFUSED_LAUNCHES: Annotated[int, _COUNTED] = 4
+# Products of the fused backward pass of attention for one of the forward pass: it computes the scores again.
+FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two; Dao et al., 2022")] = 2.5
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
     """Seconds of one pass over one block. arithmetic: matrix products alone. device: all kernels. exposed, hidden: of
-    tp's and cp's collectives. host: to start it all. total: what the clock shows."""
+    tp's collectives; context, ringed: of cp's; routing, routed: of ep's. host: to start it all. total: what the clock
+    shows."""
 
     arithmetic: float = 0.0
     device: float = 0.0
     exposed: float = 0.0
     hidden: float = 0.0
     host: float = 0.0
+    context: float = 0.0
+    ringed: float = 0.0
+    routing: float = 0.0
+    routed: float = 0.0
 
     @property
     def busy(self) -> float:
         """Seconds of the device, with what it waits for the network."""
-        return self.device + self.exposed
+        return self.device + self.exposed + self.context + self.routing
 
     @property
     def total(self) -> float:
@@ -42,55 +57,80 @@ class Pass:
             self.exposed + other.exposed,
             self.hidden + other.hidden,
             self.host + other.host,
+            self.context + other.context,
+            self.ringed + other.ringed,
+            self.routing + other.routing,
+            self.routed + other.routed,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses."""
+    """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses; expert ranks and
+    their network, and whether the timetable hides it behind another micro-batch. heads: cp's network for all-to-alls
+    where it deals out heads (Ulysses), None where keys and values go round a ring."""
 
     micro_batch: int
     tp: int
     cp: int
     tp_bus: Bus
     cp_bus: Bus
+    ep: int = 1
+    ep_net: Exchange = ALONE
+    covered: bool = False
+    heads: Exchange | None = None
 
 
 def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     """One block's forward pass."""
-    products = sum(matmul(on, *shape) for shape in _products(model, dealt))
+    products = sum(share * matmul(on, *shape) for share, *shape in _products(model, dealt))
     scores, unfused = _attention(model, stack, on, dealt)
     moved = _moved(model, stack, on, dealt, backward=False)
     exposed = _collectives(model, stack, on, dealt, 2)
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
+    context, ringed = _context(model, on, dealt, scores, 1)
+    launches += model.sparse_share * experts.LAUNCHES
+    device = products + scores + elementwise(on, moved + unfused) + launches * stack.gap
+    routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + unfused),
-        exposed=exposed + _ring(model, on, dealt, scores, 2),
+        device=device,
+        exposed=exposed,
+        context=context,
+        ringed=ringed,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        routing=routing,
+        routed=routed,
     )
 
 
 def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     """One block's backward pass, without recomputation: each product has two of its own size."""
     products = 0.0
-    for rows, inner, columns in _products(model, dealt):
-        products += matmul(on, rows, columns, inner) + matmul(on, inner, rows, columns)
+    for share, rows, inner, columns, many in _products(model, dealt):
+        products += share * (matmul(on, rows, columns, inner, many) + matmul(on, inner, rows, columns, many))
     scores, unfused = _attention(model, stack, on, dealt)
-    # A fused kernel computes the scores again: 5 products for 2 (Dao et al., 2022).
-    scores *= 2.5 if stack.fused_attention else 2.0
+    scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
     every = _collectives(model, stack, on, dealt, 2) + (
         0.5 * _collectives(model, stack, on, dealt, 2) if stack.sequence_parallel else 0.0
     )
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
+    context, ringed = _context(model, on, dealt, scores, 2)
+    launches += 2 * model.sparse_share * experts.LAUNCHES
+    device = products + scores + elementwise(on, moved + 11 / 9 * unfused) + launches * stack.gap
+    routing, routed = _routing(model, on, dealt, device)
     return Pass(
         arithmetic=products + scores,
-        device=products + scores + elementwise(on, moved + 11 / 9 * unfused),
-        exposed=every * (1.0 - stack.tp_hidden) + _ring(model, on, dealt, scores, 4),
+        device=device,
+        exposed=every * (1.0 - stack.tp_hidden),
+        context=context,
+        ringed=ringed,
         hidden=every * stack.tp_hidden,
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        routing=routing,
+        routed=routed,
     )
 
 
@@ -123,26 +163,49 @@ def stem(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float
     return elementwise(on, tokens * model.d_model * on.item * (8 if backward else 4))
 
 
-def _products(model: Transformer, dealt: Dealt) -> tuple[tuple[float, float, float], ...]:
-    """(rows, inner, columns) of a block's products with weights."""
+def _products(model: Transformer, dealt: Dealt) -> list[tuple[float, float, float, float, float]]:
+    """(share of the blocks that have it, rows, inner, columns, how many) of a block's products with weights."""
     tokens, h, t = dealt.micro_batch * model.context / dealt.cp, model.d_model, dealt.tp
-    return (
-        (tokens, h, (h + 2 * model.kv_width) / t),
-        (tokens, h / t, h),
-        (tokens, h, model.d_ff * (2 if model.gated else 1) / t),
-        (tokens, model.d_ff / t, h),
-    )
+    found = [
+        (1.0, tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1), 1.0)
+        for inner, columns, row_wise, column_wise in model.attention_products
+    ]
+    if model.sparse_share < 1.0:
+        dense = 1.0 - model.sparse_share
+        found.append((dense, tokens, h, model.d_ff * (2 if model.gated else 1) / t, 1.0))
+        found.append((dense, tokens, model.d_ff / t, h, 1.0))
+    if model.experts:
+        each = experts.products(model, model.experts, tokens, t, dealt.ep)
+        found += [(model.sparse_share, *shape) for shape in each]
+    return found
+
+
+def _routing(model: Transformer, on: Chip, dealt: Dealt, device: float) -> tuple[float, float]:
+    """Seconds of ep's all-to-alls in one pass, shown and hidden: the timetable that covers them has as long as the
+    other micro-batch computes (DeepSeek-V3 report, 2024, section 3.2.1)."""
+    if model.experts is None:
+        return 0.0, 0.0
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    one = experts.talk(model, model.experts, on, dealt.ep_net, dealt.tp_bus, tokens, dealt.ep)
+    seconds = model.sparse_share * one
+    hidden = min(seconds, device) if dealt.covered else 0.0
+    return seconds - hidden, hidden
 
 
 def _attention(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> tuple[float, float]:
     """(seconds of the products of attention, bytes that softmax and dropout move between them)."""
-    b, s, heads, width = dealt.micro_batch, model.context, model.n_head / dealt.tp, model.head_width
+    b, s, heads, (inner, width) = (
+        dealt.micro_batch,
+        model.context,
+        model.n_head / dealt.tp,
+        model.score_widths,
+    )
     rows = s / dealt.cp
     if stack.fused_attention:
         # Half of the scores are masked, and not computed.
-        flops = 4.0 * b * rows * s * heads * width / 2.0
+        flops = 2.0 * b * rows * s * heads * (inner + width) / 2.0
         return flops / (on.rate * stack.attention), 0.0
-    both = matmul(on, rows, width, s, b * heads) + matmul(on, rows, s, width, b * heads)
+    both = matmul(on, rows, inner, s, b * heads) + matmul(on, rows, s, width, b * heads)
     each = 2 * on.item + (2 * on.item + 1 if model.noisy else 0)
     return both, each * b * heads * rows * s
 
@@ -156,21 +219,51 @@ def _moved(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward
     else:
         norms, joins, active = 2 * 2 * e, 2 * (3 * e + mask), (3 if model.gated else 2) * e
     shared = dealt.tp if stack.sequence_parallel else 1
-    turned = 2 * e * (h + 2 * model.kv_width)  # heads are moved to the front
-    return tokens * ((norms + joins) * h / shared + (active * model.d_ff + turned) / dealt.tp)
+    turned = 2 * e * model.qkv_width  # heads are moved to the front
+    hidden = active * model.d_ff * (1.0 - model.sparse_share)
+    sparse = 0.0
+    if model.experts:
+        sparse = experts.moved(model, model.experts, tokens, dealt.tp, dealt.ep, e, active)
+    return (
+        tokens * ((norms + joins) * h / shared + (hidden + turned) / dealt.tp) + model.sparse_share * sparse
+    )
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count: int) -> float:
+def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count: float) -> float:
     """Seconds of `count` all-reduces of a block's activations; gather and scatter with sequence parallelism are one."""
     if dealt.tp == 1:
         return 0.0
     moved = dealt.micro_batch * model.context / dealt.cp * model.d_model * on.item
+    some = model.experts
+    if some is not None and dealt.ep > 1 and not some.shared_width:
+        count = count - model.sparse_share * count / 2  # tokens go to their experts by all-to-all instead
     return count * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 
-def _ring(model: Transformer, on: Chip, dealt: Dealt, scores: float, tensors: int) -> float:
-    """Seconds that the ring of keys and values (and of their gradients) shows beside its attention."""
+def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> float:
+    """Bytes that a rank sends on cp for one block in one direction. ways: 1 forward, 2 backward round a ring, where
+    keys and values come again and their gradients go round."""
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    if dealt.heads is None:
+        return ways * (dealt.cp - 1) * tokens * 2 * model.kv_width / dealt.tp * item
+    # Queries, keys and values to their heads' ranks, results back; backward their gradients, the other way.
+    return dealt.heads.sent(tokens * model.attended / dealt.tp * item)
+
+
+def _context(model: Transformer, on: Chip, dealt: Dealt, scores: float, ways: int) -> tuple[float, float]:
+    """Seconds of cp that show beside attention, and that do not.
+
+    Ring: keys and values go round while scores are computed (Liu et al., 2023). Ulysses: all-to-alls before and after
+    attention, which nothing hides (Jacobs et al., 2023).
+    """
     if dealt.cp == 1:
-        return 0.0
-    moved = tensors * dealt.micro_batch * model.context * model.kv_width / dealt.tp * on.item
-    return max(0.0, dealt.cp_bus.gather(moved) - scores * (dealt.cp - 1) / dealt.cp)
+        return 0.0, 0.0
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    if dealt.heads is not None:
+        there = dealt.heads.all_to_all(tokens * model.qkv_width / dealt.tp * on.item)
+        back = dealt.heads.all_to_all(tokens * (model.attended - model.qkv_width) / dealt.tp * on.item)
+        return there + back, 0.0
+    moved = ways * 2 * dealt.micro_batch * model.context * model.kv_width / dealt.tp * on.item
+    seconds = dealt.cp_bus.gather(moved)
+    shown = max(0.0, seconds - scores * (dealt.cp - 1) / dealt.cp)
+    return shown, seconds - shown

@@ -1,11 +1,15 @@
 """Fitting a stack's constants to measured steps: few constants, log errors, a robust loss, physical bounds.
 
+The loss is Cauchy's (Holland and Welsch, 1977): a row that is far off pulls ever less, so rows that measure something
+that the model has no word for do not bend the others. No row is left out of a fit or of a figure.
+
 numpy is imported here alone: pricing a plan needs none.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
+from typing import Protocol
 
 import numpy as np
 
@@ -19,10 +23,21 @@ from unisono.spec.transformer import Transformer
 BOUNDS: dict[str, tuple[float, float]] = {
     "matmul": (0.05, 0.95), "attention": (0.05, 0.95), "elementwise": (0.2, 1.0), "tp_bus": (0.1, 1.0),
     "dp_bus": (0.05, 1.0), "p2p": (0.05, 1.0), "depth": (1.0, 1000.0), "wave": (0.05, 1.0),
-    "launch": (1e-7, 1e-3), "collective": (1e-7, 1e-3), "micro": (1e-6, 0.1), "step": (1e-4, 1.0),
+    "launch": (1e-7, 1e-3), "gap": (1e-7, 1e-4), "collective": (1e-7, 1e-3), "micro": (1e-6, 0.1), "step": (1e-4, 1.0),
     "tp_hidden": (0.01, 1.0), "dp_hidden": (0.01, 1.0),
 }  # fmt: skip
-_ROUNDS, _NUDGE, _KNEE = 25, 1e-3, 0.03
+_ROUNDS, _NUDGE = 25, 1e-3
+# Relative errors from which a row weighs less than half. First wide, so that where the fit begins does not matter.
+_KNEES = (0.2, 0.05)
+
+
+class Measured(Protocol):
+    """What was measured, and what it is predicted to be: a step, a kernel."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def predicted(self, stack: Stack) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +61,22 @@ class Row:
         ).step
 
 
-def errors(rows: Sequence[Row], stack: Stack) -> list[float]:
+def errors(rows: Sequence[Measured], stack: Stack) -> list[float]:
     """Relative errors, predicted over measured less one."""
     return [row.predicted(stack) / row.seconds - 1.0 for row in rows]
 
 
-def fit(rows: Sequence[Row], stack: Stack, constants: Sequence[str]) -> Stack:
+def fit(rows: Sequence[Measured], stack: Stack, constants: Sequence[str]) -> Stack:
     """The stack with `constants` fitted to `rows`, the others as they are.
 
-    Levenberg and Marquardt's steps on the constants' logarithms; a residual beyond 3 % weighs ever less (pseudo-Huber),
-    so a few rows that measure something else do not bend the rest.
+    Levenberg and Marquardt's steps on the constants' logarithms.
     """
+    for knee in _KNEES:
+        stack = _descend(rows, stack, constants, knee)
+    return stack
+
+
+def _descend(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], knee: float) -> Stack:
 
     def residuals(x: Sequence[float]) -> np.ndarray:
         made = _with(stack, constants, x)
@@ -70,7 +90,7 @@ def fit(rows: Sequence[Row], stack: Stack, constants: Sequence[str]) -> Stack:
     here, damping = residuals(x.tolist()), 1e-2
     for _ in range(_ROUNDS):
         slopes = _slopes(residuals, x, here)
-        weights = 1.0 / np.sqrt(1.0 + (here / _KNEE) ** 2)
+        weights = 1.0 / (1.0 + (here / knee) ** 2)
         normal, pull = slopes.T @ (weights[:, None] * slopes), slopes.T @ (weights * here)
         moved = False
         while damping < 1e6 and not moved:
@@ -78,7 +98,7 @@ def fit(rows: Sequence[Row], stack: Stack, constants: Sequence[str]) -> Stack:
             # One e-fold at a time: further out the slopes say nothing.
             there = np.clip(x + np.clip(step, -1.0, 1.0), low, high)
             after = residuals(there.tolist())
-            moved = _loss(after) < _loss(here) * (1 - 1e-6)
+            moved = _loss(after, knee) < _loss(here, knee) * (1 - 1e-6)
             damping = damping / 5 if moved else damping * 5
             if moved:
                 x, here = there, after
@@ -99,8 +119,8 @@ def _slopes(
     return np.stack(columns, axis=1)
 
 
-def _loss(residuals: np.ndarray) -> float:
-    return float(np.sum(np.sqrt(1.0 + (residuals / _KNEE) ** 2) - 1.0))
+def _loss(residuals: np.ndarray, knee: float) -> float:
+    return float(np.sum(np.log1p((residuals / knee) ** 2)))
 
 
 def _clipped(name: str, value: float) -> float:

@@ -6,10 +6,13 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import Cluster, Device, Link
+from unisono.spec.cluster import Cluster, Device, Link, Source
 from unisono.spec.errors import UsageError
 
-_DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "like")
+_DEVICE = (
+    "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s", "host_memory_gb",
+    "like",
+)  # fmt: skip
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
 
@@ -102,6 +105,8 @@ def _device(table: Table, name: str) -> Device:
         )
     memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
+    host, beside = table.number("host_gb_s", 1e9, 0.0), table.number("host_memory_gb", 1e9, 0.0)
+    best = table.number("best_tflops", 1e12, 0.0)
     if not memory[0] or not bandwidth[0]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
@@ -110,12 +115,26 @@ def _device(table: Table, name: str) -> Device:
         memory=memory[0],
         bandwidth=bandwidth[0],
         reserved=reserved[0],
+        best=best[0],
         units=int(units[0]),
+        host=host[0],
+        host_memory=beside[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
-            "reserved": reserved[1], "units": units[1],
+            "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1], "host_memory": beside[1],
         },
     )  # fmt: skip
+
+
+def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
+    """(members, bytes/s of the bus) of one size of group, or of several. Raises UsageError."""
+    value, source = own.constant("ceiling_gb_s")
+    sizes = value if isinstance(value, dict) else {"0": value}
+    numbers = [v for v in sizes.values() if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+    if not sizes or len(numbers) < len(sizes) or not all(size.isascii() and size.isdigit() for size in sizes):
+        fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"
+        raise own.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
+    return tuple(sorted((int(size), float(rate) * 1e9) for size, rate in sizes.items())), source
 
 
 def _links(table: Table, total: int) -> tuple[Link, ...]:
@@ -127,7 +146,7 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
             raise own.wrong(f"link {own.text('name')} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
         bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
-        ceiling = own.number("ceiling_gb_s", 1e9) if "ceiling_gb_s" in own.values else None
+        ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
         over = own.number("oversubscription", 1.0, 1.0)
         if not bandwidth[0] or over[0] < 1.0:
             raise own.wrong(
@@ -141,7 +160,8 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
                 bandwidth[0],
                 latency[0],
                 over[0],
-                ceiling[0] if ceiling else None,
+                ceiling[0][-1][1] if ceiling else None,
+                ceiling[0] if ceiling else (),
                 sources | ({"ceiling": ceiling[1]} if ceiling else {}),
             )
         )

@@ -41,15 +41,54 @@ def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     rate, hops, inside = float("inf"), 0.0, 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
-            rate = min(rate, link.bus * inside)
+            rate = min(rate, link.bus_of(ways) * inside)
             hops += link.latency * (ways - 1)
         inside *= ways
     return Bus(size, rate * share, hops)
 
 
-def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0) -> float:
-    """Seconds for `moved` bytes from a rank to the one `stride` further."""
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An all-to-all's network. reach: (share of a rank's bytes that cross at this level at most, bytes/s of one rank
+    there), the innermost level first; hops: seconds of latency."""
+
+    size: int = 1
+    reach: tuple[tuple[float, float], ...] = ()
+    hops: float = 0.0
+
+    def all_to_all(self, moved: float) -> float:
+        """Seconds until everyone has its part of the `moved` bytes that each rank holds. Levels work side by side."""
+        return self.hops + max((share * moved / rate for share, rate in self.reach), default=0.0)
+
+    def sent(self, moved: float) -> float:
+        """Bytes that one member sends."""
+        return (self.size - 1) / self.size * moved
+
+
+ALONE = Exchange()
+
+
+def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Exchange:
+    """The network of an all-to-all of `size` ranks, `stride` apart; share: of the links' rate that software reaches.
+
+    Other than a ring's, its bytes leave a node by the network card of each rank: (w - 1) / n of them at the innermost
+    level of w ways, of n ranks in all.
+    """
+    if size == 1:
+        return ALONE
+    reach, inside, hops = [], 1, 0.0
+    for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
+        if ways > 1:
+            reach.append((inside * (ways - 1) / size, link.bus * share))
+            hops = max(hops, link.latency)
+        inside *= ways
+    return Exchange(size, tuple(reach), hops)
+
+
+def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ranks: int = 2) -> float:
+    """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line: the line
+    goes at the pace of the outermost link that it crosses."""
     for link in cluster.links:
-        if stride < link.size:
+        if stride * (ranks - 1) < link.size:
             return link.latency + moved / (link.bandwidth / link.oversubscription * share)
     return 0.0

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated
 
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device
+from unisono.spec.cluster import Device, Source
 
-TILE_ROWS, TILE_COLUMNS = 256, 128  # of cuBLAS's largest kernels for half precision
-_BLEND = 4.0
+_TILES = Source("specification", "cuBLAS's largest kernels for half precision")
+TILE_ROWS: Annotated[int, _TILES] = 256
+TILE_COLUMNS: Annotated[int, _TILES] = 128
+# Exponent with which two bounds that are near each other both hurt.
+BLEND: Annotated[float, Source("assumed", "2 where both are alike is 1.19 times one of them")] = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +31,27 @@ class Chip:
 
 
 def chip(device: Device, stack: Stack, dtype: str, item: int) -> Chip:
+    """A kernel's beginning and end take as long in any dtype, so `depth`, which is known for half precision, is less
+    where the main loop is slower."""
+    slower = min(1.0, device.flops(dtype) / device.flops("bf16"))
+    # Devices differ in the share of their peak that any product reaches.
+    reach = device.best / device.flops("bf16") / stack.best if device.best and stack.best else 1.0
     return Chip(
         rate=device.flops(dtype),
         traffic=device.bandwidth * stack.elementwise,
         item=item,
         units=device.units,
-        efficiency=stack.matmul,
-        depth=stack.depth,
+        efficiency=min(1.0, stack.matmul * reach),
+        depth=stack.depth * slower,
         wave=stack.wave,
     )
 
 
-def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1.0) -> float:
-    """Seconds of `batch` products (rows x inner) (inner x columns).
+def matmul(
+    on: Chip, rows: float, inner: float, columns: float, batch: float = 1.0, read: float | None = None
+) -> float:
+    """Seconds of `batch` products (rows x inner) (inner x columns). read: elements of all the left factors in memory,
+    where they are fewer, as a convolution's are.
 
     Arithmetic at the rate that full tiles reach, less where the last wave leaves multiprocessors idle and where the
     inner dimension is short; memory traffic beside it; the larger of both, softly.
@@ -47,10 +59,13 @@ def matmul(on: Chip, rows: float, inner: float, columns: float, batch: float = 1
     flops = 2.0 * batch * rows * inner * columns
     share = 1.0
     if on.units:
-        tiles = batch * ceil(rows / TILE_ROWS) * ceil(columns / TILE_COLUMNS)
+        # Parts of tiles count as such: rounded up, a row more would fill more units and make a product faster.
+        tiles = batch * max(1.0, rows / TILE_ROWS) * max(1.0, columns / TILE_COLUMNS)
         share = tiles / (ceil(tiles / on.units) * on.units)
     compute = flops / (on.rate * on.efficiency * share**on.wave) * (1.0 + on.depth / inner)
     moved = on.item * batch * (rows * inner + inner * columns + rows * columns)
+    if read is not None:
+        moved -= on.item * (batch * rows * inner - read)
     return soft_max(compute, moved / on.traffic)
 
 
@@ -63,4 +78,4 @@ def soft_max(a: float, b: float) -> float:
     """The larger, and up to a fifth more where both are alike: two bounds that are near each other both hurt."""
     if a <= 0.0 or b <= 0.0:
         return max(a, b)
-    return float((a**_BLEND + b**_BLEND) ** (1.0 / _BLEND))
+    return float((a**BLEND + b**BLEND) ** (1.0 / BLEND))

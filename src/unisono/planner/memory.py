@@ -5,21 +5,32 @@ shared out over `shard`. Activations: `spec.transformer`, times the micro-batche
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.plan.grammar import choice
+from unisono.planner import experts
+from unisono.planner.cuts import even, rows_of
+from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import WEIGHT_COPIES, in_flight
-from unisono.spec.cluster import Device
+from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
+from unisono.planner.timetables import ends as ends_of
+from unisono.spec import kept as own
+from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
 
-ITEM = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
+}  # fmt: skip
+BUCKET: Annotated[float, Source("assumed", "elements of gradients that are under way at a time")] = 25e6
+_DOUBLE = Source("assumed", "blocks that stay on the device: the one in use, and the one on its way")
+OFFLOAD_BLOCKS: Annotated[float, _DOUBLE] = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank at its peak. slack: what the allocator holds beside what was asked for."""
+    """Bytes of one rank at its peak. slack: what the allocator holds beside what was asked for. host: what offloading
+    keeps in the host's memory instead, which is no part of the total."""
 
     params: float = 0.0
     grads: float = 0.0
@@ -27,6 +38,7 @@ class Memory:
     activations: float = 0.0
     communication: float = 0.0
     slack: float = 0.0
+    host: float = 0.0
 
     @property
     def allocated(self) -> float:
@@ -34,21 +46,52 @@ class Memory:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, f.name) for f in fields(self))
+        return self.params + self.grads + self.optim + self.activations + self.communication + self.slack
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
+    weights are there, and elements of routed experts. Numbers, or arrays over timetables. ranks: on shard that hold the
+    same routed experts, 0 where there are none."""
+
+    blocks: float
+    ends: float
+    layers: float
+    stem: float
+    head: float
+    copies: float
+    routed: float = 0.0
+    ranks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes that one micro-batch keeps: in a block; in a block that recompute=auto computes again; in the one block
+    that is being computed again (full: always there, auto: where any is); in stem and head. Numbers, or arrays."""
+
+    block: float
+    again: float
+    live: float
+    always: float
+    stem: float
+    head: float
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes."""
+    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. Its host
+    is that of the rank which offloads most; beside: what the host has for that, infinity where it is not known."""
 
     row: int
     memory: Memory
     capacity: float
+    beside: float = float("inf")
 
     @property
     def short(self) -> float:
         """Bytes that are missing, 0 where it fits."""
-        return max(0.0, self.memory.total - self.capacity)
+        return max(0.0, self.memory.total - self.capacity, self.memory.host - self.beside)
 
     @property
     def fits(self) -> bool:
@@ -75,75 +118,211 @@ def states(
 
 
 def layers_of(row: int, ranks: int, n_layer: int) -> int:
-    """Blocks of one row: as even as can be, outer rows, which also have stem and head, at most as many as others."""
-    base, extra = divmod(n_layer, ranks)
-    return base + (1 if 1 <= row <= extra or (row == 0 and extra == ranks) else 0)
+    """Blocks of one row of an even cut."""
+    return even(n_layer, ranks)[row]
 
 
-def row_parameters(model: Transformer, plan: Plan, row: int) -> tuple[float, float]:
-    """(elements in blocks, elements of stem and head) of one rank of a pipeline row."""
+def row_parameters(
+    model: Transformer, plan: Plan, row: int, is_balanced: bool = False
+) -> tuple[float, float]:
+    """(elements in blocks, elements of stem and head) of one rank of a pipeline row, all its copies."""
+    share = share_of(model, plan, row, is_balanced)
+    return share.blocks, share.ends
+
+
+def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Share:
+    """What one row has of the model."""
     dealt, whole = model.block_parameters
-    blocks = layers_of(row, plan.pp, model.n_layer) * (dealt / plan.tp + whole)
+    layers = rows_of(model, plan.schedule, plan.pp, is_balanced)[row]
+    copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
+    stems, heads = ends_of(plan.schedule, plan.pp)
+    first, last = row in stems, row in heads
     ends = 0.0
-    if row == 0:
+    if first:
         ends += model.stem_parameters[0] / plan.tp + model.stem_parameters[1]
-    if row == plan.pp - 1:
+    if last:
         # Tied weights exist once where one rank has both ends.
-        matrix = 0.0 if model.tied and plan.pp == 1 else model.head_parameters[0] / plan.tp
+        matrix = 0.0 if model.tied and first else model.head_parameters[0] / plan.tp
         ends += matrix + model.head_parameters[1]
-    return blocks, ends
+    blocks = layers * copies * (dealt / plan.tp + whole)
+    routed, ranks = row_experts(model, plan, row, is_balanced)
+    return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, ranks)
+
+
+def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
+    """What one micro-batch keeps on a rank."""
+    if own_list(model, stack):
+        return _kept_by_us(model, plan, stack, micro_batch)
+    item, fused, shared = ITEM[plan.precision], stack.fused_attention, stack.sequence_parallel
+
+    def block(mode: str) -> float:
+        return block_bytes(
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
+            recompute=mode, itemsize=item,
+        )  # fmt: skip
+
+    own = block("none" if plan.recompute == "auto" else plan.recompute)
+    live = 0.0
+    if plan.recompute in ("full", "auto"):
+        live = live_bytes(
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
+            itemsize=item,
+        )  # fmt: skip
+    return Kept(
+        block=own,
+        again=block("full") if plan.recompute == "auto" else own,
+        live=live,
+        always=live if plan.recompute == "full" else 0.0,
+        stem=stem_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp),
+        head=head_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, itemsize=item),
+    )
+
+
+def of_share(
+    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, again: float
+) -> Memory:
+    """Memory of a rank with this share, `held` micro-batches in flight and `again` blocks computed again.
+
+    Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
+    """
+    given = {"zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes}
+    params, grads, optim = states(share.blocks + share.ends, shard=plan.shard, **given)
+    if share.ranks:
+        more = states(share.routed, shard=share.ranks, **given)
+        params, grads, optim = params + more[0], grads + more[1], optim + more[2]
+    optim = optim / share.copies  # each copy's optimiser is that of the other
+    fewer = smaller(again, share.layers)
+    blocks = share.layers * kept.block - fewer * (kept.block - kept.again)
+    inside = blocks * held
+    rest = either(again > 0, kept.live, kept.always) + share.stem * kept.stem * held + share.head * kept.head
+    host = 0.0
+    # Two blocks are there of what comes and goes: the one in use, and the next or the one before.
+    part = smaller(1.0, OFFLOAD_BLOCKS / share.layers)
+    if plan.offload in ("optimizer", "params"):
+        host, optim = host + optim * (1.0 - part), optim * part
+    if plan.offload == "params":
+        host, params, grads = host + (params + grads) * (1.0 - part), params * part, grads * part
+    if plan.offload == "activations":
+        here = smaller(inside, OFFLOAD_BLOCKS * kept.block)
+        host, inside = host + inside - here, here
+    communication = _buffers(model, plan, share.blocks, share.ends)
+    allocated = params + grads + optim + inside + rest + communication
+    return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
+
+
+def again_in(
+    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, capacity: float
+) -> float:
+    """Blocks of a row that recompute=auto computes again, so that it just fits in `capacity` bytes; all, where nothing
+    helps. Numbers, or arrays."""
+    missing = of_share(model, plan, stack, share, kept, held, 0.0).total - capacity
+    saved = (kept.block - kept.again) * held
+    if plan.offload == "activations":
+        saved = 0.0 * saved
+    count = either(saved > 0, (missing / (1.0 + stack.slack) + kept.live) / larger(saved, 1e-9), 0.0)
+    return either(missing > 0, smaller(share.layers, larger(0.0, whole(count))), 0.0)
+
+
+def row_experts(model: Transformer, plan: Plan, row: int, is_balanced: bool = False) -> tuple[float, int]:
+    """(elements of routed experts on one rank of a pipeline row, ranks on shard that hold the same ones; 0: none are).
+
+    Of a row with several stages its share of all sparse layers, of one stage those that lie there.
+    """
+    if model.experts is None:
+        return 0.0, 0
+    layers = rows_of(model, plan.schedule, plan.pp, is_balanced)
+    first = sum(layers[:row])
+    if chunks(plan.schedule) == 1 and first == int(first) and layers[row] == int(layers[row]):
+        sparse = float(model.experts.layers(int(first), int(first + layers[row])))
+    else:
+        sparse = layers[row] * model.sparse_share
+    one, ranks = experts.elements(model, plan)
+    return sparse * one, ranks
 
 
 def of_row(
-    model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
+    model: Transformer,
+    plan: Plan,
+    stack: Stack,
+    *,
+    micro_batch: int,
+    micros: int,
+    row: int,
+    again: float = 0.0,
 ) -> Memory:
-    """Memory of the ranks of one pipeline row."""
-    blocks, ends = row_parameters(model, plan, row)
-    copies = WEIGHT_COPIES.get(choice(plan.schedule).name, 1.0)
-    params, grads, optim = states(
-        blocks + ends, shard=plan.shard, zero=plan.zero, precision=plan.precision, grad_bytes=stack.grad_bytes
-    )
-    activations = _activations(model, plan, stack, micro_batch, micros, row)
-    communication = _buffers(model, plan, blocks, ends)
-    allocated = params * copies + grads * copies + optim + activations + communication
-    return Memory(params * copies, grads * copies, optim, activations, communication, stack.slack * allocated)
+    """Memory of the ranks of one pipeline row, of which `again` blocks are computed again under recompute=auto."""
+    share = share_of(model, plan, row, stack.balanced)
+    kept = kept_of(model, plan, stack, micro_batch)
+    held = in_flight(plan.schedule, row, plan.pp, micros)
+    return of_share(model, plan, stack, share, kept, held, again)
+
+
+def rows_seen(ranks: int) -> list[int]:
+    """Rows that can be fullest: the ends and between."""
+    return sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1})
+
+
+def layers_again(
+    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
+) -> float:
+    """Blocks of every row that are computed again: what the fullest row needs under recompute=auto, 0 otherwise."""
+    if plan.recompute != "auto":
+        return 0.0
+    kept = kept_of(model, plan, stack, micro_batch)
+    room = device.memory - device.reserved
+    return max(
+        again_in(
+            model, plan, stack, share_of(model, plan, row, stack.balanced), kept,
+            in_flight(plan.schedule, row, plan.pp, micros), room,
+        )
+        for row in rows_seen(plan.pp)
+    )  # fmt: skip
 
 
 def verdict(
     model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
 ) -> Verdict:
-    """The fullest row against the device. Only rows that can be fullest are looked at: the ends and between."""
-    rows = sorted({0, min(1, plan.pp - 1), plan.pp // 2, plan.pp - 1})
+    """The fullest row against the device. Only rows that can be fullest are looked at."""
+    again = layers_again(model, plan, stack, device, micro_batch=micro_batch, micros=micros)
     each = [
-        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row), row) for row in rows
+        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row, again=again), row)
+        for row in rows_seen(plan.pp)
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    return Verdict(row, memory, device.memory - device.reserved)
+    memory = replace(memory, host=max(one.host for one, _ in each))
+    return Verdict(row, memory, device.memory - device.reserved, device.host_memory or float("inf"))
 
 
-def _activations(
-    model: Transformer, plan: Plan, stack: Stack, micro_batch: int, micros: int, row: int
-) -> float:
-    item, layers = ITEM[plan.precision], layers_of(row, plan.pp, model.n_layer)
-    fused = stack.fused_attention
-    shared = stack.sequence_parallel
-    mode = "full" if plan.recompute == "auto" else plan.recompute
-    block = block_bytes(
-        model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
-        recompute=mode, itemsize=item,
-    )  # fmt: skip
-    held = in_flight(plan.schedule, row, plan.pp, micros)
-    total = layers * block * held
-    if mode == "full":
-        total += live_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, sequence_parallel=shared, fused=fused,
-            itemsize=item,
+def own_list(model: Transformer, stack: Stack) -> bool:
+    """Whether activations are counted as our own GPT keeps them: the stack is ours, and the model one that we play."""
+    return stack.autograd and model.experts is None and model.latent is None
+
+
+def stored(plan: Plan, stack: Stack) -> str:
+    """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations."""
+    return "fp32" if stack.autograd and ITEM[plan.precision] < 4 else plan.precision
+
+
+def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
+    """Activations of our own GPT."""
+    item = ITEM[plan.precision]
+
+    def block(recompute: str) -> float:
+        return own.block_bytes(
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, recompute=recompute, itemsize=item,
+            composed=stack.composed,
         )  # fmt: skip
-    if row == 0:
-        total += stem_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp) * held
-    if row == plan.pp - 1:
-        total += head_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, itemsize=item)
-    return total
+
+    sizes = micro_batch, plan.tp, plan.cp, item
+    whole = block("none")
+    return Kept(
+        block=block("full") if plan.recompute == "full" else whole,
+        again=block("full") if plan.recompute in ("full", "auto") else whole,
+        live=whole if plan.recompute in ("full", "auto") else 0.0,
+        always=whole if plan.recompute == "full" else 0.0,
+        stem=own.stem_bytes(model, *sizes),
+        head=own.head_bytes(model, *sizes, composed=stack.composed) + own.loss_bytes(model, *sizes),
+    )
 
 
 def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:
@@ -152,9 +331,11 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
     item = ITEM[plan.precision]
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
+        held, ranks = experts.elements(model, plan)
+        block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
-        return item * min(25e6, blocks + ends)
+        return item * smaller(BUCKET, blocks + ends)
     return 0.0
 
 

@@ -1,20 +1,25 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.plan import Plan
-from unisono.planner import block
+from unisono.planner import block, experts, offload
+from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import Dealt, Pass
-from unisono.planner.collectives import Bus, bus, message
+from unisono.planner.collectives import Bus, bus, exchange, message
+from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, layers_of, row_parameters
+from unisono.planner.memory import ITEM, Share, kept_of, layers_again, share_of
+from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, idle
+from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-# Adam in mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2.
-OPTIMIZER_BYTES = 30.0
+AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
+# Timetables in which one micro-batch computes while another's tokens travel to their experts.
+COVERING = ("dualpipe", "dualpipev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,8 @@ class Price:
 
     arithmetic: matrix products. kernels: what else the device computes. host: waiting for kernels to be started.
     idle: the timetable's bubble. uneven: what the busiest row computes beyond the mean. comm: by axis. optimizer,
-    fixed: per step. Not a part: busiest, seconds in which the busiest row computes.
+    fixed: per step. Not a part: busiest, seconds in which the busiest row computes; again, blocks of each row that
+    recompute=auto computes again.
     """
 
     step: float
@@ -45,6 +51,7 @@ class Price:
     optimizer: float
     fixed: float
     comm: dict[str, Traffic] = field(default_factory=dict)
+    again: float = 0.0
 
     @property
     def exposed(self) -> float:
@@ -52,125 +59,352 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again).
+class Kernels:
+    """Passes over one block, `again` the backward one of a block that recompute=auto computes again, and seconds of
+    stem and head, (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price.
+    """
 
-    ends: of stem and head together, forward and backward. send: of one message between two rows.
+    ahead: Pass
+    back: Pass
+    again: Pass
+    stem: tuple[float, float]
+    head: tuple[float, float]
+
+    @property
+    def totals(self) -> "Totals":
+        return Totals(self.ahead.total, self.back.total, self.again.total, self.stem, self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the clock shows of them; numbers, or arrays."""
+
+    ahead: float
+    back: float
+    again: float
+    stem: tuple[float, float]
+    head: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head;
+    one message between two rows. The last three: what shows on shard in forward and backward, also of a block that is
+    computed again, and on the host link."""
+
+    forward: float
+    backward: float
+    again: float
+    stem: tuple[float, float]
+    head: tuple[float, float]
+    send: float
+    shard: float = 0.0
+    shard_again: float = 0.0
+    host: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again). stem,
+    head: what is of them in the rows that have them. send: of one message between two rows, which keeps both of them.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    block_forward: Pass
-    block_backward: Pass
-    ends: float
-    send: float
+    stem: tuple[float, float] = (0.0, 0.0)
+    head: tuple[float, float] = (0.0, 0.0)
+    send: float = 0.0
 
 
-def rows(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
-    """What each row of the pipeline takes for one micro-batch."""
-    on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
-    dealt = Dealt(
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """Rows, and what they come from. share: of all blocks, those that recompute=auto computes again."""
+
+    rows: Rows
+    kernels: Kernels
+    blocks: Blocks
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Seconds of the pipeline as it is combined from its rows; numbers, or arrays.
+
+    slowest: the dearest row's micro-batch. cover: what can hide gradients. messages: all that a row waits for.
+    """
+
+    slowest: float
+    mean: float
+    cover: float
+    idle: float
+    messages: float
+
+
+def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Dealt:
+    """How a block is dealt."""
+    spread = None
+    if plan.cp > 1 and plan.cp_kind == "ulysses":
+        spread = exchange(cluster, plan.tp, plan.cp, stack.tp_bus)
+    return Dealt(
         micro_batch,
         plan.tp,
         plan.cp,
         bus(cluster, 1, plan.tp, stack.tp_bus),
         bus(cluster, plan.tp, plan.cp, stack.tp_bus),
+        plan.ep,
+        exchange(cluster, max(1, plan.tp // plan.ep), plan.ep, stack.tp_bus),
+        name_of(plan.schedule) in COVERING,
+        spread,
     )
-    ahead = block.forward(model, stack, on, dealt)
-    mode = "full" if plan.recompute == "auto" else plan.recompute
-    back = block.backward(model, stack, on, dealt) + block.again(model, stack, on, dealt, mode)
-    stem = [block.stem(model, on, dealt, backward=way) for way in (False, True)]
-    head = [block.head(model, stack, on, dealt, backward=way) for way in (False, True)]
-    fore, hind = [], []
-    gathered = _gathered(model, plan, cluster, stack, ahead.total, back.total)
-    for row in range(plan.pp):
-        count = layers_of(row, plan.pp, model.n_layer)
-        f, b = count * (ahead.total + gathered[0]), count * (back.total + gathered[1])
-        if row == 0:
-            f, b = f + stem[0], b + stem[1]
-        if row == plan.pp - 1:
-            f, b = f + head[0], b + head[1]
-        fore.append(f)
-        hind.append(b)
-    send = _send(model, plan, cluster, stack, micro_batch)
-    return Rows(tuple(fore), tuple(hind), ahead, back, sum(stem) + sum(head), send)
+
+
+def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:
+    """What depends on tp, cp, ep, the micro-batch, recompute and precision alone."""
+    on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
+    how = dealt(model, plan, cluster, stack, micro_batch)
+    plain = block.backward(model, stack, on, how)
+    mode = "none" if plan.recompute == "auto" else plan.recompute
+    back = plain + block.again(model, stack, on, how, mode)
+    again = plain + block.again(model, stack, on, how, "full") if plan.recompute == "auto" else back
+    stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
+    head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
+    ahead = block.forward(model, stack, on, how)
+    return Kernels(ahead, back, again, (stem[0], stem[1]), (head[0], head[1]))
+
+
+def blocks(
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    micro_batch: float,
+    made: Totals,
+    kept: float,
+) -> Blocks:
+    """A block with its weights and activations on their way to and from shard and host. kept: bytes that it keeps.
+
+    Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
+    """
+    gathered = _gathered(model, plan, cluster, stack, made.ahead, made.back)
+    twice = _gathered(model, plan, cluster, stack, made.ahead, made.again)
+    loaded = offload.shown(model, plan, cluster.device, stack, kept, made.ahead, made.back)
+    return Blocks(
+        forward=made.ahead + gathered[0] + loaded[0],
+        backward=made.back + gathered[1] + loaded[1],
+        again=made.again + twice[1] + loaded[1],
+        stem=made.stem,
+        head=made.head,
+        send=_send(model, plan, cluster, stack, micro_batch),
+        shard=sum(gathered),
+        shard_again=sum(twice),
+        host=sum(loaded),
+    )
+
+
+def row_seconds(each: Blocks, layers: float, stem: float, head: float, again: float) -> tuple[float, float]:
+    """Seconds, forward and backward, of a row with so many blocks and such a share of stem and head."""
+    return (
+        layers * each.forward + stem * each.stem[0] + head * each.head[0],
+        layers * each.backward
+        + smaller(again, layers) * (each.again - each.backward)
+        + stem * each.stem[1]
+        + head * each.head[1],
+    )
+
+
+def rows(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float = 0.0
+) -> Rows:
+    """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
+    return detail(model, plan, cluster, stack, micro_batch, again).rows
+
+
+def detail(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float
+) -> Detail:
+    """The rows, and what they come from."""
+    made = kernels(model, plan, cluster, stack, micro_batch)
+    kept = kept_of(model, plan, stack, micro_batch).block
+    each = blocks(model, plan, cluster, stack, micro_batch, made.totals, kept)
+    layers = rows_of(model, plan.schedule, plan.pp, stack.balanced)
+    stems, heads = ends(plan.schedule, plan.pp)
+    pairs = [
+        row_seconds(each, count, (row in stems) / len(stems), (row in heads) / len(heads), again)
+        for row, count in enumerate(layers)
+    ]
+    share = sum(min(again, count) for count in layers) / model.n_layer
+    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
+    return Detail(found, made, each, share)
+
+
+def line(
+    schedule: str,
+    ranks: int,
+    micros: float,
+    pairs: Sequence[tuple[float, float]],
+    many: Sequence[int],
+    send: float,
+) -> Line:
+    """The pipeline of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
+    f, b = pairs[0]
+    slowest, cover, sum_f, sum_b = f + b, b, many[0] * f, many[0] * b
+    for (f, b), count in zip(pairs[1:], many[1:], strict=True):
+        slowest, cover = larger(slowest, f + b), smaller(cover, b)
+        sum_f, sum_b = sum_f + count * f, sum_b + count * b
+    # The dearest row waits while the others fill and drain the pipeline: for their mean.
+    others = (sum_f + sum_b - slowest) / (sum_f + sum_b) / max(1, ranks - 1)
+    other_f, other_b = sum_f * others, sum_b * others
+    # Towards the weights a backward pass has the forward pass's products.
+    waits = idle(schedule, ranks, micros, other_f, other_b, smaller(other_f, other_b / 2))
+    v = chunks(schedule)
+    # Only the last micro-batch's backward pass can hide gradients, and of several stages on a rank the last one's.
+    messages = 2 * send * (micros * v + ranks - 1) if ranks > 1 else 0.0 * micros
+    return Line(slowest, (sum_f + sum_b) / ranks, cover / v, waits, messages)
 
 
 def price(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
     """A step of `micros` micro-batches on every data rank."""
-    each = rows(model, plan, cluster, stack, micro_batch)
-    work = [f + b for f, b in zip(each.forward, each.backward, strict=True)]
-    slowest, v = max(work), chunks(plan.schedule)
-    mean_f, mean_b = sum(each.forward) / plan.pp, sum(each.backward) / plan.pp
-    # Towards the weights a backward pass has the forward pass's products.
-    bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, min(mean_f, mean_b / 2))
-    messages = 2 * each.send * ((micros if plan.pp > 1 else 0) * v + plan.pp - 1)
-    messages += _tied(model, plan, cluster, stack)
-    data = _data(model, plan, cluster, stack, each.backward)
-    optimizer = _optimizer(model, plan, cluster, stack)
+    again = layers_again(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
+    each = detail(model, plan, cluster, stack, micro_batch, again)
+    pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
+    whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.rows.send)
+    first = share_of(model, plan, 0, stack.balanced)
+    messages = whole.messages + tied(model, plan, cluster, stack, first)
+    data = _data(plan, cluster, stack, first, whole.cover)
+    optimizer = offload.update(plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
-    step = micros * slowest + bubble + messages + sum(t.exposed for t in data.values()) + optimizer + fixed
-
-    layers = model.n_layer / plan.pp * micros
-    passes = each.block_forward + each.block_backward
-    tensor = Traffic(
-        _tensor_bytes(model, plan, stack, micro_batch) * layers,
-        (passes.exposed + passes.hidden) * layers,
-        passes.exposed * layers,
-    )
-    shard = _shard_traffic(model, plan, cluster, stack, each, micros)
-    on_device = passes.device * layers
-    ends = micros / plan.pp * each.ends
-    started = micros / plan.pp * sum(work) - on_device - ends - tensor.exposed - shard.exposed
-    comm = {
-        "tp": tensor,
-        "pp": Traffic(_message_bytes(model, plan, stack, micro_batch) * 2 * v * micros, messages, messages),
-    }
-    comm |= {"shard": shard} | data
-    comm = {axis: traffic for axis, traffic in comm.items() if getattr(plan, axis) > 1}
+    exposed = messages + sum(t.exposed for t in data.values())
+    comm = inside = _inside(model, plan, cluster, stack, each, micro_batch, micros)
+    shown = sum(traffic.exposed for traffic in inside.values())
+    if plan.pp > 1:
+        sent = _message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
+        comm = comm | {"pp": Traffic(sent, messages, messages)}
+    comm = comm | data
+    # In the order in which they are told, and those that are there.
+    comm = {axis: comm[axis] for axis in AXES if axis in comm}
+    made, layers = each.kernels, model.n_layer / plan.pp * micros
+    arithmetic = (made.ahead.arithmetic + _mixed(each, "arithmetic")) * layers
+    on_device = (made.ahead.device + _mixed(each, "device")) * layers
+    over = micros / plan.pp * (sum(each.blocks.stem) + sum(each.blocks.head))
     return Price(
-        step=step,
-        arithmetic=passes.arithmetic * layers,
-        kernels=on_device - passes.arithmetic * layers + ends,
-        host=started,
-        idle=bubble,
-        uneven=micros * (slowest - sum(work) / plan.pp),
-        busiest=micros * slowest,
+        step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
+        arithmetic=arithmetic,
+        kernels=on_device - arithmetic + over,
+        host=micros * whole.mean - on_device - over - shown,
+        idle=whole.idle,
+        uneven=micros * (whole.slowest - whole.mean),
+        busiest=micros * whole.slowest,
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
+        again=again,
     )
 
 
-def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> float:
+def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float) -> float:
     """Seconds of one message between stages."""
     if plan.pp == 1:
         return 0.0
     stride = plan.dp * plan.shard * plan.cp * plan.tp
     moved = _message_bytes(model, plan, stack, micro_batch)
-    return message(cluster, stride, moved, stack.p2p)
+    return message(cluster, stride, moved, stack.p2p, plan.pp)
 
 
-def _tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
-    """Seconds in which the first and the last stage sum the gradients of the weight that they share."""
-    if not model.tied or plan.pp == 1:
+def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> float:
+    """Seconds in which two rows sum the gradients of what both have: the first and the last of a tied weight, those
+    that mirror each other of all that DualPipe has twice. share: the first row's; of the plan only mesh and zero are
+    read."""
+    if plan.pp == 1:
         return 0.0
-    moved = model.stem_parameters[0] / plan.tp * stack.reduce_bytes
-    return message(cluster, plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1), moved, stack.dp_bus)
+    stride = plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1)
+    every = (share.blocks + share.ends + share.routed) / (plan.shard if plan.zero > 1 else 1)
+    apart = 1.0 - share.stem * share.head  # both ends on one row need no message
+    once = apart * model.stem_parameters[0] / plan.tp if model.tied else 0.0 * apart
+    moved = either(share.copies > 1, every, once) * stack.reduce_bytes
+    return either(moved > 0, message(cluster, stride, moved, stack.dp_bus), 0.0)
 
 
-def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> float:
+def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
 
-def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> float:
-    """Bytes that a rank sends on tp for one block, forward and backward."""
+def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
+    """Bytes that a rank sends on tp for one block, forward and backward. share: of blocks that are computed again."""
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
-    times = 4 + (1 if stack.sequence_parallel else 0) + (2 if plan.recompute == "full" else 0)
+    times = 4 + (1 if stack.sequence_parallel else 0) + 2 * (1.0 if plan.recompute == "full" else share)
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
+
+
+def _mixed(each: Detail, part: str) -> float:
+    """A part of the backward pass over the mean block."""
+    plain, again = getattr(each.kernels.back, part), getattr(each.kernels.again, part)
+    return plain + each.share * (again - plain)
+
+
+def _inside(
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    each: Detail,
+    micro_batch: int,
+    micros: int,
+) -> dict[str, Traffic]:
+    """What is sent, and what of it shows, inside the passes over blocks: by axis, and to the host."""
+    layers = model.n_layer / plan.pp * micros
+    ahead = each.kernels.ahead
+    found: dict[str, Traffic] = {}
+    if plan.tp > 1:
+        exposed, hidden = ahead.exposed + _mixed(each, "exposed"), ahead.hidden + _mixed(each, "hidden")
+        sent = _tensor_bytes(model, plan, stack, micro_batch, each.share)
+        found["tp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+    if plan.cp > 1:
+        exposed, hidden = ahead.context + _mixed(each, "context"), ahead.ringed + _mixed(each, "ringed")
+        how = dealt(model, plan, cluster, stack, micro_batch)
+        once = block.context_bytes(model, how, ITEM[plan.precision], 1)
+        sent = once + block.context_bytes(model, how, ITEM[plan.precision], 2)
+        sent += once * (1.0 if plan.recompute == "full" else each.share)
+        found["cp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+    if plan.ep > 1:
+        exposed, hidden = ahead.routing + _mixed(each, "routing"), ahead.routed + _mixed(each, "routed")
+        sent = _routed_bytes(model, plan, micro_batch, each.share)
+        found["ep"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+    if plan.shard > 1 and plan.zero == 3:
+        sent, seconds = _weights(model, plan, cluster, stack)
+        sent, seconds = 1.5 * sent, 3 * seconds
+        shown = each.blocks.shard + each.share * (each.blocks.shard_again - each.blocks.shard)
+        found["shard"] = Traffic(sent * layers, seconds * layers, shown * layers)
+    if plan.offload in ("params", "activations"):
+        moved = sum(offload.block_bytes(model, plan, stack, kept_of(model, plan, stack, micro_batch).block))
+        seconds = moved / max(offload.rate(cluster.device, stack), 1e-9)
+        found["host"] = Traffic(moved * layers, seconds * layers, each.blocks.host * layers)
+    return found
+
+
+def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float) -> float:
+    """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice.
+    share: of blocks that are computed again."""
+    if model.experts is None or plan.ep == 1:
+        return 0.0
+    tokens = micro_batch * model.context / plan.cp
+    held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
+    times = 4 + 2 * (1.0 if plan.recompute == "full" else share)
+    return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
+
+
+def _weights(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) to gather one block's weights once, under zero=3."""
+    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
+    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
+    held, ranks = experts.elements(model, plan)
+    if not held:
+        return net.sent(moved), net.gather(moved)
+    own = bus(cluster, plan.cp * plan.tp * plan.shard // ranks, ranks, stack.dp_bus)
+    more = model.sparse_share * held * ITEM[plan.precision]
+    return net.sent(moved) + own.sent(more), net.gather(moved) + own.gather(more)
 
 
 def _gathered(
@@ -179,55 +413,53 @@ def _gathered(
     """Seconds that gathering (and scattering) a block's weights shows, forward and backward, under zero=3."""
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-    one = net.gather(moved)
+    _, one = _weights(model, plan, cluster, stack)
     return _shown(one, ahead, stack), _shown(2 * one, back, stack)
 
 
 def _shown(talk: float, work: float, stack: Stack) -> float:
     """What is left of `talk` beside `work`, of which the stack hides a share."""
-    return max(talk * (1.0 - stack.dp_hidden), talk - work)
+    return larger(talk * (1.0 - stack.dp_hidden), talk - work)
 
 
-def _shard_traffic(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Rows, micros: int
-) -> Traffic:
-    if plan.shard == 1 or plan.zero < 3:
-        return Traffic()
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-    layers = model.n_layer / plan.pp * micros
-    shown = sum(_gathered(model, plan, cluster, stack, each.block_forward.total, each.block_backward.total))
-    return Traffic(1.5 * net.sent(moved) * layers, 3 * net.gather(moved) * layers, shown * layers)
-
-
-def _data(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, backward: tuple[float, ...]
-) -> dict[str, Traffic]:
-    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
-    blocks, ends = row_parameters(model, plan, 0)
+def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
+    """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis. share: the
+    first row's; of the plan mesh, zero, precision and collective are read."""
     stride = plan.cp * plan.tp
-    moved = (blocks + ends) * stack.reduce_bytes
-    parts: dict[str, tuple[float, float]] = {}  # axis: bytes sent, seconds
+    # (elements, ranks on shard that hold the same): all of the model but its routed experts, and those.
+    groups = [
+        (share.blocks + share.ends, plan.shard),
+        *([(share.routed, share.ranks)] if share.ranks else []),
+    ]
+    parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        net = bus(cluster, stride, plan.shard, stack.dp_bus)
-        updated = (blocks + ends) * ITEM[plan.precision]  # weights are gathered after the update
-        parts["shard"] = (net.sent(moved + updated) / 2, net.gather(moved) + net.gather(updated))
+        sent = seconds = 0.0
+        for elements, size in groups:
+            net = bus(cluster, stride * plan.shard // size, size, stack.dp_bus)
+            # Weights are gathered after the update.
+            moved, updated = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
+            sent = sent + net.sent(moved + updated) / 2
+            seconds = seconds + net.gather(moved) + net.gather(updated)
+        parts["shard"] = (sent, seconds)
     if plan.dp > 1:
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        owned = moved / plan.shard
-        parts["dp"] = (net.sent(owned), net.all_reduce(owned))
+        owned = sum(elements / size for elements, size in groups) * stack.reduce_bytes
+        seconds = all_reduce(cluster, stride * plan.shard, plan.dp, owned, stack.dp_bus, plan.collective)
+        parts["dp"] = (net.sent(owned), seconds)
+    return parts
+
+
+def uncovered(stack: Stack, seconds: float, cover: float) -> float:
+    """What shows of so many seconds of gradients' traffic beside `cover` seconds of backward pass."""
+    return larger(seconds * (1.0 - stack.dp_hidden), seconds - cover)
+
+
+def _data(plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float) -> dict[str, Traffic]:
+    """Gradients meeting; what shows of them, shared out by their seconds."""
+    parts = met(plan, cluster, stack, first)
     seconds = sum(part[1] for part in parts.values())
-    # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
-    cover = min(backward) / chunks(plan.schedule)
-    share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
+    share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
     return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
-
-
-def _optimizer(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
-    blocks, ends = row_parameters(model, plan, 0)
-    return (blocks + ends) / plan.shard * OPTIMIZER_BYTES / (cluster.device.bandwidth * stack.elementwise)
 
 
 __all__ = ["Bus", "Chip", "Price", "Rows", "Traffic", "price", "rows"]

@@ -1,131 +1,165 @@
-"""The legal plans for a cluster, priced, and the best of them with the reason why each next one loses.
+"""The best plans for a cluster, and those that nothing beats in time, memory and cost at once.
 
-Only what this version trains is searched: `dp`, `shard` with `zero`, `tp`, `pp` with its timetables, `recompute`, and
-the micro-batch where the recipe leaves it open. Every device of the cluster is used.
+Meshes are taken in the order of the least that their steps can take. One whose model states alone need more memory than
+there is, is not priced; with all keys, nor is one whose bounds say that a plan already found is quicker and smaller
+than all of its own. The rest are priced by the screen, and the quickest some hundred of them by event simulation.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from unisono.plan import Plan
-from unisono.plan.checks import divisors
-from unisono.plan.grammar import BUILT
-from unisono.planner.memory import Verdict, verdict
-from unisono.planner.price import Price, price
-from unisono.planner.simulate import GIB, Answer, Question, simulate, waterfall
-from unisono.planner.stack import Stack
+from unisono.planner.played import actions, span
+from unisono.planner.priced import price, verdict
+from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
+from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-_MICRO_BATCHES = (1, 2, 4, 8, 16)
+__all__ = ["Found", "Space", "candidates", "on_fewer", "search", "smallest"]
 _MOST_NODES = 1 << 14
+_KEPT, _PLAYED, _FRONT = 400, 200, 24
+_ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
-    a step. micro_batch: the recipe's, or None. legal: what else a plan must be."""
+class Counts:
+    """Plans. searched: all that are legal. too_large: not priced, since their model states alone do not fit.
+    dominated: not priced, since another is quicker and smaller. priced: the rest. feasible: of those, that fit.
+    played: of the quickest, by event simulation; of several that cost the same the first alone."""
 
-    model: Transformer
-    cluster: Cluster
-    stack: Stack
-    batch: int
-    micro_batch: int | None
-    held: Plan
-    legal: Callable[[Plan], bool] = lambda plan: True
+    searched: int = 0
+    too_large: int = 0
+    dominated: int = 0
+    priced: int = 0
+    feasible: int = 0
+    played: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """searched: legal plans that were priced. feasible: those that fit. best: answers, the best first."""
+    """best: answers, the best first. front: answers of which none is slower and larger than another, the quickest
+    first. nearest: the plan that is short of least, where none fits."""
 
-    searched: int
-    feasible: int
+    counts: Counts
     seconds: float
     best: tuple[Answer, ...]
-    nearest: Answer | None  # the plan that is short of least, where none fits
+    front: tuple[Answer, ...] = ()
+    nearest: Answer | None = None
+
+    @property
+    def searched(self) -> int:
+        return self.counts.searched
+
+    @property
+    def feasible(self) -> int:
+        return self.counts.feasible
+
+
+@dataclass(slots=True)
+class _Pool:
+    """Plans that are kept while meshes go by: seconds, bytes, mesh, place in its arrays."""
+
+    by: int  # 0: seconds first, 1: bytes first
+    rows: Array = field(default_factory=lambda: np.empty((0, 4)))
+    front: Array = field(default_factory=lambda: np.empty((0, 4)))
+    nearest: tuple[float, float, int, int] | None = None
+
+    @property
+    def worst(self) -> float:
+        """What a plan has to be under to be kept."""
+        return float(self.rows[_KEPT - 1, self.by]) if len(self.rows) >= _KEPT else np.inf
+
+    def beats(self, seconds: float, memory: float) -> bool:
+        """Whether plans with these bounds can be neither among the best nor on the front."""
+        front = self.front
+        under = (front[:, 0] <= seconds) & (front[:, 1] <= memory)
+        return bool(under.any()) and (seconds, memory)[self.by] >= self.worst
+
+    def add(self, index: int, got: Screened) -> int:
+        """Takes what is worth keeping of one mesh; how many plans of it fit."""
+        step, memory, fits = np.broadcast_arrays(got.step, got.memory, got.fits)
+        flat, bytes_, fit = step.ravel(), memory.ravel(), fits.ravel()
+        places = np.flatnonzero(fit)
+        if not len(places):
+            return 0
+        seconds, sizes = flat[places], bytes_[places]
+        near = np.flatnonzero((seconds, sizes)[self.by] <= self.worst)
+        if len(near) > 4 * _KEPT:
+            order = np.lexsort((sizes[near], seconds[near]) if self.by == 0 else (seconds[near], sizes[near]))
+            near = near[order[: 4 * _KEPT]]
+        rows = np.stack([seconds, sizes, np.full(len(places), float(index)), places.astype(float)], axis=1)
+        merged = np.concatenate([self.rows, rows[near]])
+        order = np.lexsort((merged[:, 3], merged[:, 2], merged[:, 1 - self.by], merged[:, self.by]))
+        self.rows = _unlike(merged[order])[:_KEPT]
+        self.front = _undominated(np.concatenate([self.front, _undominated(rows)]))
+        return len(places)
+
+    def remember_nearest(self, index: int, got: Screened, exists: Array) -> None:
+        """The plan that needs least memory, while none fits."""
+        memory = np.where(np.broadcast_to(exists, got.step.shape), got.memory, np.inf)
+        place = int(np.argmin(memory))
+        found = (float(memory.ravel()[place]), float(got.step.ravel()[place]), index, place)
+        self.nearest = found if self.nearest is None else min(self.nearest, found)
 
 
 def search(space: Space, top: int = 4, objective: str = "time") -> Found:
-    """The `top` best plans by seconds of a step, or by memory of the fullest rank."""
+    """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
-    priced: list[tuple[Price, Verdict, Plan, int]] = []
-    for plan, micro_batch in candidates(space):
-        micros = plan.micros or 1
-        given = (space.model, plan)
-        fits = verdict(*given, space.stack, space.cluster.device, micro_batch=micro_batch, micros=micros)
-        cost = price(*given, space.cluster, space.stack, micro_batch=micro_batch, micros=micros)
-        priced.append((cost, fits, plan, micro_batch))
-
-    def answer(one: tuple[Price, Verdict, Plan, int]) -> Answer:
-        _, _, plan, micro_batch = one
-        return simulate(
-            Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
-        )
-
-    keys: Mapping[str, Callable[[tuple[Price, Verdict, Plan, int]], tuple[float, float, str]]] = {
-        "time": lambda one: (one[0].step, one[1].memory.total, str(one[2])),
-        "memory": lambda one: (one[1].memory.total, one[0].step, str(one[2])),
-    }
-    fitting = sorted((one for one in priced if one[1].fits), key=keys[objective])
-    nearest = min(priced, key=lambda one: one[1].short, default=None)
-    return Found(
-        len(priced),
-        len(fitting),
-        perf_counter() - begun,
-        tuple(answer(one) for one in fitting[:top]),
-        answer(nearest) if nearest is not None and not fitting else None,
-    )
+    least, priced_at = _pricer(space)
+    capacity = space.cluster.device.memory - space.cluster.device.reserved
+    found = [(*least(mesh), mesh) for mesh in meshes(space)]
+    found.sort(key=lambda one: one[0])
+    pool = _Pool(0 if objective == "time" else 1)
+    too_large = dominated = priced = feasible = 0
+    for index, (seconds, memory, mesh) in enumerate(found):
+        if memory > capacity:
+            too_large += mesh.count
+        elif space.all_keys and pool.beats(seconds, memory):
+            dominated += mesh.count
+        else:
+            got = priced_at(mesh)
+            priced += mesh.count
+            feasible += pool.add(index, got)
+            if not feasible:
+                pool.remember_nearest(index, got, _exists(mesh, space))
+    every = [mesh for _, _, mesh in found]
+    if not feasible and pool.nearest is None and found:  # to say by how much the least of them is too large
+        index = min(range(len(found)), key=lambda i: found[i][1])
+        pool.remember_nearest(index, priced_at(every[index]), _exists(every[index], space))
+    counts = Counts(sum(mesh.count for mesh in every), too_large, dominated, priced, feasible)
+    return _played(space, every, pool, counts, top, begun)
 
 
-def candidates(space: Space) -> Iterator[tuple[Plan, int]]:
+def candidates(space: Space) -> list[tuple[Plan, int]]:
     """(plan, its micro-batch): every legal way to deal the batch to all devices."""
-    model, world = space.model, space.cluster.devices
-    for tp in _values(space, "tp", divisors(world)):
-        if model.n_head % tp or model.kv_heads % tp:
-            continue
-        for pp in _values(space, "pp", divisors(world // tp)):
-            if pp > model.n_layer or world % (tp * pp):
-                continue
-            for shard in _values(space, "shard", divisors(world // tp // pp)):
-                if world % (tp * pp * shard):
-                    continue
-                mesh = {"tp": tp, "pp": pp, "shard": shard, "dp": world // (tp * pp * shard)}
-                if "dp" in space.held.said and space.held.dp not in (-1, mesh["dp"]):
-                    continue
-                yield from _ways(space, mesh)
+    return [one for mesh in meshes(space) for one in plans(mesh, space.model.n_layer)]
 
 
-def _ways(space: Space, mesh: dict[str, int]) -> Iterator[tuple[Plan, int]]:
-    """The other keys on one mesh."""
-    share, uneven = divmod(space.batch, mesh["dp"] * mesh["shard"])
-    if uneven:
-        return
-    schedules = [name for name in BUILT["schedule"] if name != "accumulate"] if mesh["pp"] > 1 else [None]
-    for zero in _values(space, "zero", (1, 2, 3) if mesh["shard"] > 1 else (space.held.zero,)):
-        for recompute in _values(space, "recompute", BUILT["recompute"]):
-            for schedule in _values(space, "schedule", schedules):
-                for micro_batch in _micro_batches(space, share):
-                    named = {"zero": zero, "recompute": recompute, "micros": share // micro_batch}
-                    if schedule is not None:
-                        named["schedule"] = schedule
-                    plan = replace(space.held, **mesh, **named, said=frozenset({*mesh, *named}))
-                    if space.legal(plan):
-                        yield plan, micro_batch
+def on_fewer(space: Space, found: Found, objective: str = "time") -> Found:
+    """The same with the front over a half, a quarter … of the nodes too: of time, memory and device-seconds."""
+    answers, counts, seconds = list(found.front), found.counts, found.seconds
+    devices = space.cluster.devices
+    while devices % 2 == 0 and devices > space.cluster.node:
+        devices //= 2
+        fewer = replace(space.cluster, devices=devices)
+        other = search(replace(space, cluster=fewer), 1, objective)
+        answers += other.front
+        seconds += other.seconds
+        counts = Counts(*(a + b for a, b in zip(astuple(counts), astuple(other.counts), strict=True)))
+    points = [(a.price.step, a.verdict.memory.total, a.price.step * a.question.plan.world) for a in answers]
 
+    def beaten(one: tuple[float, ...]) -> bool:
+        return any(p != one and all(x <= y for x, y in zip(p, one, strict=True)) for p in points)
 
-def _values(space: Space, key: str, free: Sequence[Any]) -> Sequence[Any]:
-    return (getattr(space.held, key),) if key in space.held.said else free
-
-
-def _micro_batches(space: Space, share: int) -> Sequence[int]:
-    if space.micro_batch is not None:
-        return (space.micro_batch,) if share % space.micro_batch == 0 else ()
-    if "micros" in space.held.said and space.held.micros:
-        return (share // space.held.micros,) if share % space.held.micros == 0 else ()
-    return [size for size in _MICRO_BATCHES if share % size == 0]
+    kept = [a for a, point in zip(answers, points, strict=True) if not beaten(point)]
+    kept.sort(key=lambda a: (a.price.step, a.verdict.memory.total))
+    return replace(found, front=tuple(kept), counts=counts, seconds=seconds)
 
 
 def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, Answer] | None:
@@ -141,70 +175,107 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
     return None
 
 
-def why(answer: Answer, best: Answer) -> str:
-    """One sentence: what binds the best plan, or where another loses most against it."""
-    own = dict(waterfall(answer))
-    if answer is best:
-        over = {what: s for what, s in own.items() if not what.startswith("ideal")}
-        what = max(over, key=over.__getitem__)
-        return f"the best that fits; most of what it loses to the ideal: {what}, {over[what]:.3g} s"
-    other = dict(waterfall(best))
-    worse = {what: own.get(what, 0.0) - other.get(what, 0.0) for what in {*own, *other}}
-    what = max(sorted(worse), key=worse.__getitem__)
-    slower = answer.price.step / best.price.step - 1.0
-    if slower < 5e-4:
-        more = (answer.verdict.memory.total - best.verdict.memory.total) / GIB
-        return f"as fast, with {more:.3g} GiB more" if more > 0.0 else "as fast"
-    if worse[what] <= 0.0:
-        return f"{100 * slower:.1f} % slower"
-    return f"{100 * slower:.1f} % slower, most of it {what}: {worse[what]:.3g} s more"
+def _exists(mesh: Mesh, space: Space) -> Array:
+    return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
 
-def bound(answer: Answer) -> str:
-    """What takes most of the time beyond the arithmetic itself."""
-    over = [(seconds, what) for what, seconds in waterfall(answer) if not what.startswith("ideal")]
-    return max(over)[1]
+def _pricer(
+    space: Space,
+) -> tuple[Callable[[Mesh], tuple[float, float]], Callable[[Mesh], Screened]]:
+    """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
+    if isinstance(space.model, Transformer):
+        bench = Bench(space.model, space.cluster, space.stack)
+        return (
+            lambda mesh: (
+                least_seconds(bench, mesh.plan, mesh.axes),
+                least_memory(bench, mesh.plan, mesh.axes),
+            ),
+            lambda mesh: screen(bench, mesh.plan, mesh.axes),
+        )
+    return lambda mesh: (0.0, 0.0), lambda mesh: _one_by_one(space, mesh)
 
 
-def as_json(found: Found) -> Mapping[str, Any]:
-    """The object of the contract."""
-    best = found.best
-    return {
-        "searched": found.searched,
-        "feasible": found.feasible,
-        "seconds": found.seconds,
-        "plans": [
-            {
-                "plan": str(answer.question.plan),
-                "micro_batch": answer.question.micro_batch,
-                "step_s": answer.price.step,
-                "error_pct": 100.0 * answer.question.stack.error,
-                "mem_gib": answer.verdict.memory.total / GIB,
-                "mfu": answer.mfu,
-                "bubble": answer.bubble,
-                "exposed_comm_s": sum(traffic.exposed for traffic in answer.price.comm.values()),
-                "bound": bound(answer),
-                "why": why(answer, best[0]),
-            }
-            for answer in best
-        ],
+def _one_by_one(space: Space, mesh: Mesh) -> Screened:
+    """Networks of parts have no screen."""
+    step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
+    fits = np.zeros(mesh.axes.shape, bool)
+    for at in places(mesh, space.model.n_layer):
+        plan, size = plan_at(mesh, at)
+        given = {"micro_batch": size, "micros": plan.micros or 1}
+        found = verdict(space.model, plan, space.stack, space.cluster.device, **given)
+        step[at] = price(space.model, plan, space.cluster, space.stack, **given).step
+        memory[at], fits[at] = found.memory.total, found.fits
+    return Screened(step, memory, fits)
+
+
+def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: int, begun: float) -> Found:
+    """The best of the screen by event simulation, and so put in order."""
+    answers: dict[tuple[int, int], Answer] = {}
+
+    def answer(row: Mapping[int, float] | Any) -> Answer:
+        key = int(row[2]), int(row[3])
+        if key not in answers:
+            mesh = every[key[0]]
+            plan, size = plan_at(mesh, np.unravel_index(key[1], mesh.axes.shape))  # type: ignore[arg-type]
+            ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
+            answers[key] = simulate(ask)
+        return answers[key]
+
+    chosen: list[Answer] = []
+    budget = _ACTIONS if space.all_keys else _ACTIONS // 4
+    for row in pool.rows[: max(top, _PLAYED)]:
+        before = span.cache_info().misses
+        got = answer(row)
+        chosen.append(got)
+        plan = got.question.plan
+        if span.cache_info().misses > before:
+            budget -= min(
+                actions(plan.schedule, plan.pp, got.question.micros),
+                actions(plan.schedule, plan.pp, 7 * plan.pp),
+            )
+        if budget < 0 and len(chosen) >= max(top, 8):
+            break
+    keys: Mapping[str, Callable[[Answer], tuple[float, float]]] = {
+        "time": lambda one: (one.price.step, one.verdict.memory.total),
+        "memory": lambda one: (one.verdict.memory.total, one.price.step),
     }
+    chosen.sort(key=keys["memory" if pool.by else "time"])
+    front = [answer(row) for row in _spaced(pool.front)]
+    near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
+    return Found(
+        replace(counts, played=len(chosen)),
+        perf_counter() - begun,
+        tuple(chosen[:top]),
+        tuple(_best_of(front + chosen[:1])),
+        near,
+    )
 
 
-def as_text(found: Found) -> str:
-    """The same for people."""
-    ask = found.best[0].question
-    lines = [
-        f"cluster    {ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}",
-        f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
-        f"searched   {found.searched} plans in {found.seconds:.2f} s; {found.feasible} fit",
-    ]
-    for place, answer in enumerate(found.best, 1):
-        lines += [
-            "",
-            f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})",
-            f"   {answer.price.step:.4g} s a step, MFU {100 * answer.mfu:.1f} %, bubble {100 * answer.bubble:.1f} %,"
-            f" {answer.verdict.memory.total / GIB:.3g} of {answer.verdict.capacity / GIB:.3g} GiB",
-            f"   {why(answer, found.best[0])}",
-        ]
-    return "\n".join(lines)
+def _unlike(rows: Array) -> Array:
+    """Without rows that cost what the one before costs: a key that changes nothing here is left as it is."""
+    apart = np.abs(np.diff(rows[:, :2], axis=0)) > 1e-12 * np.abs(rows[1:, :2])
+    return rows[np.concatenate([[True], apart.any(axis=1)])]
+
+
+def _undominated(rows: Array) -> Array:
+    """Rows of which none is slower and larger than another, by seconds."""
+    rows = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    least = np.minimum.accumulate(rows[:, 1])
+    better = np.concatenate([[True], rows[1:, 1] < least[:-1]]) if len(rows) else np.zeros(0, bool)
+    return rows[better]
+
+
+def _spaced(rows: Array) -> Array:
+    """At most so many of the front, spaced over it, with both ends."""
+    if len(rows) <= _FRONT:
+        return rows
+    return rows[np.unique(np.linspace(0, len(rows) - 1, _FRONT).round().astype(int))]
+
+
+def _best_of(answers: list[Answer]) -> list[Answer]:
+    """Those that none of the others beats, by seconds."""
+    kept: list[Answer] = []
+    for one in sorted(answers, key=lambda a: (a.price.step, a.verdict.memory.total)):
+        if not kept or one.verdict.memory.total < kept[-1].verdict.memory.total:
+            kept.append(one)
+    return kept

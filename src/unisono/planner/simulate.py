@@ -5,25 +5,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.plan.grammar import BUILT, choice
-from unisono.planner.memory import Memory, Verdict, remedies, verdict
-from unisono.planner.price import Price, price, rows
+from unisono.planner.memory import Memory, Verdict, remedies
+from unisono.planner.played import span, with_play
+from unisono.planner.price import Price
+from unisono.planner.priced import Model, price, rows, verdict
 from unisono.planner.stack import Stack
-from unisono.programs import schedules
-from unisono.programs.pipeline import play_costs
+from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
-_ACTIONS = 200_000  # of a timetable that is still played rather than priced in closed form
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
 
-    model: Transformer
+    model: Model
     plan: Plan
     cluster: Cluster
     stack: Stack
@@ -34,6 +33,12 @@ class Question:
     @property
     def batch(self) -> int:
         return self.micro_batch * self.micros * self.plan.replicas
+
+    @property
+    def known(self) -> bool:
+        """Whether prices of such models have been held beside measurements."""
+        model = self.model
+        return isinstance(model, Transformer) and model.experts is None and model.latent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,24 @@ class Answer:
     def mfu(self) -> float:
         """Share of the device's peak in the plan's precision (Chowdhery et al., 2022)."""
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
+
+    @property
+    def trust(self) -> Trust:
+        """How far the step's seconds may be off, and why."""
+        ask = self.question
+        return trust(ask.model, ask.plan, ask.cluster, ask.stack)
+
+    @property
+    def error_pct(self) -> float | None:
+        """Mean relative error of such prices; None where no such model has been held beside measurements."""
+        return 100.0 * self.trust.error if self.question.known else None
+
+    @property
+    def trusted(self) -> str:
+        """The same in words."""
+        if self.error_pct is None:
+            return "no model of this kind has been held beside measurements"
+        return f"a step is right within about {self.error_pct:.0f} % on average"
 
     @property
     def days(self) -> float:
@@ -83,7 +106,7 @@ def simulate(ask: Question) -> Answer:
     fits = verdict(
         ask.model, ask.plan, ask.stack, ask.cluster.device, micro_batch=ask.micro_batch, micros=ask.micros
     )
-    return Answer(ask, got, fits, _bubble(ask, got))
+    return Answer(ask, *_as_played(ask, got, fits))
 
 
 def demand(answer: Answer) -> None:
@@ -91,6 +114,14 @@ def demand(answer: Answer) -> None:
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
+    if memory.total <= answer.verdict.capacity:
+        raise DoesNotFit(
+            f"offload={ask.plan.offload} keeps {memory.host / GIB:.1f} GiB of a device in its host's memory, which has"
+            f" {answer.verdict.beside / GIB:.1f} GiB for it: short by {answer.verdict.short / GIB:.1f} GiB",
+            answer,
+            where=f"{ask.plan} on {ask.cluster.name}",
+            fix="a greater shard, tp or pp, or another offload",
+        )
     parts = sorted(in_gib(memory).items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {size:.1f}" for name, size in parts if name != "total" and size >= 0.05)
     raise DoesNotFit(
@@ -123,22 +154,20 @@ def _remedy(ask: Question) -> str:
     )
 
 
-def _sensible(model: Transformer, plan: Plan) -> bool:
+def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
-def _bubble(ask: Question, got: Price) -> float:
-    """Of the timetable as it is played, where this version has it; of the closed form otherwise."""
-    if ask.plan.pp == 1:
-        return 0.0
-    played = choice(ask.plan.schedule).name in BUILT["schedule"]
-    if played and 2 * ask.plan.pp * ask.micros <= _ACTIONS:
-        each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
-        placed = play_costs(
-            schedules.get(ask.plan.schedule)(ask.plan.pp, ask.micros), each.forward, each.backward
-        )
-        return 1.0 - got.busiest / max(action.stop for action in placed)
-    return got.idle / (got.idle + got.busiest)
+def _as_played(ask: Question, got: Price, fits: Verdict) -> tuple[Price, Verdict, float]:
+    """The price with its timetable played, where there is one; and the bubble."""
+    plan = ask.plan
+    if plan.pp == 1:
+        return got, fits, 0.0
+    each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
+    whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
+    if whole is not None:
+        got = with_play(got, whole, ask.micros, plan.schedule, each)
+    return got, fits, got.idle / (got.idle + got.busiest)
 
 
 def in_gib(memory: Memory) -> dict[str, float]:
@@ -171,7 +200,8 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
     dollars = ask.cluster.cost_per_hour
     return {
         "step_s": got.step,
-        "error_pct": 100.0 * ask.stack.error,
+        "error_pct": answer.error_pct,
+        "error_because": list(answer.trust.because),
         "tflops_per_device": answer.tflops,
         "mfu": answer.mfu,
         "mem_gib": in_gib(answer.verdict.memory),
@@ -184,7 +214,9 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
         "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
+        "samples_per_s": ask.batch / got.step,
         "parameters": ask.model.workload.parameters,
+        "active_parameters": ask.model.workload.active,
         "plan": str(ask.plan),
         "cluster": ask.cluster.name,
         "stack": ask.stack.name,
@@ -197,13 +229,19 @@ def as_text(answer: Answer) -> str:
     """The same for people."""
     ask, got, memory = answer.question, answer.price, answer.verdict.memory
     device = ask.cluster.device
+    unit = "tokens" if ask.model.context > 1 else "samples"
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
-        f"stack      {ask.stack.name}: a step is right within about {100 * ask.stack.error:.0f} % on average",
+        f"stack      {ask.stack.name}: {answer.trusted}",
+        *(
+            f"           less sure: {reason}"
+            for reason in answer.trust.because
+            if answer.error_pct is not None
+        ),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         "",
-        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} tokens/s,"
+        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:

@@ -11,23 +11,38 @@ from unisono.spec.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What the rows that a stack was fitted to have between them: devices by name; least and most ranks, width of the
+    model, context."""
+
+    devices: tuple[str, ...]
+    ranks: tuple[int, int]
+    width: tuple[int, int]
+    context: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """Constants of one piece of training software on one generation of devices.
 
-    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits
-    in one kernel), sequence_parallel (norms and dropout are dealt over tp),
-    scatter_gather (stages send 1/tp each), grad_bytes (an element of the gradients that add up), reduce_bytes (an
-    element as it crosses dp).
+    Habits: fused_attention (scores are never written), fused_loss (softmax of the logits in one kernel),
+    sequence_parallel (norms and dropout are dealt over tp), scatter_gather (stages send 1/tp each), autograd (what is
+    kept, and in which dtype, is as in our own runs rather than as with Megatron's fused kernels), composed (RMS norms
+    are several kernels), grad_bytes (an element of the gradients that add up), reduce_bytes (an element as it crosses
+    dp), balanced (stages are cut by cost, as `parallel.cut` does; evenly otherwise).
 
     Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
-    bandwidth), tp_bus, dp_bus, p2p. depth: elements of a product's inner dimension at which half of its rate is
-    gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills.
+    bandwidth), tp_bus, dp_bus, p2p, host_link. depth: elements of a product's inner dimension at which half of its
+    rate is gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills. best: share of peak
+    that the best product reaches on the device that `matmul` was fitted on; elsewhere `matmul` is that much more or
+    less.
 
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
-    Seconds: launch (host, per kernel), collective (added per tp collective), micro (per micro-batch), step
-    (per step).
-    slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds.
+    Seconds: launch (host, per kernel), gap (device, lost at each kernel of a block: ramp and tail), collective (added
+    per tp collective), micro (per micro-batch), step (per step).
+    slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds on
+    rows that were held out. seen: what those rows were like, None where there were none.
     """
 
     name: str = "plain"
@@ -35,9 +50,13 @@ class Stack:
     fused_loss: bool = True
     sequence_parallel: bool = True
     scatter_gather: bool = True
+    balanced: bool = True
+    autograd: bool = False
+    composed: bool = False
     grad_bytes: int = 4
     reduce_bytes: int = 4
     matmul: float = 0.8
+    best: float = 0.0
     depth: float = 100.0
     wave: float = 0.5
     attention: float = 0.5
@@ -45,21 +64,26 @@ class Stack:
     tp_bus: float = 0.9
     dp_bus: float = 0.8
     p2p: float = 0.8
+    host_link: float = 0.8
     tp_hidden: float = 0.0
     dp_hidden: float = 0.8
     launch: float = 5e-6
+    gap: float = 0.0
     collective: float = 10e-6
     micro: float = 0.0
     step: float = 0.02
     slack: float = 0.04
     error: float = 0.15
+    seen: Seen | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
-FLAGS = ("fused_attention", "fused_loss", "sequence_parallel", "scatter_gather")
+FLAGS = (
+    "fused_attention", "fused_loss", "sequence_parallel", "scatter_gather", "balanced", "autograd", "composed",
+)  # fmt: skip
 COUNTS = ("grad_bytes", "reduce_bytes")
-_SECONDS_US = ("launch", "collective", "micro", "step")
-NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "sources"))
+_SECONDS_US = ("launch", "gap", "collective", "micro", "step")
+NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "sources"))
 
 
 @cache
@@ -79,8 +103,8 @@ def stack(name: str) -> Stack:
 
 
 def _read(table: Table, name: str) -> Stack:
-    table.known((*FLAGS, *COUNTS, *NUMBERS, "like"))
-    values: dict[str, float | bool | int] = {}
+    table.known((*FLAGS, *COUNTS, *NUMBERS, "seen", "like"))
+    values: dict[str, float | bool | int | Seen] = {}
     sources: dict[str, Source] = {}
     for key in table.values:
         if key in FLAGS:
@@ -88,6 +112,9 @@ def _read(table: Table, name: str) -> Stack:
         elif key in COUNTS:
             values[key] = int(table.number(key)[0])
             sources[key] = table.number(key)[1]
+        elif key == "seen":
+            given, sources[key] = table.constant(key)
+            values[key] = Seen(**{name: tuple(value) for name, value in given.items()})
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
     return Stack(name=name, sources=sources, **values)  # pyright: ignore[reportArgumentType]

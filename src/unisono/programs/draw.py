@@ -17,7 +17,7 @@ FILLS = {
     "W": "var(--weight, #8a5a00)",
 }
 _WORDS = {"F": "forward", "B": "backward", "W": "weight gradient"}
-_LABEL_PERCENT = 1.7  # narrower blocks carry no number: it would not fit on a wide page
+_LABEL_PERCENT = 1.7  # narrower blocks carry no number: two digits would not fit on a wide page
 _PHONE_PERCENT = 7.0  # and these would not on a phone; the page hides their class there
 
 
@@ -70,8 +70,20 @@ def svg(
     unit: str = "",
 ) -> str:
     """A timetable as an SVG element; see `blocks_svg`. `scale` and `unit` turn its times into words for `hover`."""
+    rows = (
+        list(names)
+        if names is not None
+        else [f"rank {r}" for r in range(1 + max((p.row for p in placed), default=0))]
+    )
+    begin = min((p.start for p in placed), default=0.0)
+    drawn = blocks(placed, scale, unit)
+    return blocks_svg(drawn, rows, title=title, begin=begin, until=until, gutter=gutter)
+
+
+def blocks(placed: Sequence[Placed], scale: float = 1.0, unit: str = "") -> list[Block]:
+    """A rectangle per action, with its micro-batch on it, and its stage too where rows own several."""
     several = _several_stages(placed)
-    blocks = [
+    return [
         Block(
             row=p.row,
             start=p.start,
@@ -83,13 +95,6 @@ def svg(
         )
         for p in placed
     ]
-    rows = (
-        list(names)
-        if names is not None
-        else [f"rank {r}" for r in range(1 + max((p.row for p in placed), default=0))]
-    )
-    begin = min((p.start for p in placed), default=0.0)
-    return blocks_svg(blocks, rows, title=title, begin=begin, until=until, gutter=gutter)
 
 
 def blocks_svg(
@@ -141,8 +146,9 @@ def _drawn(block: Block, gutter: float, begin: float, percent: float, height: in
     drawn = (
         f'<rect x="{x:.3f}%" y="{top}" width="{wide:.3f}%" height="{tall}" style="fill:{block.fill}{edge}"/>'
     )
-    if block.label and not block.thin and wide >= _LABEL_PERCENT:
-        hidden = ' class="wide-only"' if wide < _PHONE_PERCENT else ""
+    letters = max(1.0, len(block.label) / 2)
+    if block.label and not block.thin and wide >= _LABEL_PERCENT * letters:
+        hidden = ' class="wide-only"' if wide < _PHONE_PERCENT * letters else ""
         drawn += (
             f'<text{hidden} x="{x + wide / 2:.3f}%" y="{top + tall / 2:g}" text-anchor="middle"'
             ' dominant-baseline="central" pointer-events="none"'

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
 from unisono.programs import schedules
-from unisono.programs.pipeline import Action, Placed, Timetable, bubble, play_costs
+from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.report.collect import RankFacts, Record, Run
+from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
 
 # In the order in which they are stacked; these add up to a step's wall time.
@@ -252,23 +253,14 @@ def _measured(run: Run, step: int | None) -> tuple[str, list[Placed]]:
     for trace in run.traces:
         coords = places.get(trace.rank, {})
         replica = " ".join(f"{axis}={at}" for axis, at in coords.items() if axis != "pp")
-        placed = replicas.setdefault(replica, [])
-        for span in spans_of(trace, step):
-            kind = {"forward": "F", "backward": "B"}.get(span.kind)
-            micro, stage = span.tags.get("micro"), span.tags.get("stage", coords.get("pp"))
-            if kind is None or not isinstance(micro, int) or not isinstance(stage, int):
-                continue
-            action = Action("F" if kind == "F" else "B", stage, micro)
-            placed.append(Placed(coords.get("pp", stage), action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
+        replicas.setdefault(replica, []).extend(computed(spans_of(trace, step), coords.get("pp")))
     replicas = {name: placed for name, placed in replicas.items() if placed}
     if not replicas:
         return "", []
     name = max(
         replicas, key=lambda name: max(p.stop for p in replicas[name]) - min(p.start for p in replicas[name])
     )
-    begin = min(p.start for p in replicas[name])
-    shifted = [Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in replicas[name]]
-    return name if len(replicas) > 1 else "", sorted(shifted, key=lambda p: (p.start, p.row))
+    return name if len(replicas) > 1 else "", from_zero(replicas[name])
 
 
 def _stage_costs(placed: Sequence[Placed], kind: str, stages: int) -> list[float]:

@@ -161,6 +161,26 @@ def plain_bars(rows: Sequence[tuple[str, float]], label: Mapping[str, str]) -> s
     return f'<div class="bars">{"".join(drawn)}</div>'
 
 
+def waterfall(steps: Sequence[tuple[str, float, str]], total: str) -> str:
+    """(what, seconds, part): each bar begins where the one before it ends, and the last, `total`, is all of them."""
+    whole = sum(seconds for _, seconds, _ in steps)
+    ends = list(itertools.accumulate(seconds for _, seconds, _ in steps))
+    longest = max([*ends, 0.0]) or 1.0
+    rows = [
+        (what, min(end, end - seconds), abs(seconds), seconds, part)
+        for (what, seconds, part), end in zip(steps, ends, strict=True)
+    ]
+    rows.append((total, 0.0, whole, whole, "size"))
+    drawn = (
+        f'<div class="row"><span class="name">{escape(what)}</span><span class="bar"><span class="stack">'
+        f'<span class="part {part}" style="margin-left:{100 * left / longest:.3f}%;width:{100 * wide / longest:.3f}%"'
+        f' data-tip="{escape(what)}: {percent(seconds / (whole or 1.0))} of the step"></span></span></span>'
+        f'<span class="value">{"-" if seconds < 0 else ""}{words.seconds(wide)}</span></div>'
+        for what, left, wide, seconds, part in rows
+    )
+    return f'<div class="bars waterfall">{"".join(drawn)}</div>'
+
+
 def heat_map(rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequence[str], label: str) -> str:
     """Cells from 1 (as the median rank, pale) to 2 and above (dark); None is left blank."""
     if not rows or not columns:
@@ -187,12 +207,12 @@ def heat_map(rows: Sequence[tuple[str, Sequence[float | None]]], columns: Sequen
     )
 
 
-def time_axis(length: float) -> str:
-    """Round times from 0 to `length` seconds, set under the bars they measure."""
+def time_axis(length: float, begin: float = 0.0) -> str:
+    """Round times over `length` seconds from `begin` on, set under the bars they measure."""
     marks = (
-        f'<span style="left:{100 * at / length:.2f}%">{words.seconds(at) if at else "0"}</span>'
-        for at in ticks(0.0, length, 6)
-        if at <= 0.97 * length
+        f'<span style="left:{100 * (at - begin) / length:.2f}%">{words.seconds(at) if at else "0"}</span>'
+        for at in ticks(begin, begin + length, 6)
+        if at - begin <= 0.97 * length
     )
     return f'<div class="times">{"".join(marks)}</div>'
 

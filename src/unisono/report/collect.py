@@ -48,6 +48,7 @@ class Run:
     environment: Record = field(default_factory=dict)
     summary: Record = field(default_factory=dict)
     error: Record = field(default_factory=dict)
+    prediction: Record = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
     @property
@@ -123,6 +124,7 @@ def collect(folder: str | Path) -> Run:
         environment=environment,
         summary=_json(root / "summary.json", optional),
         error=_json(root / "error.json", optional),
+        prediction=_json(root / "prediction.json", optional),
         missing=tuple(missing + [line for line in optional if "absent" not in line]),
     )
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import chart, lanes, words
+from unisono.report import chart, expected, lanes, words
 from unisono.report.analyse import (
     PARTS,
     Share,
@@ -36,6 +36,7 @@ def page(run: Run) -> str:
         _missing(run),
         _curves(run),
         _times(found),
+        expected.section(run, found),
         lanes.timeline(run),
         lanes.timetables(pipeline),
         lanes.heat(run),
@@ -50,6 +51,11 @@ def page(run: Run) -> str:
         "</div>",
         _config(run),
     ]
+    return document(f"{run.name}: unisono report", body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page of the report's look around its sections; it asks nobody for anything."""
     here = Path(__file__)
     css = here.with_name("page.css").read_text(encoding="utf-8")
     script = here.with_name("page.js").read_text(encoding="utf-8")
@@ -57,7 +63,7 @@ def page(run: Run) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<title>{escape(run.name)}: unisono report</title><link rel="icon" href="data:,">'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,">'
         f"<style>{css}</style></head><body><main>{''.join(body)}</main>"
         f'<div id="tip" role="status"></div><script>{script}</script></body></html>\n'
     )

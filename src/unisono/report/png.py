@@ -1,14 +1,11 @@
 """`report.png`: the page's main pictures on one sheet, for a chat window, an issue or a README."""
 
-import io
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.observe.files import write_whole
-from unisono.programs.pipeline import Placed
-from unisono.report import chart, words
+from unisono.report import chart, sheet, words
 from unisono.report.analyse import (
     PARTS,
     Pipeline,
@@ -23,27 +20,13 @@ from unisono.report.analyse import (
     traced_step,
 )
 from unisono.report.collect import Run
+from unisono.report.expected import Beside, apart, beside, group
 
-COLOURS = {
-    "data": "#56b4e9",
-    "forward": "#0072b2",
-    "backward": "#00785a",
-    "comm_exposed": "#c04f00",
-    "comm_hidden": "#e2a12f",
-    "wait": "#b9bfc9",
-    "optim": "#9a4f88",
-    "other": "#8a8371",
-}
-_INK, _SOFT, _RULE, _IDLE = "#1a1d23", "#565d69", "#d9dce1", "#eef0f3"
 _ROWS = 16
 
 
 def write(run: Run, path: str | Path) -> Path:
     """Draw the sheet (1600 pixels wide), whole or not at all. Raises OSError."""
-    # Imported here because it costs a second, which `unisono --help` and the page must not pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     found, pipeline = shares(run), pipeline_of(run)
     verdict = judge(run, found, pipeline)
     step = traced_step(run.traces)
@@ -51,17 +34,20 @@ def write(run: Run, path: str | Path) -> Path:
     ranks = min(_ROWS, max(1, len(found)))
     heights = [2.9]
     heights += [0.9 + 0.34 * ranks] if found else []
+    both = beside(run, found)
+    heights += [0.9 + 0.34 * 2] if both else []
     heights += [0.9 + 0.34 * min(_ROWS, len(run.traces))] if spanned else []
     heights += [0.8 + 0.34 * len(pipeline.rows)] * 2 if pipeline else []
 
-    figure = Figure(figsize=(16, 1.7 + sum(heights) + 0.5 * len(heights)), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = sheet.blank(1.7 + sum(heights) + 0.5 * len(heights))
     total = figure.get_figheight()
     headline = textwrap.fill(verdict.sentence, 104)
-    figure.text(0.025, 1 - 0.3 / total, headline, fontsize=17, weight="bold", color=_INK, va="top")
+    figure.text(0.025, 1 - 0.3 / total, headline, fontsize=17, weight="bold", color=sheet.INK, va="top")
     said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
     below = 0.3 + 0.29 * (1 + headline.count("\n")) + 0.1
-    figure.text(0.025, 1 - below / total, textwrap.shorten(said, 180), fontsize=11, color=_SOFT, va="top")
+    figure.text(
+        0.025, 1 - below / total, textwrap.shorten(said, 180), fontsize=11, color=sheet.SOFT, va="top"
+    )
     edges = {"left": 0.115, "right": 0.975, "top": 1 - (below + 0.75) / total, "bottom": 0.45 / total}
     gap = 0.78 * len(heights) / sum(heights)
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, hspace=gap, wspace=0.13, **edges)
@@ -71,28 +57,34 @@ def write(run: Run, path: str | Path) -> Path:
     if found:
         _times(figure.add_subplot(grid[at, :]), grouped(found, _ROWS))
         at += 1
+    if both:
+        _expected(figure.add_subplot(grid[at, :]), both)
+        at += 1
     if spanned:
         _timeline(figure.add_subplot(grid[at, :]), run, step)
         at += 1
     if pipeline:
         _timetables((figure.add_subplot(grid[at, :]), figure.add_subplot(grid[at + 1, :])), pipeline)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return write_whole(path, buffer.getvalue())
+    return sheet.save(figure, path)
 
 
 def _loss(axes: Any, run: Run) -> None:
     points = [(r["step"], r["loss"]) for r in run.steps if words.is_number(r.get("loss"))]
     validated = run.validation
-    _frame(axes, "Loss, by step")
+    sheet.frame(axes, "Loss, by step")
     if len(points) > 100:
-        axes.plot(*_columns(chart.thin(points)), color=COLOURS["forward"], lw=0.8, alpha=0.35)
+        axes.plot(*_columns(chart.thin(points)), color=sheet.COLOURS["forward"], lw=0.8, alpha=0.35)
         points = chart.smooth(points, max(10, len(points) // 50))
     if points:
-        axes.plot(*_columns(points), color=COLOURS["forward"], lw=2, label="training")
+        axes.plot(*_columns(points), color=sheet.COLOURS["forward"], lw=2, label="training")
     if validated:
         axes.plot(
-            *_columns(validated), color=COLOURS["comm_exposed"], lw=2, marker="o", ms=4, label="validation"
+            *_columns(validated),
+            color=sheet.COLOURS["comm_exposed"],
+            lw=2,
+            marker="o",
+            ms=4,
+            label="validation",
         )
     if points or validated:
         axes.legend(frameon=False, fontsize=11, loc="upper right")
@@ -102,9 +94,9 @@ def _loss(axes: Any, run: Run) -> None:
 
 def _speed(axes: Any, run: Run) -> None:
     points = [(r["step"], r["tokens_per_s"]) for r in run.steps if words.is_number(r.get("tokens_per_s"))][1:]
-    _frame(axes, "Tokens per second, by step")
+    sheet.frame(axes, "Tokens per second, by step")
     if points:
-        axes.plot(*_columns(chart.thin(points)), color=COLOURS["forward"], lw=1.6)
+        axes.plot(*_columns(chart.thin(points)), color=sheet.COLOURS["forward"], lw=1.6)
         axes.set_ylim(0, 1.12 * max(y for _, y in points))
         axes.yaxis.set_major_formatter(lambda value, _: words.count(value))
     else:
@@ -112,7 +104,7 @@ def _speed(axes: Any, run: Run) -> None:
 
 
 def _times(axes: Any, found: Sequence[Share]) -> None:
-    _frame(axes, "Where the time of a step goes", grid=False)
+    sheet.frame(axes, "Where the time of a step goes", grid=False)
     longest = max(share.wall for share in found)
     for row, share in enumerate(found):
         left = 0.0
@@ -120,30 +112,52 @@ def _times(axes: Any, found: Sequence[Share]) -> None:
             wide = share.parts.get(part, 0.0)
             if wide <= 0:
                 continue
-            axes.barh(row, wide, left=left, height=0.78, color=COLOURS[part], label=words.PART_NAMES[part])
+            axes.barh(
+                row, wide, left=left, height=0.78, color=sheet.COLOURS[part], label=words.PART_NAMES[part]
+            )
             if wide > 0.035 * longest:
-                ink = _INK if part in ("wait", "data") else "white"
+                ink = sheet.INK if part in ("wait", "data") else "white"
                 said = percent(wide / share.wall)
                 axes.text(left + wide / 2, row, said, ha="center", va="center", fontsize=10, color=ink)
             left += wide
-    _rows(axes, [f"{share.name}  {share.place}".strip() for share in found])
+    sheet.rows(axes, [f"{share.name}  {share.place}".strip() for share in found])
     axes.set_xlim(0, longest)
-    _time_axis(axes)
-    _legend(axes)
+    sheet.time_axis(axes)
+    sheet.legend(axes)
+
+
+def _expected(axes: Any, both: Beside) -> None:
+    off = apart(both.predicted, both.measured)
+    where = "measured on this machine" if both.calibrated else f"of the built-in cluster {both.cluster}"
+    sheet.frame(axes, f"Predicted and measured: {off}, with prices {where}", grid=False)
+    for row, seconds in enumerate(([s.predicted for s in both.lines], [s.measured for s in both.lines])):
+        left = 0.0
+        for line, wide in zip(both.lines, seconds, strict=True):
+            axes.barh(row, wide, left=left, height=0.78, color=sheet.COLOURS[line.colour])
+            share = wide / max(both.predicted, both.measured)
+            if share > 0.06:
+                ink = sheet.INK if line.colour == "wait" else "white"
+                said = words.seconds(wide)
+                said = f"{group(line)} {said}" if share > 0.02 + 0.008 * len(group(line)) else said
+                axes.text(left + wide / 2, row, said, ha="center", va="center", fontsize=10, color=ink)
+            left += wide
+    sheet.rows(axes, ["predicted", "measured"])
+    axes.set_xlim(0, max(both.predicted, both.measured))
+    sheet.time_axis(axes)
 
 
 def _timeline(axes: Any, run: Run, step: int | None) -> None:
-    _frame(axes, f"One step: {step}" if step is not None else "One step", grid=False)
+    sheet.frame(axes, f"One step: {step}" if step is not None else "One step", grid=False)
     traces = chosen(run.traces, _ROWS)
     begin = min(span.start_ns for trace in traces for span in spans_of(trace, step))
     end = max(span.stop_ns for trace in traces for span in spans_of(trace, step))
     length = (end - begin) * 1e-9
     for row, trace in enumerate(traces):
-        axes.barh(row, length, height=0.78, color=_IDLE)
+        axes.barh(row, length, height=0.78, color=sheet.IDLE)
         for span in spans_of(trace, step):
             hidden = span.kind == "comm" and not span.tags.get("exposed", True)
             part = {"comm": "comm_hidden" if hidden else "comm_exposed"}.get(span.kind, span.kind)
-            part = part if part in COLOURS else "other"
+            part = part if part in sheet.COLOURS else "other"
             start, wide = (span.start_ns - begin) * 1e-9, (span.stop_ns - span.start_ns) * 1e-9
             place, tall = (row + 0.45, 0.13) if hidden else (row, 0.78)
             edge = {"edgecolor": "white", "linewidth": 0.5} if wide > 0.004 * length else {}
@@ -152,7 +166,7 @@ def _timeline(axes: Any, run: Run, step: int | None) -> None:
                 wide,
                 left=start,
                 height=tall,
-                color=COLOURS[part],
+                color=sheet.COLOURS[part],
                 label=words.PART_NAMES[part],
                 **edge,
             )
@@ -167,10 +181,10 @@ def _timeline(axes: Any, run: Run, step: int | None) -> None:
                     color="white",
                 )
     places = {facts.rank: facts.place for facts in run.ranks}
-    _rows(axes, [f"rank {trace.rank}  {places.get(trace.rank, '')}".strip() for trace in traces])
+    sheet.rows(axes, [f"rank {trace.rank}  {places.get(trace.rank, '')}".strip() for trace in traces])
     axes.set_xlim(0, length)
-    _time_axis(axes)
-    _legend(axes)
+    sheet.time_axis(axes)
+    sheet.legend(axes)
 
 
 def _timetables(both: Sequence[Any], pipeline: Pipeline) -> None:
@@ -180,62 +194,17 @@ def _timetables(both: Sequence[Any], pipeline: Pipeline) -> None:
         ("measured", pipeline.measured, pipeline.measured_bubble),
     )
     for axes, (word, placed, idle) in zip(both, cases, strict=True):
-        _frame(axes, f"Pipeline timetable {pipeline.schedule}, {word}: bubble {percent(idle)}", grid=False)
-        _timetable(axes, placed, until)
-        _rows(axes, list(pipeline.rows))
+        sheet.frame(
+            axes, f"Pipeline timetable {pipeline.schedule}, {word}: bubble {percent(idle)}", grid=False
+        )
+        sheet.timetable(axes, placed, until)
+        sheet.rows(axes, list(pipeline.rows))
         axes.set_xlim(0, until)
-        _time_axis(axes)
-
-
-def _timetable(axes: Any, placed: Sequence[Placed], until: float) -> None:
-    for row in {p.row for p in placed}:
-        axes.barh(row, until, height=0.78, color=_IDLE)
-    for p in placed:
-        wide = p.stop - p.start
-        colour = COLOURS["forward" if p.action.kind == "F" else "backward"]
-        axes.barh(p.row, wide, left=p.start, height=0.78, color=colour, edgecolor="white", linewidth=0.6)
-        if wide > 0.012 * until:
-            axes.text(
-                p.start + wide / 2, p.row, p.action.micro, ha="center", va="center", fontsize=9, color="white"
-            )
-
-
-def _frame(axes: Any, title: str, grid: bool = True) -> None:
-    axes.set_title(title, loc="left", fontsize=13, weight="bold", color=_INK, pad=8)
-    for side in ("top", "right", *(() if grid else ("left", "bottom"))):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_RULE)
-    axes.tick_params(colors=_SOFT, labelsize=11, length=0)
-    if grid:
-        axes.grid(axis="y", color=_RULE, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _rows(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", labelcolor=_INK)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-
-
-def _time_axis(axes: Any) -> None:
-    axes.xaxis.set_major_formatter(lambda value, _: words.seconds(value) if value > 0 else "0")
-
-
-def _legend(axes: Any) -> None:
-    """One entry per part, in the parts' own order, on the title's line."""
-    handles, labels = axes.get_legend_handles_labels()
-    first = dict(zip(reversed(labels), reversed(handles), strict=True))
-    names = [name for name in words.PART_NAMES.values() if name in first]
-    axes.legend(
-        [first[name] for name in names], names, ncols=len(names), frameon=False, fontsize=10.5, loc="lower right",
-        bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1.0, handleheight=1.0, columnspacing=1.2,
-    )  # fmt: skip
+        sheet.time_axis(axes)
 
 
 def _nothing(axes: Any) -> None:
-    axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=_SOFT, fontsize=12)
+    axes.text(0.5, 0.5, "not recorded", transform=axes.transAxes, ha="center", color=sheet.SOFT, fontsize=12)
     axes.set_xticks([])
     axes.set_yticks([])
 

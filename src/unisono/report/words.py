@@ -6,6 +6,7 @@ PART_NAMES = {
     "data": "input",
     "forward": "forward",
     "backward": "backward",
+    "weight": "weight gradients",
     "comm_exposed": "communication, exposed",
     "comm_hidden": "communication, hidden",
     "wait": "waiting",

@@ -5,12 +5,13 @@ Units: FLOP/s, bytes, bytes per second in one direction, seconds, currency per d
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log
 from typing import Literal
 
 from unisono.spec.host import Host
 
-Origin = Literal["specification", "fitted", "measured here", "given"]
-ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "given")
+Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
+ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class Source:
     """Where a constant comes from.
 
     specification: a data sheet or the vendor's page. fitted: to published rows, which `text` names. measured here:
-    by the user, on this machine. given: written by the user without a source.
+    by the user, on this machine. assumed: none of these; `text` says on what ground. given: written by the user without
+    a source.
     """
 
     origin: Origin
@@ -33,8 +35,10 @@ class Device:
     """One accelerator (or host) as the price of a plan needs it.
 
     peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
-    before the first tensor (context, collectives' buffers). units: multiprocessors that share out a product's tiles;
-    0 where that is not known, and no rounding up to full waves is charged.
+    before the first tensor (context, collectives' buffers). best: FLOP/s in bf16 of the best product that was ever
+    measured, 0 where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
+    known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its host's memory, each
+    way at once; 0 where nothing can be offloaded. host_memory: bytes of it for one device, 0 where that is not known.
     """
 
     name: str
@@ -42,7 +46,10 @@ class Device:
     memory: float
     bandwidth: float
     reserved: float = 0.0
+    best: float = 0.0
     units: int = 0
+    host: float = 0.0
+    host_memory: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     def flops(self, dtype: str) -> float:
@@ -63,8 +70,9 @@ class Link:
 
     size: devices that this level connects, the inner levels' included. bandwidth: bytes/s of one device in one
     direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
-    measured; `bandwidth` where that is not known. oversubscription: how much less than the sum of its ports the level
-    carries when all talk at once.
+    measured; `bandwidth` where that is not known. groups: (members, bytes/s), ascending, where the bus was measured for
+    several sizes of a group. oversubscription: how much less than the sum of its ports the level carries when all talk
+    at once.
     """
 
     name: str
@@ -73,12 +81,25 @@ class Link:
     latency: float
     oversubscription: float = 1.0
     ceiling: float | None = None
+    groups: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def bus(self) -> float:
         """Bytes/s of one device that a collective inside this level reaches."""
         return (self.ceiling or self.bandwidth) / self.oversubscription
+
+    def bus_of(self, members: int) -> float:
+        """Bytes/s of one device in a group of `members` inside this level; between measured sizes by logarithm."""
+        if not self.groups:
+            return self.bus
+        low = self.groups[0]
+        for high in self.groups:
+            if members <= high[0]:
+                share = log(members / low[0]) / log(high[0] / low[0]) if members > low[0] else 0.0
+                return (low[1] + share * (high[1] - low[1])) / self.oversubscription
+            low = high
+        return low[1] / self.oversubscription
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,29 @@ al., "Reducing activation recomputation in large transformer models", 2022, sect
 feed-forwards, grouped key-value heads, no dropout and fused attention.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unisono.spec.workload import Sizes, Workload, gpt
+from unisono.spec.experts import (
+    Experts,
+    Latent,
+    common_elements,
+    expert_elements,
+    matrices,
+    token_products,
+)
+from unisono.spec.workload import Part, Sizes, Workload, gpt
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """Sizes of the model; `kv_heads` and `d_ff` as played, `noisy` with dropout, `learned` positions in a table."""
+    """Sizes of the model; `kv_heads` and `d_ff` as played, `noisy` with dropout, `learned` positions in a table.
+
+    experts: of the sparse layers, None where all are dense. latent: attention through latent vectors. head: width of
+    one head where it is not d_model / n_head. qkv_bias: biases of queries, keys and values where they are not like the
+    others; proj_bias: of attention's last product. head_norms: queries and keys have norms of a head's width. rows: of
+    the table of positions where it is longer than the context.
+    """
 
     n_layer: int
     n_head: int
@@ -28,37 +42,138 @@ class Transformer:
     learned: bool = True
     gated: bool = False
     rms: bool = False
+    experts: Experts | None = None
+    latent: Latent | None = None
+    head: int = 0
+    qkv_bias: bool | None = None
+    proj_bias: bool | None = None
+    head_norms: bool = False
+    rows: int = 0
 
     @cached_property
     def workload(self) -> Workload:
         """The same model as parts."""
-        return gpt(
+        dense = gpt(
             n_layer=self.n_layer, n_head=self.n_head, d_model=self.d_model, context=self.context, vocab=self.vocab,
             kv_heads=self.kv_heads, d_ff=self.d_ff, dropout=0.1 if self.noisy else 0.0, bias=self.bias,
             tie_embeddings=self.tied, learned_positions=self.learned, gated=self.gated, rms=self.rms,
         )  # fmt: skip
+        stem, *blocks, last = dense.parts
+        if self.learned and self.rows:
+            stem = replace(stem, parameters=stem.parameters + (self.rows - self.context) * self.d_model)
+        turned = [self._block(n, block) for n, block in enumerate(blocks)]
+        return Workload((stem, *turned, last), dense.tied)
+
+    def _block(self, layer: int, dense: Part) -> Part:
+        """The usual block with what is different here."""
+        T, D = self.context, self.d_model
+        qkv = (self.n_head + 2 * self.kv_heads) * (D // self.n_head)
+        usual, had = D * qkv + D * D, qkv + D if self.bias else 0
+        weights = sum(inner * columns for inner, columns, _, _ in self.attention_products)
+        scores = T * (self.n_head * sum(self.score_widths) - 2 * D)
+        biases = self._biases
+        norms = 2 * self.head_width if self.head_norms else 0
+        norms += self.latent.norms if self.latent else 0
+        part = replace(
+            dense,
+            parameters=dense.parameters + weights - usual + biases - had + norms,
+            flops=dense.flops + 2 * T * (weights - usual) + 2 * T * scores,
+            activations=dense.activations + T * (self.attended - qkv - D),
+        )
+        if self.experts is None or not self.experts.sparse(layer):
+            return part
+        own, e = {"gated": self.gated, "bias": self.bias}, self.experts
+        ffn = matrices(self.gated) * D * self.d_ff
+        ffn_biases = (matrices(self.gated) - 1) * self.d_ff + D if self.bias else 0
+        routed = expert_elements(e, D, **own)
+        met = e.top_k * e.width + e.shared_width
+        return replace(
+            part,
+            parameters=part.parameters - ffn - ffn_biases + routed + common_elements(e, D, **own),
+            flops=part.flops + 2 * T * (token_products(e, D, gated=self.gated) - ffn),
+            # Tokens as they are routed to experts and as they come back, and the router's logits.
+            activations=part.activations
+            + T * ((4 if self.gated else 2) * (met - self.d_ff) + 2 * e.top_k * D + e.count),
+            idle=routed - routed // e.count * e.top_k,
+        )
 
     @property
+    def _biases(self) -> int:
+        """Of attention."""
+        qkv = self.bias if self.qkv_bias is None else self.qkv_bias
+        proj = self.bias if self.proj_bias is None else self.proj_bias
+        return (self.qkv_width if qkv else 0) + (self.d_model if proj else 0)
+
+    @cached_property
     def head_width(self) -> int:
-        return self.d_model // self.n_head
+        return self.head or self.d_model // self.n_head
 
-    @property
+    @cached_property
     def kv_width(self) -> int:
         """Elements of one token's keys, or of its values."""
+        if self.latent:
+            return self.n_head * (self.latent.plain + self.latent.turned + self.latent.value) // 2
         return self.kv_heads * self.head_width
 
     @cached_property
-    def block_parameters(self) -> tuple[int, int]:
-        """Elements of one block that `tp` deals out, and elements that each of its ranks keeps whole."""
+    def qkv_width(self) -> int:
+        """Elements of one token's queries, keys and values."""
+        if self.latent:
+            return self.n_head * (2 * (self.latent.plain + self.latent.turned) + self.latent.value)
+        return self.n_head * self.head_width + 2 * self.kv_width
+
+    @cached_property
+    def score_widths(self) -> tuple[int, int]:
+        """Of one head: what a score is the sum over, and what the weights weigh."""
+        if self.latent:
+            return self.latent.plain + self.latent.turned, self.latent.value
+        return self.head_width, self.head_width
+
+    @cached_property
+    def attended(self) -> int:
+        """Elements of one token that attention takes and gives: queries, keys, values, result."""
+        return self.qkv_width + self.n_head * self.score_widths[1]
+
+    @cached_property
+    def attention_products(self) -> tuple[tuple[int, int, bool, bool], ...]:
+        """(inner, columns, whether tp deals out the inner, the columns) of attention's products with weights."""
+        if self.latent:
+            return self.latent.products(self.d_model, self.n_head)
+        wide = self.n_head * self.head_width
+        return (self.d_model, self.qkv_width, False, True), (wide, self.d_model, True, False)
+
+    @cached_property
+    def sparse_share(self) -> float:
+        """Of the blocks, those with experts."""
+        if self.experts is None or not self.n_layer:
+            return 0.0
+        return self.experts.layers(0, self.n_layer) / self.n_layer
+
+    @cached_property
+    def layer_experts(self) -> float:
+        """Elements of one layer's routed experts, which `ep` deals out."""
+        if self.experts is None:
+            return 0.0
+        return expert_elements(self.experts, self.d_model, gated=self.gated, bias=self.bias)
+
+    @cached_property
+    def block_parameters(self) -> tuple[float, float]:
+        """Elements of a block that `tp` deals out, and elements that each of its ranks keeps whole; routed experts not
+        counted, and of dense and sparse blocks the mean."""
         norm = self.d_model * (2 if self.bias and not self.rms else 1)
         whole = 2 * norm + (2 * self.d_model if self.bias else 0)  # norms, biases of row-wise products
-        every = self.workload.blocks[0].parameters if self.n_layer else whole
-        return every - whole, whole
+        if not self.n_layer:
+            return 0, whole
+        if self.experts is None:
+            return self.workload.blocks[0].parameters - whole, whole
+        every = sum(part.parameters for part in self.workload.blocks) / self.n_layer
+        router = self.sparse_share * self.experts.count * self.d_model
+        return every - self.sparse_share * self.layer_experts - whole - router, whole + router
 
     @cached_property
     def stem_parameters(self) -> tuple[int, int]:
         """The embedding: dealt by vocabulary, positions whole."""
-        return self.vocab * self.d_model, self.context * self.d_model if self.learned else 0
+        return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
     @cached_property
     def head_parameters(self) -> tuple[int, int]:
@@ -70,15 +185,15 @@ class Transformer:
         return float(batch) * self.workload.step_flops
 
 
-def transformer(model: Sizes, vocab: int) -> Transformer:
-    """The numbers of a recipe's `[model]` of kind gpt. Raises ValueError for another kind."""
-    if model.kind != "gpt":
+def transformer(model: Sizes, vocab: int, experts: Experts | None = None) -> Transformer:
+    """The numbers of a recipe's `[model]` of kind gpt, or moe with its experts. Raises ValueError for another kind."""
+    if model.kind not in ("gpt", "moe"):
         raise ValueError(f"a model of kind {model.kind!r} is no transformer")
     return Transformer(
         n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context, vocab=vocab,
         kv_heads=model.kv_heads, d_ff=model.ff_width, noisy=model.dropout > 0.0, bias=model.bias,
         tied=model.tie_embeddings, learned=model.positions == "learned", gated=model.activation == "swiglu",
-        rms=model.norm == "rms",
+        rms=model.norm == "rms", experts=experts,
     )  # fmt: skip
 
 
@@ -88,12 +203,14 @@ def block_bytes(
     micro_batch: int,
     tp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     sequence_parallel: bool = True,
     fused: bool = True,
     recompute: str = "none",
     itemsize: int = 2,
 ) -> float:
-    """Bytes that one block of one micro-batch keeps on one rank for the backward pass.
+    """Bytes that one block of one micro-batch keeps on one rank for the backward pass; of dense and sparse blocks the
+    mean.
 
     fused: attention that never writes its scores (Dao et al., 2022). recompute: none; selective, which computes the
     scores again; full, which keeps the block's input alone.
@@ -105,7 +222,16 @@ def block_bytes(
         return tokens * h * e / shared
     # Inputs of both norms and of both first products; dropout's masks are one byte an element.
     whole = 4 * h * e + (2 * h if model.noisy else 0)
-    dealt = e * (h + 2 * model.kv_width + h) + e * model.d_ff * (3 if model.gated else 2)
+    dense, hidden = 1.0 - model.sparse_share, matrices(model.gated) * e
+    dealt = e * model.attended + hidden * model.d_ff * dense
+    if model.latent:
+        whole += 2 * e * (model.latent.query + model.latent.key_value)  # before and after their norms
+    if model.experts:
+        some = model.experts
+        # The router's logits and their softmax in fp32; tokens as they come to experts and as they leave.
+        whole += model.sparse_share * 8 * some.count
+        routed = some.top_k * some.factor * (2 * h * e * max(1, tp // ep) + hidden * some.width)
+        dealt += model.sparse_share * (routed + hidden * some.shared_width)
     if fused:
         scores = 4.0 * model.n_head  # one fp32 logarithm a row
     elif recompute == "selective":
@@ -117,12 +243,12 @@ def block_bytes(
 
 
 def live_bytes(
-    model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, sequence_parallel: bool = True,
+    model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, ep: int = 1, sequence_parallel: bool = True,
     fused: bool = True, itemsize: int = 2,
 ) -> float:  # fmt: skip
     """Bytes of the one block that is being computed again under recompute=full."""
     return block_bytes(
-        model, micro_batch=micro_batch, tp=tp, cp=cp, sequence_parallel=sequence_parallel, fused=fused,
+        model, micro_batch=micro_batch, tp=tp, cp=cp, ep=ep, sequence_parallel=sequence_parallel, fused=fused,
         itemsize=itemsize,
     )  # fmt: skip
 

@@ -10,7 +10,35 @@ recomputation.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Product(NamedTuple):
+    """A matrix product of one sample: `many` of (rows x inner) (inner x columns).
+
+    read: elements of the left factor as they lie in memory, fewer than rows x inner for a convolution; 0: as many.
+    batched: another sample adds more products rather than more rows, as in attention.
+    """
+
+    rows: int
+    inner: int
+    columns: int
+    many: int = 1
+    read: int = 0
+    batched: bool = False
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns * self.many
+
+
+class Tables(NamedTuple):
+    """Embedding tables that are looked up. elements: of all. touched: elements that one sample reads. given: elements
+    that come out for one sample, which cross the network where the tables are dealt."""
+
+    elements: int
+    touched: int
+    given: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +46,10 @@ class Part:
     """One indivisible part of a model, as `pp` deals it.
 
     parameters: elements. flops: of the forward pass of one sample. activations: elements of one sample kept
-    for the backward pass. output: elements of one sample that pass to the next part.
+    for the backward pass. output: elements of one sample that pass to the next part. idle: parameters that a
+    token does not meet, of experts that it is not sent to. For prices of what is no transformer: products, whose sum
+    `flops` is; moved, elements of one sample that all other kernels read and write in the forward pass; kernels, as
+    many as are started for it; tables.
     """
 
     name: str
@@ -26,6 +57,11 @@ class Part:
     flops: int
     activations: int
     output: int
+    idle: int = 0
+    products: tuple[Product, ...] = ()
+    moved: int = 0
+    kernels: int = 0
+    tables: Tables | None = None
 
     @property
     def backward_flops(self) -> int:
@@ -49,6 +85,11 @@ class Workload:
     def parameters(self) -> int:
         """Elements of the whole model, a tied weight once."""
         return sum(part.parameters for part in self.parts) - self.tied
+
+    @property
+    def active(self) -> int:
+        """Elements that one token meets, a tied weight once."""
+        return self.parameters - sum(part.idle for part in self.parts)
 
     @property
     def flops(self) -> int:
@@ -248,11 +289,21 @@ def mlp(
         # needs; the last activation belongs to the next part, unless a dropped copy and its mask take its
         # place.
         kept = 4 * width + (width if dropout > 0.0 else 0)
-        parts.append(Part(f"blocks.{number}", weights + (2 * width if bias else 0), 2 * weights, kept, width))
+        parts.append(
+            Part(
+                f"blocks.{number}", weights + (2 * width if bias else 0), 2 * weights, kept, width,
+                products=(Product(1, before, width), Product(1, width, width)),
+                moved=4 * width + (3 * width if dropout > 0.0 else 0),
+                kernels=5 if dropout > 0.0 else 4,
+            )
+        )  # fmt: skip
         before = width
     parts.append(
-        Part("head", before * classes + (classes if bias else 0), 2 * before * classes, classes, classes)
-    )
+        Part(
+            "head", before * classes + (classes if bias else 0), 2 * before * classes, classes, classes,
+            products=(Product(1, before, classes),), moved=4 * classes, kernels=3,
+        )
+    )  # fmt: skip
     return Workload(tuple(parts))
 
 
@@ -278,7 +329,8 @@ def convnet(
     colours, rows, columns = image
     size = rows * columns
     weights = 9 * colours * channels
-    parts = [Part("stem", weights, 2 * size * weights, 0, channels * size)]
+    stem = Product(size, 9 * colours, channels, read=colours * size)
+    parts = [Part("stem", weights, 2 * size * weights, 0, channels * size, products=(stem,), kernels=1)]
     for number, (before, after, stride) in enumerate(conv_stages(n_layer, channels)):
         wide = before * size  # elements going in
         rows, columns = -(-rows // stride), -(-columns // stride)
@@ -289,16 +341,29 @@ def convnet(
         # norm's input and ReLU's result; the same after the first convolution; mask and dropped copy if any
         kept = 2 * wide + 2 * after * size + (2 * after * size if dropout > 0.0 else 0)
         kept += 2 * gcd(before, 8) + 2 * gcd(after, 8)
+        products = [
+            Product(size, 9 * before, after, read=wide),
+            Product(size, 9 * after, after, read=after * size),
+        ]
+        if (before, stride) != (after, 1):
+            products.append(Product(size, before, after))
         parts.append(
-            Part(f"blocks.{number}", weights + 2 * before + 2 * after, 2 * size * weights, kept, after * size)
-        )
+            Part(
+                f"blocks.{number}", weights + 2 * before + 2 * after, 2 * size * weights, kept, after * size,
+                products=tuple(products),
+                # A norm reads twice and writes, ReLU reads and writes; the sum reads two and writes.
+                moved=5 * wide + 5 * after * size + 3 * after * size,
+                kernels=5 + len(products),
+            )
+        )  # fmt: skip
     width = channels if not n_layer else conv_stages(n_layer, channels)[-1][1]
     kept = 2 * width * size + 2 * gcd(width, 8) + width + classes
     parts.append(
         Part(
-            "head", 2 * width + width * classes + (classes if bias else 0), 2 * width * classes, kept, classes
+            "head", 2 * width + width * classes + (classes if bias else 0), 2 * width * classes, kept, classes,
+            products=(Product(1, width, classes),), moved=6 * width * size + 4 * classes, kernels=6,
         )
-    )
+    )  # fmt: skip
     return Workload(tuple(parts))
 
 

@@ -1,0 +1,34 @@
+"""The pictures of `unisono simulate`: the planner's answer handed to the report's pen."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.observe.trace import write_groups
+from unisono.planner.simulate import Answer
+from unisono.planner.timeline import timeline
+from unisono.report import forecast_png
+from unisono.report.forecast import Forecast, write
+from unisono.report.placed import lanes
+
+
+def pictures(answer: Answer, facts: Mapping[str, Any], out: str | None, trace: str | None) -> list[str]:
+    """Writes what is asked for and returns the paths. out: FILE.html or FILE.png, else a folder for
+    `simulate.html` and `simulate.png`. Raises UsageError, OSError."""
+    step = timeline(answer.question, answer.price)
+    names = [
+        f"pp={row}" if len(step.timetable.rows) > 1 else "all ranks"
+        for row in range(len(step.timetable.rows))
+    ]
+    shown = Forecast(facts, step.placed, step.after, names, step.bubble)
+    written: list[Path] = []
+    if out is not None:
+        path = Path(out)
+        kind = path.suffix if path.suffix in (".html", ".png") else ""
+        if kind != ".png":
+            written.append(write(shown, path if kind else path / "simulate.html"))
+        if kind != ".html":
+            written.append(forecast_png.write(shown, path if kind else path / "simulate.png"))
+    if trace is not None:
+        written.append(write_groups(trace, {"simulated": lanes(step.placed, names, step.after)}))
+    return [str(path) for path in written]

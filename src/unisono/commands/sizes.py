@@ -1,0 +1,250 @@
+"""The model of a recipe as what can be priced. Torch is imported for models that have to be traced, for no other."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from unisono.config import Loaded
+from unisono.config.models import ModelConfig, Recipe
+from unisono.config.resolve import KINDS, located, recipe_problems
+from unisono.plan import Plan
+from unisono.planner.hf import transformer_of
+from unisono.planner.priced import Model
+from unisono.spec import workload
+from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
+from unisono.spec.experts import Experts
+from unisono.spec.networks import Network, dlrm, resnet
+from unisono.spec.transformer import Transformer, transformer
+
+_IMAGENET = (3, 224, 224), 1000
+_DIGITS = (1, 8, 8), 10
+_PRICED = (*KINDS, "moe", "dlrm")
+
+
+def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
+    """What the recipe's model is in numbers. environ: says where transformers keeps what it has loaded before.
+
+    Raises UsageError for what cannot be priced, ConfigProblems where sizes do not fit together.
+    """
+    recipe, kind = got.recipe, got.recipe.model.kind
+    if kind.startswith("hf:"):
+        return _from_hf(got, kind.removeprefix("hf:"), environ)
+    if ".py:" in kind:
+        wrong = [p for p in recipe_problems(recipe) if p.where == "model.kind"]
+        if wrong:
+            raise ConfigProblems([replace(p, where=located(p.where, got.origins)) for p in wrong])
+        return _from_file(got)
+    if kind in ("gpt", "moe"):
+        return _transformer(got)
+    if kind not in _PRICED:
+        raise _wrong(got, f"model.kind {kind} is not known", "model.kind",
+                     f"one of: {' '.join(_PRICED)}, hf:PATH or FILE.py:FUNCTION")  # fmt: skip
+    return Network(_parts(got), states=_states(recipe), by_weights=not recipe.model.resnet)
+
+
+def judged(recipe: Recipe, model: Model) -> Any:
+    """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
+    if not recipe.model.kind.startswith("hf:") or not isinstance(model, Transformer):
+        return recipe
+    sizes = SimpleNamespace(
+        kind="moe" if model.experts else "gpt", n_head=model.n_head, kv_heads=model.kv_heads, ff_width=model.d_ff,
+        context=model.context, depth=model.n_layer, depth_key="model.kind",
+        n_experts=model.experts.count if model.experts else 0,
+    )  # fmt: skip
+    return SimpleNamespace(model=sizes, train=recipe.train, launch=recipe.launch)
+
+
+def problems(model: Model, plan: Plan) -> list[Problem]:
+    """What keeps a plan from being priced for a network of parts."""
+    found: list[Problem] = []
+    if not isinstance(model, Network):
+        return found
+    for axis in ("tp", "cp"):
+        if getattr(plan, axis) > 1:
+            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
+            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
+    if plan.ep > 1 and not any(part.tables for part in model.workload.parts):
+        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
+    if plan.pp > model.n_layer:
+        what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {model.n_layer} between its ends"
+        found.append(Problem("P13", what, "plan.pp", f"pp={model.n_layer} or less"))
+    return found
+
+
+def _transformer(got: Loaded) -> Transformer:
+    sizes = got.recipe.model
+    if sizes.d_model % sizes.n_head:
+        raise _wrong(
+            got, f"d_model {sizes.d_model} is no multiple of n_head {sizes.n_head}", "model.d_model, model.n_head",
+            f"--model.d_model {sizes.n_head * max(1, round(sizes.d_model / sizes.n_head))}",
+        )  # fmt: skip
+    return transformer(sizes, _vocab(got), _experts(got) if sizes.kind == "moe" else None)
+
+
+def _experts(got: Loaded) -> Experts:
+    sizes = got.recipe.model
+    if sizes.top_k > sizes.n_experts:
+        raise _wrong(got, f"a token takes top_k {sizes.top_k} of n_experts {sizes.n_experts}",
+                     "model.top_k, model.n_experts", f"--model.top_k {sizes.n_experts}")  # fmt: skip
+    width = sizes.d_expert or sizes.ff_width
+    return Experts(
+        count=sizes.n_experts, top_k=sizes.top_k, width=width, shared_width=sizes.n_shared_experts * width,
+        capacity=sizes.capacity_factor, load=sizes.load_factor, every=sizes.moe_every, dense=sizes.n_dense_first,
+    )  # fmt: skip
+
+
+def _vocab(got: Loaded) -> int:
+    if got.recipe.model.vocab is not None:
+        return got.recipe.model.vocab
+    if got.recipe.data.tokenizer == "byte":
+        return 256  # every byte is a token
+    raise _wrong(
+        got, f"the vocabulary of tokenizer {got.recipe.data.tokenizer} is not known without the data", "model.vocab",
+        "--model.vocab 51200",
+    )  # fmt: skip
+
+
+def _parts(got: Loaded) -> workload.Workload:
+    sizes = got.recipe.model
+    if sizes.kind == "dlrm":
+        if not sizes.tables:
+            raise _wrong(got, "a dlrm has embedding tables, and their rows are not given", "model.tables",
+                         "--model.tables 1000000,200000")  # fmt: skip
+        return dlrm(tables=sizes.tables, width=sizes.d_table, lookups=sizes.lookups, dense=sizes.n_dense,
+                    bottom=sizes.bottom, top=sizes.top)  # fmt: skip
+    image, classes = _picture(got)
+    if sizes.resnet:
+        return resnet(sizes.resnet, classes=classes, image=image)
+    return workload.of(sizes, classes=classes, image=image)
+
+
+def _picture(got: Loaded) -> tuple[tuple[int, int, int], int]:
+    """Shape of a sample and number of classes: as given, or the data's; ImageNet's for a network made for it."""
+    sizes = got.recipe.model
+    usual = _IMAGENET if sizes.resnet else _DIGITS if got.recipe.data.source == "digits" else (None, None)
+    image, classes = sizes.image or usual[0], sizes.classes or usual[1]
+    if image is None or classes is None:
+        missing = "model.image, model.classes"
+        raise _wrong(got, "the shape of a picture or the number of classes is not known without the data", missing,
+                     "--model.image 3,224,224 --model.classes 1000")  # fmt: skip
+    return image, classes
+
+
+def _states(recipe: Recipe) -> int:
+    """Numbers that the recipe's optimiser keeps of each parameter."""
+    if recipe.train.optimizer == "adamw":
+        return 2
+    return 1 if recipe.train.momentum else 0
+
+
+def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
+    path = config_of(name, environ)
+    if path is None:
+        raise _wrong(got, f"no config.json of {name}: neither such a folder nor in the cache of transformers",
+                     "model.kind", "hf:FOLDER with a config.json; nothing is loaded from the network")  # fmt: skip
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _wrong(
+            got, f"{path} is not JSON: {error}", "model.kind", "the file as transformers writes it"
+        ) from None
+    context = got.recipe.model.context if "context" in got.recipe.model.model_fields_set else None
+    found = transformer_of(config, context, where=str(path))
+    return found if found is not None else _traced_hf(got, path, config, context)
+
+
+def config_of(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The config.json of a folder, of a file, or of a model that transformers has loaded before."""
+    own = Path(name)
+    if own.is_file():
+        return own
+    if (own / "config.json").is_file():
+        return own / "config.json"
+    home = Path(environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    seen = (
+        Path(environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
+    )
+    return max(seen.glob("*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int | None) -> Network:
+    """A family that is not known in numbers, traced."""
+    import torch
+
+    with _tracing(got):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        made = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(made)
+    longest = getattr(made, "max_position_embeddings", None) or got.recipe.model.context
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        # A whole mask is the one that transformers does not look into.
+        mask = torch.zeros(x.shape[0], 1, x.shape[1], x.shape[1], device="meta")
+        return model(input_ids=x, attention_mask=mask, use_cache=False).logits
+
+    return _traced(got, model, forward, None, context or longest)
+
+
+def _from_file(got: Loaded) -> Network:
+    import torch
+
+    from unisono.models.build import Facts, user_model
+
+    sizes = got.recipe.model
+    image, classes = _shape(got)
+    with torch.device("meta"):
+        model = user_model(sizes, Facts(None if image else _vocab(got), classes, image))
+    return _traced(got, model, model, image, sizes.context)
+
+
+def _shape(got: Loaded) -> tuple[tuple[int, int, int] | None, int | None]:
+    """(shape of a picture, classes) where samples are pictures."""
+    sizes: ModelConfig = got.recipe.model
+    return _picture(got) if sizes.image or got.recipe.data.source == "digits" else (None, sizes.classes)
+
+
+def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None, context: int) -> Network:
+    import torch
+
+    from unisono.models.build import summed_cross_entropy
+    from unisono.models.trace import trace
+
+    def inputs(batch: int) -> torch.Tensor:
+        if image:
+            return torch.zeros(batch, *image, device="meta")
+        return torch.zeros(batch, context, dtype=torch.int64, device="meta")
+
+    def loss(y: torch.Tensor) -> torch.Tensor:
+        shape = y.shape[:1] if image else y.shape[:-1]
+        targets = torch.zeros(shape, dtype=torch.int64, device="meta")
+        return getattr(model, "loss", summed_cross_entropy)(y, targets)
+
+    with _tracing(got), torch.device("meta"):
+        parts = trace(model, inputs, forward=forward, loss=loss)
+    return Network(parts, tokens=1 if image else context, states=_states(got.recipe))
+
+
+class _tracing:
+    """What goes wrong while a model runs without values is the user's to know, in one sentence."""
+
+    def __init__(self, got: Loaded) -> None:
+        self.got = got
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (UnisonoError, ModuleNotFoundError)):
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise _wrong(
+                self.got, f"the model cannot be traced without values: {said[0][:200]}", "model.kind",
+                "a forward pass that branches on no tensor's value; or the kinds gpt and moe with the same sizes",
+            ) from error  # fmt: skip
+
+
+def _wrong(got: Loaded, what: str, where: str, fix: str) -> UsageError:
+    return UsageError(what, where=located(where, got.origins), fix=fix, code="C22")

@@ -1,0 +1,61 @@
+"""How many blocks each row of the pipeline has, as `parallel.cut` cuts at run time or as Megatron does: evenly."""
+
+from functools import cache
+
+from unisono.planner.timetables import chunks, name_of
+from unisono.spec.transformer import Transformer
+
+
+@cache
+def balanced(blocks: int, stages: int, last: float) -> tuple[int, ...]:
+    """Equal blocks per stage so that the dearest stage is as cheap as can be; `last` is the head, in blocks.
+
+    What `parallel.cut.balance` finds where the stem is free: of the best cuts, the one whose last stages are shortest.
+    Raises ValueError if there are fewer blocks than stages.
+    """
+    if stages > blocks:
+        raise ValueError(f"{blocks} blocks cannot make {stages} stages")
+    counts: list[int] = []
+    left, extra = blocks, last
+    for before in range(stages - 1, 0, -1):
+
+        def dearest(kept: int, before: int = before, left: int = left, extra: float = extra) -> float:
+            return max(-(-kept // before), left - kept + extra)
+
+        kept = min(range(before, left), key=lambda kept: (dearest(kept), -kept))
+        counts.append(left - kept)
+        left, extra = kept, 0.0
+    counts.append(left)
+    return tuple(reversed(counts))
+
+
+def even(blocks: int, ranks: int) -> tuple[int, ...]:
+    """As even as can be; outer rows, which also have stem and head, have at most as many as others."""
+    base, extra = divmod(blocks, ranks)
+    return tuple(
+        base + (1 if 1 <= row <= extra or (row == 0 and extra == ranks) else 0) for row in range(ranks)
+    )
+
+
+def head_share(model: Transformer) -> float:
+    """The head's products in those of a block: what `parallel.cut.matrix_cost` compares."""
+    products = model.d_model * (2 * model.d_model + 2 * model.kv_width)
+    products += (3 if model.gated else 2) * model.d_model * model.d_ff
+    return model.vocab * model.d_model / products
+
+
+def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
+    """Blocks of each row of the pipeline, for one micro-batch; of DualPipe's two stages the mean.
+
+    Rows with several stages have the sum of theirs, where the timetable places them.
+    """
+    v = chunks(schedule)
+    if not is_balanced or ranks == 1 or ranks * v > model.n_layer:
+        return even(model.n_layer, ranks)
+    stages = balanced(model.n_layer, ranks * v, head_share(model))
+    name = name_of(schedule)
+    if name in ("zbv", "dualpipev"):
+        return tuple(stages[row] + stages[2 * ranks - 1 - row] for row in range(ranks))
+    if name == "dualpipe":
+        return tuple((stages[row] + stages[ranks - 1 - row]) / 2 for row in range(ranks))
+    return tuple(sum(stages[row::ranks]) for row in range(ranks))

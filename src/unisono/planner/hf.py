@@ -1,0 +1,137 @@
+"""A `config.json` of transformers as numbers: GPT-2, and the families that are Llama with changes. Without torch.
+
+Multi-token prediction (DeepSeek-V3) is left out, as transformers leaves it out.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from unisono.spec.errors import UsageError
+from unisono.spec.experts import Experts, Latent
+from unisono.spec.transformer import Transformer
+
+Config = Mapping[str, Any]
+
+
+def transformer_of(
+    config: Config, context: int | None = None, where: str = "config.json"
+) -> Transformer | None:
+    """The numbers, or None for a family or a variant that is not known here. context: tokens of a sample; the
+    longest that the model is made for when None. Raises UsageError where a key is missing."""
+    kind = str(config.get("model_type", ""))
+    read = _FAMILIES.get(kind)
+    if read is None or config.get("mlp_bias") or config.get("is_encoder_decoder"):
+        return None
+    try:
+        return read(config, context)
+    except KeyError as missing:
+        raise UsageError(
+            f"a model of type {kind} has no {missing.args[0]} in its config",
+            where=where,
+            fix="the config.json as transformers writes it",
+            code="C22",
+        ) from None
+
+
+def _gpt2(config: Config, context: int | None) -> Transformer:
+    longest, width = int(config["n_positions"]), int(config["n_embd"])
+    dropped = (config.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop"))
+    return Transformer(
+        n_layer=int(config["n_layer"]), n_head=int(config["n_head"]), d_model=width, context=context or longest,
+        vocab=int(config["vocab_size"]), kv_heads=int(config["n_head"]), d_ff=int(config.get("n_inner") or 4 * width),
+        noisy=any(p > 0 for p in dropped), tied=bool(config.get("tie_word_embeddings", True)), rows=longest,
+    )  # fmt: skip
+
+
+def _llama(config: Config, context: int | None, **other: Any) -> Transformer:
+    """Rotary positions, RMS norms, gated feed-forward, no bias but where the family has one."""
+    heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+    bias = bool(config.get("attention_bias", False))
+    return Transformer(
+        n_layer=int(config["num_hidden_layers"]), n_head=heads, d_model=width,
+        context=context or int(config["max_position_embeddings"]), vocab=int(config["vocab_size"]),
+        kv_heads=int(config.get("num_key_value_heads") or heads), d_ff=int(config["intermediate_size"]),
+        bias=False, tied=bool(config.get("tie_word_embeddings", False)), learned=False, gated=True, rms=True,
+        **{
+            "head": int(config.get("head_dim") or width // heads),
+            "qkv_bias": bias, "proj_bias": bias, "noisy": float(config.get("attention_dropout") or 0.0) > 0.0,
+        } | other,
+    )  # fmt: skip
+
+
+def _qwen2(config: Config, context: int | None) -> Transformer:
+    return _llama(config, context, qkv_bias=True, proj_bias=False)
+
+
+def _qwen3(config: Config, context: int | None) -> Transformer:
+    return _llama(config, context, head=int(config.get("head_dim") or 128), head_norms=True)
+
+
+def _mixtral(config: Config, context: int | None) -> Transformer:
+    experts = Experts(
+        count=int(config["num_local_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        width=int(config["intermediate_size"]),
+    )
+    return _llama(config, context, experts=experts)
+
+
+def _qwen_experts(config: Config) -> Experts | None:
+    """None where single layers are named dense, which `every` cannot say."""
+    if config.get("mlp_only_layers"):
+        return None
+    count = config.get("num_experts") or config["num_local_experts"]  # the name of transformers 5
+    return Experts(
+        count=int(count),
+        top_k=int(config["num_experts_per_tok"]),
+        width=int(config["moe_intermediate_size"]),
+        every=int(config.get("decoder_sparse_step") or 1),
+    )
+
+
+def _qwen2_moe(config: Config, context: int | None) -> Transformer | None:
+    experts = _qwen_experts(config)
+    if experts is None:
+        return None
+    shared = int(config["shared_expert_intermediate_size"])
+    wide = Experts(experts.count, experts.top_k, experts.width, shared, True, every=experts.every)
+    bias = bool(config.get("qkv_bias", True))
+    return _llama(config, context, experts=wide, qkv_bias=bias, proj_bias=False)
+
+
+def _qwen3_moe(config: Config, context: int | None) -> Transformer | None:
+    experts = _qwen_experts(config)
+    if experts is None:
+        return None
+    head = int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
+    return _llama(config, context, experts=experts, head_norms=True, head=head)
+
+
+def _deepseek_v3(config: Config, context: int | None) -> Transformer | None:
+    if config.get("attention_bias"):
+        return None
+    width = int(config["moe_intermediate_size"])
+    experts = Experts(
+        count=int(config["n_routed_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        width=width,
+        shared_width=int(config.get("n_shared_experts") or 0) * width,
+        every=int(config.get("moe_layer_freq") or 1),
+        dense=int(config.get("first_k_dense_replace") or 0),
+    )
+    latent = Latent(
+        query=int(config.get("q_lora_rank") or 0),
+        key_value=int(config["kv_lora_rank"]),
+        plain=int(config["qk_nope_head_dim"]),
+        turned=int(config["qk_rope_head_dim"]),
+        value=int(config["v_head_dim"]),
+    )
+    if experts.every != 1:
+        return None
+    return _llama(config, context, experts=experts, latent=latent)
+
+
+_FAMILIES: Mapping[str, Callable[[Config, int | None], Transformer | None]] = {
+    "gpt2": _gpt2, "llama": _llama, "mistral": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen3_moe, "deepseek_v3": _deepseek_v3, "deepseek_v2": _deepseek_v3,
+}  # fmt: skip

@@ -1,0 +1,97 @@
+"""A step's pipeline by event simulation: the very timetable that `programs` makes, with each row's own seconds.
+
+A message keeps both of its rows, as the closed form has it and as blocking sends do; so it is part of the computation
+that waits for it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from unisono.planner.price import Price, Rows, Traffic
+from unisono.planner.timetables import chunks, ends, name_of, serves
+from unisono.programs import schedules
+from unisono.programs.pipeline import Timetable, play_costs
+from unisono.programs.pricing import Costs, slowest
+
+FEW = 20_000  # actions up to which a timetable is played whole
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of one stage of each kind, by stage of the timetable: forward, backward towards the input, weights."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    weight: tuple[float, ...]
+
+
+@lru_cache(maxsize=1024)
+def span(schedule: str, n_layer: int, micros: int, each: Rows) -> float | None:
+    """Seconds from the first start to the last stop, of zero-bubble timetables of the slowest row's own; None where
+    there is no such timetable.
+
+    Of many micro-batches as many are played as the pipeline takes to come into its stride, and a round more; what the
+    round adds, each further one adds too.
+    """
+    ranks = len(each.forward)
+    if ranks == 1 or not serves(schedule, ranks, micros, n_layer):
+        return None
+    if actions(schedule, ranks, micros) <= FEW or micros <= 4 * ranks:
+        return _span(schedule, micros, each)
+    some, more = (_span(schedule, rounds * ranks, each) for rounds in (3, 4))
+    return more + (micros - 4 * ranks) * (more - some) / ranks
+
+
+def actions(schedule: str, ranks: int, micros: int) -> int:
+    """Computations of a timetable, those that are tried for an automatic one too."""
+    kinds = 3 if name_of(schedule) in ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev") else 2
+    return kinds * ranks * micros * chunks(schedule) * (5 if name_of(schedule) in ("zb1p", "zb2p") else 1)
+
+
+def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) -> Price:
+    """The price with what was played in place of the closed form: the bubble, and the messages of a row."""
+    sent = 2 * each.send * micros * chunks(schedule)
+    idle = max(0.0, whole - got.busiest - sent)
+    pp = got.comm["pp"]
+    beside = pp.exposed - 2 * each.send * (micros * chunks(schedule) + len(each.forward) - 1)  # tied weights
+    exposed = sent + max(0.0, beside)
+    comm = got.comm | {"pp": Traffic(pp.bytes, exposed, exposed)}
+    return replace(got, step=got.step + idle - got.idle + exposed - pp.exposed, idle=idle, comm=comm)
+
+
+def _span(schedule: str, micros: int, each: Rows) -> float:
+    ranks, v = len(each.forward), chunks(schedule)
+    if name_of(schedule) in ("zb1p", "zb2p"):
+        f, b = sum(each.forward) / ranks + each.send, sum(each.backward) / ranks + each.send
+        w = min(f, b / 2)
+        timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
+    else:
+        timetable = schedules.get(schedule)(ranks, micros)
+    parts = stages(schedule, timetable, each)
+    together = None
+    if timetable.overlapped:
+        # One number for all rows: the dearest's, which sets the pace.
+        together = max(f + b for f, b in zip(each.forward, each.backward, strict=True)) / v + 2 * each.send
+    split = timetable.splits_backward
+    back = parts.backward if split else [b + w for b, w in zip(parts.backward, parts.weight, strict=True)]
+    placed = play_costs(timetable, parts.forward, back, weight=parts.weight, together=together)
+    return slowest(placed) if split else max(p.stop for p in placed)
+
+
+def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
+    """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are."""
+    ranks = len(each.forward)
+    v = timetable.length // ranks
+    stems, heads = ends(schedule, ranks)
+    parts: list[tuple[float, float, float]] = []
+    for stage, row in enumerate(timetable.placement):
+        place = stage % timetable.length
+        # Of the row's mean over micro-batches to what this stage takes.
+        stem = (place == 0) - (row in stems) / len(stems) / v
+        head = (place == timetable.length - 1) - (row in heads) / len(heads) / v
+        f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
+        b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
+        w = min(f, b / 2)
+        parts.append((f + each.send, b - w + each.send, w))
+    forward, backward, weight = zip(*parts, strict=True)
+    return Parts(forward, backward, weight)

@@ -1,0 +1,182 @@
+"""What `plan` searches: every legal mesh of a cluster, and on each the other keys of a plan.
+
+By default the keys and values that this version trains; with all_keys those that can be priced. Keys that change what
+is computed (precision, sync, codec) stay as they are held. Every device of the cluster is used.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from unisono.plan import Plan
+from unisono.plan.checks import divisors
+from unisono.plan.grammar import BUILT, VALUES
+from unisono.planner.algorithms import NAMES as ALGORITHMS
+from unisono.planner.priced import Model
+from unisono.planner.screen import Axes, like
+from unisono.planner.stack import Stack
+from unisono.spec.cluster import Cluster
+from unisono.spec.transformer import Transformer
+
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
+    a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
+    play yet."""
+
+    model: Model
+    cluster: Cluster
+    stack: Stack
+    batch: int
+    micro_batch: int | None
+    held: Plan
+    legal: Callable[[Plan], bool] = lambda plan: True
+    all_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes of the axes (a plan, other keys not read), and what is combined on them. count: plans that exist."""
+
+    plan: Plan
+    axes: Axes
+    count: int
+
+
+def meshes(space: Space) -> Iterator[Mesh]:
+    """Every legal way to deal devices to axes."""
+    model, world = space.model, space.cluster.devices
+    for tp in _values(space, "tp", divisors(world)):
+        if world % tp or model.n_head % tp or model.kv_heads % tp:
+            continue
+        for cp in _values(space, "cp", divisors(world // tp) if space.all_keys else (1,)):
+            if world % (tp * cp) or model.context % (tp * cp):
+                continue
+            for pp in _values(space, "pp", divisors(world // (tp * cp))):
+                if pp > model.n_layer or world % (tp * cp * pp):
+                    continue
+                yield from _data(space, {"tp": tp, "cp": cp, "pp": pp})
+
+
+def plans(mesh: Mesh, n_layer: int) -> Iterator[tuple[Plan, int]]:
+    """(plan, its micro-batch): all of one mesh, in the order of the screen's arrays."""
+    return (plan_at(mesh, at) for at in places(mesh, n_layer))
+
+
+def places(mesh: Mesh, n_layer: int) -> Iterator[tuple[int, ...]]:
+    """Where there are plans in the screen's arrays."""
+    served = mesh.axes.served(mesh.plan.pp, n_layer)
+    for at in product(*(range(size) for size in mesh.axes.shape)):
+        if served[at[2], at[4]]:
+            yield at
+
+
+def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
+    """(plan, its micro-batch) at a place of the screen's arrays."""
+    axes = mesh.axes
+    (zero, offload), (micro_batch, micros) = axes.ways[at[0]], axes.sizes[at[2]]
+    named: dict[str, Any] = {
+        "zero": zero, "offload": offload, "recompute": axes.modes[at[1]], "micros": micros,
+        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[at[5]],
+    }  # fmt: skip
+    said = frozenset({*named, "dp", "shard", "tp", "pp", "cp", "ep"})
+    return replace(mesh.plan, **named, said=said), micro_batch
+
+
+def _data(space: Space, inner: dict[str, int]) -> Iterator[Mesh]:
+    left = space.cluster.devices // prod(inner.values())
+    for shard in _values(space, "shard", divisors(left)):
+        if left % shard or space.batch % left:
+            continue
+        if "dp" in space.held.said and space.held.dp not in (-1, left // shard):
+            continue
+        for ep in _experts(space, inner["tp"] * inner["cp"] * shard):
+            plan = like(space.held, **inner, shard=shard, dp=left // shard, ep=ep)
+            sizes = tuple(_sizes(space, plan, space.batch // left))
+            if not sizes:
+                continue
+            axes = _axes(space, plan, sizes)
+            served = int(axes.served(plan.pp, space.model.n_layer).sum())
+            others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * len(axes.collectives)
+            if served:
+                yield Mesh(plan, axes, served * others)
+
+
+def _experts(space: Space, ranks: int) -> Sequence[int]:
+    """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
+    model = space.model
+    if isinstance(model, Transformer):
+        most = model.experts.count if model.experts else 1
+    else:
+        most = ranks if any(part.tables for part in model.workload.parts) else 1
+    return [ep for ep in _values(space, "ep", divisors(most) if space.all_keys else (1,)) if ranks % ep == 0]
+
+
+def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
+    zeros = _values(space, "zero", (1, 2, 3) if plan.shard > 1 else (space.held.zero,))
+    model = space.model
+    every = space.all_keys and isinstance(model, Transformer)
+    offloads: Sequence[str] = VALUES["offload"] if every and space.cluster.device.host else BUILT["offload"]
+    modes: Sequence[str] = BUILT["recompute"]
+    if every:  # fused attention keeps no scores that selective recomputation could leave out
+        modes = [
+            mode for mode in VALUES["recompute"] if mode != "selective" or not space.stack.fused_attention
+        ]
+    kinds = [space.held.cp_kind]
+    if plan.cp > 1:
+        spread = plan.tp * plan.cp
+        whole = model.n_head % spread == 0 and model.kv_heads % spread == 0
+        kinds = list(_values(space, "cp_kind", ("ring", "ulysses") if whole else ("ring",)))
+    schedules = (
+        _values(space, "schedule", _schedules(space, plan.pp)) if plan.pp > 1 else [space.held.schedule]
+    )
+    return Axes(
+        ways=tuple(product(zeros, _values(space, "offload", offloads))),
+        modes=tuple(_values(space, "recompute", modes)),
+        sizes=sizes,
+        kinds=tuple(kinds),
+        schedules=tuple(schedules),
+        collectives=tuple(_values(space, "collective", ALGORITHMS if every and plan.dp > 1 else ("auto",))),
+    )
+
+
+def _schedules(space: Space, ranks: int) -> list[str]:
+    """Timetables, those with several stages a rank for every number that cuts a row evenly."""
+    if not space.all_keys:
+        return [name for name in BUILT["schedule"] if name != "accumulate"]
+    most = -(-space.model.n_layer // ranks)
+    found: list[str] = []
+    for name in ("1f1b", "gpipe", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"):
+        if name not in ("zbv", "dualpipev") or 2 * ranks <= space.model.n_layer:
+            found.append(name)
+    for v in divisors(most)[1:]:
+        if v * ranks <= space.model.n_layer:
+            found += [f"interleaved:v={v}", f"looped_bfs:v={v}"]
+    return [name for name in found if name != "dualpipe" or ranks % 2 == 0]
+
+
+def _sizes(space: Space, plan: Plan, share: int) -> Iterator[tuple[int, int]]:
+    """(micro-batch, micros) that are legal on this mesh."""
+    for size in _micro_batches(space, share):
+        named = like(plan, micros=share // size, zero=space.held.zero)
+        if plan.pp > 1 and "schedule" not in space.held.said:
+            named = like(named, schedule="1f1b")
+        if space.legal(named):
+            yield size, share // size
+
+
+def _values(space: Space, key: str, free: Sequence[Any]) -> Sequence[Any]:
+    return (getattr(space.held, key),) if key in space.held.said else free
+
+
+def _micro_batches(space: Space, share: int) -> Sequence[int]:
+    if space.micro_batch is not None:
+        return (space.micro_batch,) if share % space.micro_batch == 0 else ()
+    if "micros" in space.held.said and space.held.micros:
+        return (share // space.held.micros,) if share % space.held.micros == 0 else ()
+    return [size for size in _MICRO_BATCHES if share % size == 0]

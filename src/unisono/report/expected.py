@@ -1,0 +1,225 @@
+"""What a run was expected to take beside what it took: `prediction.json` and the ranks' own clocks, part by part."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from unisono.report import chart, words
+from unisono.report.analyse import Share, peak_memory, percent
+from unisono.report.collect import Run
+
+# What a rank's clock counts under each part of a prediction, and what both are called.
+_MEASURED: Mapping[str, tuple[str, ...]] = {
+    "compute": ("forward", "backward"),
+    "wait": ("wait",),
+    "optim": ("optim",),
+    "other": ("data", "other"),
+}
+_NAMES: Mapping[str, str] = {
+    "compute": "compute",
+    "wait": "waiting, bubble",
+    "optim": "optimiser",
+    "other": "other",
+}
+COLOURS: Mapping[str, str] = {
+    "compute": "forward",
+    "comm": "comm_exposed",
+}  # others are called as their parts are
+
+
+@dataclass(frozen=True)
+class Line:
+    """One part of a step, in seconds; `part` is as in `planner.predict`."""
+
+    part: str
+    predicted: float
+    measured: float
+
+    @property
+    def name(self) -> str:
+        axis = self.part.removeprefix("comm").strip()
+        if self.part.startswith("comm"):
+            return f"exposed on {axis}" if axis else "exposed communication"
+        return _NAMES[self.part]
+
+    @property
+    def colour(self) -> str:
+        kind = self.part.split()[0]
+        return COLOURS.get(kind, kind)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Prediction and measurement of a run; memory in MiB, measured None where nothing comparable was."""
+
+    lines: tuple[Line, ...]
+    cluster: str
+    calibrated: bool
+    error: float
+    mem_predicted: float
+    mem_measured: float | None
+
+    @property
+    def predicted(self) -> float:
+        return sum(line.predicted for line in self.lines)
+
+    @property
+    def measured(self) -> float:
+        return sum(line.measured for line in self.lines)
+
+    @property
+    def sentence(self) -> str:
+        """Both times, and how far apart they are."""
+        return (
+            f"Predicted {words.seconds(self.predicted)} ± {percent(self.error)} a step, measured "
+            f"{words.seconds(self.measured)}: the prediction is {apart(self.predicted, self.measured)}."
+        )
+
+    @property
+    def trust(self) -> str:
+        """Where the prediction comes from, and how to get a better one."""
+        if self.calibrated:
+            return f"The prices were measured on this machine ({self.cluster})."
+        return (
+            f"The prices are those of the built-in cluster {self.cluster}, not of this machine, and their memory is"
+            " without what Python and torch hold: unisono calibrate measures this machine."
+        )
+
+
+def beside(run: Run, found: Sequence[Share]) -> Beside | None:
+    """The comparison of a run whose folder holds a prediction; `found` are the ranks' mean steps."""
+    told, parts = run.prediction, run.prediction.get("parts")
+    if not found or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
+        return None
+    if not all(words.is_number(told.get(key)) for key in ("error_pct", "mem_mib")):
+        return None
+    known = {part: float(s) for part, s in parts.items() if part in _NAMES or str(part).startswith("comm ")}
+    measured = _measured(run, found)
+    order = [
+        "compute",
+        *dict.fromkeys(p for p in (*known, *measured) if p.startswith("comm")),
+        "wait",
+        "optim",
+        "other",
+    ]
+    lines = tuple(
+        Line(part, known.get(part, 0.0), measured.get(part, 0.0))
+        for part in order
+        if known.get(part, 0.0) > 0 or measured.get(part, 0.0) > 0
+    )
+    sizes = [size for _, size in peak_memory(run)]
+    on_host = not any(trace.backend == "nccl" for trace in run.traces)
+    return Beside(
+        lines,
+        str(told.get("cluster", "")),
+        told.get("calibrated") is True,
+        told["error_pct"] / 100,
+        float(told["mem_mib"]),
+        max(sizes) if sizes and on_host else None,
+    )
+
+
+def _measured(run: Run, found: Sequence[Share]) -> dict[str, float]:
+    """Seconds of a mean rank's step. Exposed communication is told apart by axis as it was in the traced steps."""
+
+    def mean(*parts: str) -> float:
+        return statistics.fmean(sum(share.parts.get(part, 0.0) for part in parts) for share in found)
+
+    told = {part: mean(*own) for part, own in _MEASURED.items()}
+    axes: dict[str, float] = {}
+    for trace in run.traces:
+        for span in trace.spans:
+            if span.kind == "comm" and span.tags.get("exposed", True):
+                axis = f"comm {span.tags.get('axis', '')}".strip()
+                axis = (
+                    "wait" if axis == "comm pp" else axis
+                )  # as a prediction counts what stages tell each other
+                axes[axis] = axes.get(axis, 0.0) + (span.stop_ns - span.start_ns)
+    whole, exposed = sum(axes.values()), mean("comm_exposed")
+    if not whole:
+        return {**told, "comm": exposed}
+    for axis, ns in axes.items():
+        told[axis] = told.get(axis, 0.0) + exposed * ns / whole
+    return told
+
+
+def apart(predicted: float, measured: float) -> str:
+    """`12 % too long`, `4.0 % too short`."""
+    if measured <= 0:
+        return "not comparable"
+    off = predicted / measured - 1
+    return f"{percent(abs(off))} too {'long' if off >= 0 else 'short'}"
+
+
+def section(run: Run, found: Sequence[Share]) -> str:
+    """The page's section; "" without a prediction."""
+    problem = run.prediction.get("problem")
+    if isinstance(problem, str):
+        said = f"There was no prediction: {problem}"
+        return (
+            f'<section data-testid="expected"><h2>Predicted and measured</h2><p>{escape(said)}</p></section>'
+        )
+    both = beside(run, found)
+    if both is None:
+        return ""
+    longest = max(both.predicted, both.measured) or 1.0
+    bars = "".join(
+        f'<div class="row"><span class="name">{name}</span><span class="bar"><span class="stack">'
+        + "".join(_cut(line, seconds, longest) for line, seconds in cuts)
+        + f'</span></span><span class="value">{words.seconds(sum(s for _, s in cuts))}</span></div>'
+        for name, cuts in (
+            ("predicted", [(line, line.predicted) for line in both.lines]),
+            ("measured", [(line, line.measured) for line in both.lines]),
+        )
+    )
+    keys = "".join(
+        f'<span class="key"><i class="part {colour}"></i>{escape(name)}</span>'
+        for colour, name in {line.colour: group(line) for line in both.lines}.items()
+    )
+    table = chart.table(("part of a step", "predicted", "measured", "difference"), rows(both), numeric=3)
+    return (
+        f'<section data-testid="expected"><h2>Predicted and measured</h2><p>{escape(both.sentence)}</p>'
+        f'<div class="legend">{keys}</div><div class="bars">{bars}</div><div class="parts">{table}</div>'
+        f'<p class="note">{escape(both.trust)} Differences are predicted less measured.</p></section>'
+    )
+
+
+def rows(both: Beside) -> list[list[str]]:
+    """The table: parts, their sum, and memory."""
+    made = [
+        [line.name, words.seconds(line.predicted), words.seconds(line.measured), _less(line)]
+        for line in both.lines
+    ]
+    step = words.seconds(both.predicted), words.seconds(both.measured)
+    made.append(["step", *step, _percent(both.predicted, both.measured)])
+    if both.mem_measured is not None:
+        sizes = words.mebibytes(both.mem_predicted), words.mebibytes(both.mem_measured)
+        made.append(["peak memory", *sizes, _percent(both.mem_predicted, both.mem_measured)])
+    return made
+
+
+def group(line: Line) -> str:
+    """What a colour means: exposed communication is one, whatever its axis."""
+    return "exposed communication" if line.colour == "comm_exposed" else line.name
+
+
+def _cut(line: Line, seconds: float, longest: float) -> str:
+    if seconds <= 0:
+        return ""
+    return (
+        f'<span class="part {line.colour}" style="width:{100 * seconds / longest:.3f}%"'
+        f' data-tip="{escape(line.name)}: {words.seconds(seconds)}"></span>'
+    )
+
+
+def _less(line: Line) -> str:
+    off = line.predicted - line.measured
+    return f"{'−' if off < 0 else '+'}{words.seconds(abs(off))}"
+
+
+def _percent(predicted: float, measured: float) -> str:
+    if measured <= 0:
+        return "–"
+    off = predicted / measured - 1
+    return f"{'−' if off < 0 else '+'}{percent(abs(off))}"

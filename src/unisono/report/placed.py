@@ -1,0 +1,52 @@
+"""Placed actions and spans, each from the other: what was simulated is drawn and traced as what was measured is."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from unisono.observe.span import Span
+from unisono.observe.trace import Lane
+from unisono.programs.pipeline import Action, Kind, Placed
+
+_KINDS: Mapping[str, Kind] = {"forward": "F", "backward": "B", "weight": "W"}
+_WORDS = {kind: word for word, kind in _KINDS.items()}
+
+
+def computed(spans: Iterable[Span], row: int | None = None) -> list[Placed]:
+    """The computations among the spans of one rank, in seconds of their clock. row: the rank's row of the timetable,
+    its stage if not given."""
+    placed = []
+    for span in spans:
+        kind, micro, stage = _KINDS.get(span.kind), span.tags.get("micro"), span.tags.get("stage", row)
+        if kind is not None and isinstance(micro, int) and isinstance(stage, int):
+            action = Action(kind, stage, micro)
+            own = row if row is not None else stage
+            placed.append(Placed(own, action, span.start_ns * 1e-9, span.stop_ns * 1e-9))
+    return placed
+
+
+def from_zero(placed: Sequence[Placed]) -> list[Placed]:
+    """The same with the first start at zero, in order of starts."""
+    begin = min((p.start for p in placed), default=0.0)
+    shifted = (Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in placed)
+    return sorted(shifted, key=lambda p: (p.start, p.row))
+
+
+def lanes(
+    placed: Sequence[Placed], names: Sequence[str], after: Sequence[tuple[str, float]] = ()
+) -> list[Lane]:
+    """One lane a row of the timetable. after: (part, seconds) of what every row does when the last one has ended."""
+    end = max((p.stop for p in placed), default=0.0)
+    made = []
+    for row, name in enumerate(names):
+        spans = [_span(p) for p in placed if p.row == row]
+        at = end
+        for part, seconds in after:
+            tags = {"axis": part[5:], "op": "exposed"} if part.startswith("comm ") else {}
+            spans.append(Span(part.split()[0], round(at * 1e9), round((at + seconds) * 1e9), tags))
+            at += seconds
+        made.append(Lane(name, spans))
+    return made
+
+
+def _span(p: Placed) -> Span:
+    tags = {"micro": p.action.micro, "stage": p.action.stage}
+    return Span(_WORDS[p.action.kind], round(p.start * 1e9), round(p.stop * 1e9), tags)

@@ -1,0 +1,82 @@
+"""`simulate --out --trace`: pictures and a Chrome trace for every timetable of the contract."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from unisono.cli import main
+
+MODEL = (
+    "--model.kind gpt --model.n_layer 16 --model.n_head 16 --model.d_model 1024 --model.context 1024"
+    " --model.vocab 51200 --train.global_batch 16 --train.micro_batch 1 --cluster dgx-a100:1"
+).split()
+TIMETABLES = "gpipe 1f1b interleaved:v=2 looped_bfs:v=2 zb1p zb2p zbv dualpipe dualpipev".split()
+
+
+@pytest.mark.parametrize("schedule", TIMETABLES)
+def test_every_timetable_of_the_contract_has_a_trace(
+    schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = f"pp=4 dp=2 schedule={schedule} precision=bf16"
+    trace = tmp_path / "trace.json.gz"
+    assert main(["simulate", *MODEL, "--plan", plan, "--trace", str(trace), "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["written"] == [str(trace)]
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == [f"simulated pp={row}" for row in range(4)]
+    spans = [e for e in events if e["ph"] == "X"]
+    # Layers are dealt to chains and stages in different ways, but all of them are computed once for each micro-batch.
+    computed = [e for e in spans if e["cat"] in ("forward", "backward", "weight")]
+    stages = {"interleaved:v=2": 8, "looped_bfs:v=2": 8, "zbv": 8, "dualpipev": 8}.get(schedule, 4)
+    splits = 3 if schedule in ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev") else 2
+    assert len({(e["args"]["stage"] % stages, e["args"]["micro"], e["cat"]) for e in computed}) == len(
+        computed
+    )
+    assert len(computed) >= 2 * stages * 8 and len(computed) <= splits * stages * 8
+    end = max(e["ts"] + e["dur"] for e in computed)
+    assert all(e["ts"] >= end - 1e-3 for e in spans if e not in computed)
+    assert {e["args"].get("axis") for e in spans if e["cat"] == "comm"} == {"dp"}
+
+
+def test_one_stage_has_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    plan = "dp=8 schedule=accumulate precision=bf16"
+    assert main(["simulate", *MODEL, "--plan", plan, "--trace", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["simulated all ranks"]
+    assert [e["name"] for e in events if e["ph"] == "X"][:4] == [
+        "forward 0",
+        "backward 0",
+        "forward 1",
+        "backward 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("out", "files"),
+    [
+        ("page.html", ["page.html"]),
+        ("page.png", ["page.png"]),
+        ("folder", ["folder/simulate.html", "folder/simulate.png"]),
+    ],
+)
+def test_out_is_a_page_a_picture_or_a_folder_for_both(
+    out: str, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = "pp=4 dp=2 precision=bf16"
+    assert main(["simulate", *MODEL, "--plan", plan, "--out", str(tmp_path / out)]) == 0
+    said = capsys.readouterr()
+    for name in files:
+        assert (tmp_path / name).stat().st_size > 10_000
+        assert str(tmp_path / name) in said.out
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == files
+
+
+def test_more_stages_than_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = "pp=4 dp=2 schedule=interleaved:v=8 precision=bf16"
+    assert main(["simulate", *MODEL, "--plan", plan, "--trace", str(tmp_path / "t.json"), "--json"]) == 2
+    assert "32 stages" in json.loads(capsys.readouterr().out)["what"]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,149 @@
+"""What the planner says that our GPT keeps for the backward pass is what PyTorch keeps."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.init import initialise
+from unisono.models.noise import Noise
+from unisono.plan import Plan
+from unisono.planner.memory import of_row
+from unisono.planner.stack import stack
+from unisono.spec import kept
+from unisono.spec.transformer import Transformer
+
+BATCH = 3
+VARIANTS: list[dict[str, Any]] = [
+    {"positions": positions, "norm": norm, "activation": activation, "n_kv_head": heads, "dropout": dropout}
+    for positions, norm, activation, heads, dropout in product(
+        ("learned", "rotary"), ("layer", "rms"), ("gelu", "swiglu"), (None, 2, 1), (0.0, 0.1)
+    )
+]
+
+
+def pair(**fields: Any) -> tuple[GPT, Transformer]:
+    config = GPTConfig(vocab=90, n_layer=1, n_head=4, d_model=64, context=48, d_ff=176, **fields)
+    model = GPT(config)
+    initialise(model, 0)
+    return model, Transformer(
+        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.hidden,
+        noisy=config.dropout > 0, bias=config.bias, tied=config.tie_embeddings,
+        learned=config.positions == "learned", gated=config.activation == "swiglu", rms=config.norm == "rms",
+    )  # fmt: skip
+
+
+def saved(model: nn.Module, run: Callable[[], Any], bf16: bool) -> int:
+    """Bytes of all tensors that autograd keeps, parameters not counted."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    alive: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            alive.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    cast = torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext()
+    with cast, torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("fields", VARIANTS, ids=lambda f: "-".join(map(str, f.values())))
+def test_a_block_keeps_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
+    model, sizes = pair(**fields)
+    noise = Noise(0, torch.arange(BATCH))
+    x = torch.randn(BATCH, 48, 64, requires_grad=True)
+    got = saved(model, lambda: model.blocks[0](x, noise), bf16)
+    said = kept.block_bytes(sizes, micro_batch=BATCH, itemsize=2 if bf16 else 4, composed=True)
+    # Tables of angles and the causal mask do not grow with the batch, and are not counted.
+    assert said == pytest.approx(got, rel=0.02)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("fields", [{}, {"dropout": 0.1}, {"norm": "rms"}], ids=["plain", "dropout", "rms"])
+def test_the_ends_keep_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
+    model, sizes = pair(**fields)
+    item = 2 if bf16 else 4
+    tokens = torch.randint(0, 90, (BATCH, 48))
+    stem = saved(model, lambda: model.stem(tokens, Noise(0, torch.arange(BATCH))), bf16)
+    assert kept.stem_bytes(sizes, micro_batch=BATCH, itemsize=item) == pytest.approx(stem, rel=0.01)
+    x = torch.randn(BATCH, 48, 64, requires_grad=True)
+    head = saved(model, lambda: model.loss(model.head(x), tokens), bf16)
+    said = kept.head_bytes(sizes, micro_batch=BATCH, itemsize=item, composed=True)
+    assert said == pytest.approx(head, rel=0.01)
+
+
+def test_recomputation_keeps_the_input() -> None:
+    _, sizes = pair()
+    assert kept.block_bytes(sizes, micro_batch=BATCH, recompute="full", itemsize=2) == BATCH * 48 * 64 * 4
+
+
+def test_tensor_parallelism_deals_out_all_but_gathered_inputs() -> None:
+    _, sizes = pair(activation="swiglu", dropout=0.1)
+    one, two = (kept.block_bytes(sizes, micro_batch=BATCH, tp=tp) for tp in (1, 2))
+    whole = BATCH * 48 * 64 * 4
+    # Of one rank: two inputs, of two: three, each whole.
+    assert two - 3 * whole == pytest.approx((one - 2 * whole) / 2)
+
+
+def highest(events: list[Any]) -> int:
+    """Bytes above the beginning, at the peak of what the profiler saw allocated and freed."""
+    now = best = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        best = max(best, now)
+    return best
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vocab": 256, "n_layer": 4},
+        {"vocab": 8192, "n_layer": 2},
+        {"vocab": 256, "n_layer": 3, "dropout": 0.1},
+        {"vocab": 512, "n_layer": 4, "positions": "rotary", "norm": "rms", "activation": "swiglu", "n_kv_head": 2},
+    ],
+    ids=["narrow", "many words", "dropout", "llama"],
+)  # fmt: skip
+def test_the_peak_of_a_step(fields: dict[str, Any], precision: str) -> None:
+    """Weights, gradients, optimiser, activations and loss, on one process, beside what was allocated."""
+    config = GPTConfig(**{"n_head": 4, "d_model": 128, "context": 64} | fields)
+    model = GPT(config)
+    initialise(model, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    noise = Noise(0, torch.arange(8)) if config.dropout else None
+
+    def step() -> None:
+        for _ in range(2):
+            x = torch.randint(0, config.vocab, (8, config.context))
+            cast = torch.autocast("cpu", torch.bfloat16) if precision == "bf16" else nullcontext()
+            with cast:
+                loss = model.loss(model(x, noise), x)
+            loss.backward()
+            del loss
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    activity = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activity, profile_memory=True) as profile:
+        step()
+    before = 3 * 4 * sum(p.numel() for p in model.parameters())  # weights and two moments
+    measured = before + highest(profile.profiler.kineto_results.events())  # type: ignore[union-attr]
+    sizes = Transformer(
+        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.hidden,
+        noisy=config.dropout > 0, learned=config.positions == "learned", gated=config.activation == "swiglu",
+        rms=config.norm == "rms",
+    )  # fmt: skip
+    said = of_row(
+        sizes, Plan.parse(f"precision={precision}"), stack("plain-cpu"), micro_batch=8, micros=2, row=0
+    )
+    assert said.allocated == pytest.approx(measured, rel=0.05)

@@ -1,0 +1,175 @@
+"""Ranks that play a timetable with stages that compute nothing for a set time, over links of a set delay.
+
+The interpreter, its wires, the recorder and the trace files are the runtime's own; only what a stage does is made up.
+Waiting needs no core, so two cores host any number of ranks without their being in each other's way.
+"""
+
+import statistics
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from unisono.comm.group import Group, Pending
+from unisono.comm.mesh import Mesh, Shape
+from unisono.observe import trace
+from unisono.observe.span import Recorder
+from unisono.parallel.cut import Stage
+from unisono.parallel.play import Player, Wires
+from unisono.programs import schedules
+from unisono.programs.pipeline import lower
+
+WIDTH = 64  # elements of a message; the first one says when it left
+PINGS = 40
+SPUN = 1e-3  # seconds
+
+
+def wait(seconds: float) -> None:
+    """Returns `seconds` from now or later, never sooner; the last bit is spun, since sleeping takes longer than asked."""
+    until = time.perf_counter() + seconds
+    while (left := until - time.perf_counter()) > 0:
+        if left > SPUN:
+            time.sleep(left - SPUN)
+
+
+class Work(torch.autograd.Function):
+    """x + weight, in a set time forward and in another backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, ahead: float, back: float) -> Tensor:
+        ctx.back = back
+        wait(ahead)
+        return x + weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        wait(ctx.back)
+        return grads[0], grads[0].sum(), None, None
+
+
+class Block(nn.Module):
+    def __init__(self, ahead: float, back: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.ahead, self.back = ahead, back
+
+    def forward(self, x: Tensor, noise: object) -> Tensor:
+        return Work.apply(x, self.weight, self.ahead, self.back)  # type: ignore[return-value]
+
+
+class Ends(nn.Module):
+    """Stem and head, which do nothing."""
+
+    def forward(self, x: Tensor, noise: object = None) -> Tensor:
+        return x
+
+
+class Model(nn.Module):
+    """One block a stage."""
+
+    def __init__(self, forward: list[float], backward: list[float]) -> None:
+        super().__init__()
+        self.stem, self.head = Ends(), Ends()
+        self.blocks = nn.ModuleList(map(Block, forward, backward))
+        self.anatomy = SimpleNamespace(ties=())
+
+    def loss(self, y: Tensor, targets: Tensor) -> Tensor:
+        return y.mean()
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """A message that may not be seen before `delay` seconds after it left."""
+
+    inner: Pending
+    message: Tensor
+    delay: float
+
+    def wait(self) -> None:
+        self.inner.wait()
+        wait(self.message.view(-1)[0].item() + self.delay - time.perf_counter())
+
+
+@dataclass(frozen=True)
+class Link:
+    """A group whose messages carry the time at which they left. All ranks of a host read the same clock."""
+
+    group: Group
+    delay: float
+
+    def start_send(self, x: Tensor, to: int) -> Pending:
+        x.view(-1)[0] = time.perf_counter()
+        return self.group.start_send(x, to)
+
+    def start_recv(self, out: Tensor, source: int) -> Pending:
+        return Arriving(self.group.start_recv(out, source), out, self.delay)
+
+
+def play(
+    ctx: Any,
+    folder: str,
+    schedule: str,
+    micros: int,
+    forward: list[float],
+    backward: list[float],
+    delay: float,
+    steps: int,
+) -> float:
+    """Play `steps` steps, leave the trace in `folder`; returns the seconds that a message takes (median of some).
+
+    forward, backward: seconds of each stage, one a rank. Runs in every rank.
+    """
+    ranks = len(forward)
+    recorder = Recorder(ctx.rank)
+    mesh = Mesh(Shape(pp=ranks), ctx.rank, recorder, timedelta(seconds=60))
+    ahead, back = Link(mesh.pp, delay), Link(mesh.pp_back, delay)
+    wires = Wires(ahead, back, (WIDTH,), (WIDTH,), torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
+    stage = Stage(Model(forward, backward), range(ctx.rank, ctx.rank + 1), ctx.rank, ranks)
+    player = Player(stage, wires, recorder, nullcontext, lambda last, losses: None)
+    row = lower(schedules.get(schedule)(ranks, micros)).rows[ctx.rank]
+    leaves = [_leaf() for _ in range(micros)]
+    message = _message(mesh, ahead)
+    recorder.keep = True
+    for step in range(steps):
+        recorder.step = step
+        if ranks > 1:
+            dist.barrier()
+        player.play(row, leaves, 1.0, None)
+    trace.write(
+        Path(folder) / f"rank{ctx.rank}.json.gz",
+        recorder.take(),
+        ctx.rank,
+        ranks,
+        epoch_ns=recorder.epoch_ns,
+        host=ctx.host,
+        backend=ctx.backend,
+        coords=mesh.at,
+    )
+    return message
+
+
+def _leaf() -> Any:
+    zeros = torch.zeros(WIDTH, dtype=torch.float64)
+    return SimpleNamespace(inputs=zeros, targets=zeros, samples=torch.zeros(1, dtype=torch.int64))
+
+
+def _message(mesh: Mesh, link: Link) -> float:
+    """Seconds from a message's leaving the first rank to its being there for a second one that waits for it."""
+    took = []
+    for _ in range(PINGS if len(mesh.pp.ranks) > 1 else 0):
+        x = torch.zeros(WIDTH, dtype=torch.float64)
+        dist.barrier()
+        if mesh.rank == 0:
+            wait(0.002)  # the other one waits by then
+            link.start_send(x, 1).wait()
+        elif mesh.rank == 1:
+            link.start_recv(x, 0).wait()
+            took.append(time.perf_counter() - x[0].item())
+    return statistics.median(took) if took else 0.0

@@ -1,0 +1,49 @@
+"""What is priced is the cut that the run makes."""
+
+import pytest
+
+from tests.planner.published import gpt
+from unisono.config import ModelConfig
+from unisono.models.build import Facts, build
+from unisono.parallel.cut import balance, cut
+from unisono.planner.cuts import balanced, even, head_share, rows_of
+from unisono.spec.transformer import transformer
+
+SCHEDULES = ("1f1b", "interleaved:v=2", "zbv", "dualpipe", "dualpipev")
+
+
+@pytest.mark.parametrize("last", [0.0, 0.3, 1.0, 2.08, 5.5])
+def test_the_balanced_cut_is_the_one_of_the_run(last: float) -> None:
+    for blocks in (4, 6, 11, 24, 31):
+        for stages in range(1, min(blocks, 9) + 1):
+            theirs = tuple(len(part) for part in balance([1.0] * blocks, 0.0, last, stages))
+            assert balanced(blocks, stages, last) == theirs, (blocks, stages)
+
+
+@pytest.mark.parametrize("vocab", [256, 4000])
+def test_a_built_model_is_cut_as_it_is_priced(vocab: int) -> None:
+    config = ModelConfig(kind="gpt", n_layer=7, n_head=4, d_model=64, context=32)
+    built = build(config, Facts(vocab=vocab))
+    for stages in (1, 2, 3, 5):
+        counts = tuple(len(part) for part in cut(built, stages))
+        assert rows_of(transformer(config, vocab), "1f1b", stages, True) == counts
+
+
+def test_all_blocks_are_dealt() -> None:
+    model = gpt(24, 16, 2048, 2048)
+    for ranks in (1, 2, 3, 4, 8, 12):
+        assert sum(even(24, ranks)) == 24
+        for schedule in SCHEDULES:
+            for is_balanced in (False, True):
+                assert sum(rows_of(model, schedule, ranks, is_balanced)) == 24
+
+
+def test_the_dearest_row_of_a_balanced_cut_is_no_dearer() -> None:
+    model = gpt(24, 16, 2048, 2048)
+    last = head_share(model)
+    assert last == pytest.approx(51200 / (12 * 2048))
+    for ranks in (2, 4, 8):
+        plain, better = rows_of(model, "1f1b", ranks, False), rows_of(model, "1f1b", ranks, True)
+        assert max(*better[:-1], better[-1] + last) <= max(*plain[:-1], plain[-1] + last)
+    with pytest.raises(ValueError, match="cannot make"):
+        balanced(3, 4, 0.0)

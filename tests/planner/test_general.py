@@ -1,0 +1,131 @@
+"""Networks of parts: published counts, parts that add up, and what moves how."""
+
+from itertools import pairwise
+
+import pytest
+
+from unisono.plan import Plan
+from unisono.planner.clusters import cluster
+from unisono.planner.general import balance, cut
+from unisono.planner.priced import price, verdict
+from unisono.planner.simulate import Question, simulate, waterfall
+from unisono.planner.stack import stack
+from unisono.spec.networks import Network, dlrm, resnet
+from unisono.spec.workload import convnet, mlp
+
+TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
+NETWORKS = {
+    "resnet": Network(resnet("50"), states=1),
+    "convnet": Network(convnet(image=(3, 32, 32), channels=32, n_layer=6, classes=10), by_weights=True),
+    "mlp": Network(mlp(features=64, hidden=(256,) * 6, classes=10), by_weights=True),
+    "dlrm": Network(TABLES),
+}
+WHERE, STACK = cluster("dgx-a100:2"), stack("plain")
+
+
+@pytest.mark.parametrize(
+    ("depth", "parameters", "products"),
+    [("50", 25_557_032, 4.09), ("101", 44_549_160, 7.80), ("152", 60_192_808, 11.51)],
+)
+def test_residual_networks_have_their_counts(depth: str, parameters: int, products: float) -> None:
+    """Parameters, and 10^9 multiply-adds of a picture of 224 x 224, as torchvision's documentation prints them."""
+    sizes = resnet(depth)
+    assert sizes.parameters == parameters
+    assert round(sizes.flops / 2e9, 2) == products
+    assert len(sizes.blocks) == (int(depth) - 2) // 3
+
+
+def test_a_recommender_by_hand() -> None:
+    bottom = 13 * 512 + 512 * 256 + 256 * 64 + 512 + 256 + 64
+    pairs = 9 * 8 // 2 + 64
+    top = pairs * 512 + 512 * 256 + 256 + 512 + 256 + 1
+    assert TABLES.parameters == 8 * 1_000_000 * 64 + bottom + top
+    assert TABLES.parts[0].flops == 0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_flops_are_those_of_the_products(name: str) -> None:
+    for part in NETWORKS[name].workload.parts:
+        assert part.flops == sum(product.flops for product in part.products)
+
+
+@pytest.mark.parametrize(
+    "text", ["dp=8", "shard=8", "shard=8 zero=2", "dp=2 shard=2 pp=3", "pp=3 recompute=full"]
+)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_parts_add_up_to_the_step(name: str, text: str) -> None:
+    got = simulate(Question(NETWORKS[name], Plan.parse(text), WHERE, STACK, 32, 4))
+    assert sum(seconds for _, seconds in waterfall(got)) == pytest.approx(got.price.step)
+    assert min(got.price.arithmetic, got.price.kernels, got.price.idle, got.price.uneven) >= 0.0
+    assert got.price.host >= -1e-9 * got.price.step
+    for traffic in got.price.comm.values():
+        assert 0.0 <= traffic.exposed <= traffic.seconds * (1 + 1e-9)
+
+
+def test_more_of_what_costs_costs_more() -> None:
+    network = NETWORKS["resnet"]
+
+    def step(text: str, name: str = "dgx-a100:2", micro: int = 64, micros: int = 4) -> float:
+        plan = Plan.parse(f"precision=bf16 {text}")
+        return price(network, plan, cluster(name), STACK, micro_batch=micro, micros=micros).step
+
+    assert step("dp=8 recompute=full") > step("dp=8") > step("dp=8", micros=2)
+    assert step("dp=8", "dgx-v100:2") > step("dp=8") > step("dp=8", "dgx-h100:2")
+    assert step("dp=16") > step("dp=8")
+    assert step("pp=4") < step("pp=2") < step("dp=1")
+
+    def needed(text: str) -> float:
+        plan = Plan.parse(f"precision=bf16 {text}")
+        return verdict(network, plan, STACK, WHERE.device, micro_batch=64, micros=4).memory.total
+
+    assert needed("shard=8") < needed("shard=8 zero=2") < needed("shard=8 zero=1") < needed("dp=8")
+    assert needed("recompute=full") < needed("dp=1")
+
+
+def test_dealt_tables_cost_an_exchange_and_save_memory() -> None:
+    def asked(text: str):
+        return simulate(Question(NETWORKS["dlrm"], Plan.parse(text), WHERE, STACK, 4096, 1))
+
+    whole, dealt = asked("shard=8 zero=1"), asked("shard=8 zero=1 ep=8")
+    assert dealt.verdict.memory.params < 0.2 * whole.verdict.memory.params
+    assert dealt.verdict.memory.optim == pytest.approx(whole.verdict.memory.optim)
+    assert set(dealt.price.comm) == {"ep", "shard"} and "ep" not in whole.price.comm
+    # What comes out of the tables, there and its gradients back, but for a rank's own share.
+    assert dealt.price.comm["ep"].bytes == pytest.approx(2 * 4096 * 8 * 64 * 4 * 7 / 8)
+    # A lookup is all memory: no arithmetic, and time with the rows that are read.
+    few, many = (
+        Network(dlrm(tables=[10**6] * 8, width=64, lookups=n, dense=13, bottom=(8,), top=(8,)))
+        for n in (1, 64)
+    )
+    slow, fast = (price(n, Plan(), WHERE, STACK, micro_batch=4096, micros=1) for n in (many, few))
+    assert slow.arithmetic == fast.arithmetic and slow.kernels > 2 * fast.kernels
+
+
+def test_gradients_of_tables_are_those_of_the_rows_that_were_read() -> None:
+    def sent(micro: int) -> float:
+        return price(NETWORKS["dlrm"], Plan(dp=8), WHERE, STACK, micro_batch=micro, micros=1).comm["dp"].bytes
+
+    table = 8 * 1_000_000 * 64
+    assert sent(16) < sent(1024) < sent(100_000) < 2.1 * 7 / 8 * 4 * (table + 10**6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_cuts_leave_nothing_out_and_are_the_cheapest(rows: int) -> None:
+    network = NETWORKS["resnet"]
+    found = cut(network, rows)
+    assert [part for row in found for part in row] == list(network.workload.parts)
+    costs, first, last = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], 2.0, 1.0
+    edges = balance(costs, first, last, rows)
+
+    def dearest(edges: list[int]) -> float:
+        sums = [sum(costs[a:b]) for a, b in pairwise(edges)]
+        return max(s + first * (n == 0) + last * (n == len(sums) - 1) for n, s in enumerate(sums))
+
+    def every(done: list[int], left: int):
+        if left == 1:
+            yield [*done, len(costs)]
+            return
+        for edge in range(done[-1] + 1, len(costs) - left + 2):
+            yield from every([*done, edge], left - 1)
+
+    assert dearest(edges) == min(map(dearest, every([0], rows)))

@@ -1,0 +1,116 @@
+"""A plan of the screen costs what it costs alone, to the last digits."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.planner.published import gpt
+from unisono.plan import Plan
+from unisono.planner.algorithms import NAMES
+from unisono.planner.clusters import cluster
+from unisono.planner.memory import verdict
+from unisono.planner.price import price
+from unisono.planner.screen import Axes, Bench, least_memory, least_seconds, screen
+from unisono.planner.stack import stack
+from unisono.spec.experts import Experts
+from unisono.spec.transformer import Transformer
+
+SCHEDULES = (
+    "1f1b", "gpipe", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe",
+    "dualpipev",
+)  # fmt: skip
+OFFLOADS = ("none", "optimizer", "params", "activations")
+MODELS = (
+    gpt(24, 16, 2048, 1024),
+    gpt(50, 32, 4096, 2048, vocab=128256, noisy=False),
+    Transformer(
+        31, 16, 4096, 4096, 32000, 8, 14336, bias=False, tied=False, learned=False, gated=True, rms=True
+    ),
+)
+SPARSE = Transformer(
+    24, 16, 2048, 2048, 32000, 16, 5632, bias=False, tied=False, learned=False, gated=True, rms=True,
+    experts=Experts(16, 2, 1408, shared_width=1408, every=2, dense=1),
+)  # fmt: skip
+CLUSTERS = (("dgx-a100:8", "megatron-2022"), ("dgx-h100:8", "megatron-2024"), ("dgx-a100:8", "plain"))
+
+
+def axes(mesh: Plan, batch: int) -> Axes:
+    share = batch // mesh.replicas
+    return Axes(
+        ways=tuple(product((1, 2, 3) if mesh.shard > 1 else (3,), OFFLOADS)),
+        modes=("none", "selective", "full", "auto"),
+        sizes=tuple((b, share // b) for b in (1, 2, 4) if share % b == 0),
+        kinds=("ring", "ulysses") if mesh.cp > 1 else ("ring",),
+        schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
+        collectives=NAMES if mesh.dp > 1 else ("auto",),
+    )
+
+
+@pytest.mark.parametrize("name", CLUSTERS, ids=lambda pair: pair[1])
+def test_experts_are_screened_as_they_are_priced(name: tuple[str, str]) -> None:
+    meshes = (
+        "dp=2 shard=4 tp=2 pp=4 ep=8",
+        "shard=16 pp=4 ep=4",
+        "tp=4 cp=2 pp=8 ep=2",
+        "dp=8 tp=8 ep=16",
+        "tp=8 pp=8",
+    )
+    assert held_together(SPARSE, name, meshes) >= 60
+
+
+def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, int]:
+    way, mode, size, kind, schedule, collective = at
+    (zero, offload), (micro_batch, micros) = all_of.ways[way], all_of.sizes[size]
+    plan = replace(
+        mesh, zero=zero, offload=offload, recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
+        schedule=all_of.schedules[schedule], collective=all_of.collectives[collective],
+    )  # fmt: skip
+    return plan, micro_batch, micros
+
+
+MESHES = (
+    "dp=4 tp=2 pp=8", "dp=2 shard=2 pp=4 tp=2 cp=2", "shard=8 tp=8", "dp=64", "pp=16 tp=4", "dp=2 shard=16 pp=2",
+    "cp=4 tp=4 pp=4", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLUSTERS, ids=lambda pair: pair[1])
+@pytest.mark.parametrize("model", MODELS, ids=("small", "wide", "gated"))
+def test_the_screen_says_what_the_price_says(model: Transformer, name: tuple[str, str]) -> None:
+    assert held_together(model, name, MESHES) >= 100
+
+
+def held_together(model: Transformer, name: tuple[str, str], meshes: Sequence[str]) -> int:
+    """How many random plans of these meshes cost in the screen what they cost alone."""
+    where, made = cluster(name[0]), stack(name[1])
+    bench, dice, priced = Bench(model, where, made), Random(7), 0
+    for text in meshes:
+        mesh = Plan.parse(f"{text} precision=bf16")
+        if mesh.pp > model.n_layer:
+            continue
+        own = axes(mesh, 256)
+        got = screen(bench, mesh, own)
+        step, memory, fits = np.broadcast_arrays(got.step, got.memory, got.fits)
+        least = least_seconds(bench, mesh, own), least_memory(bench, mesh, own)
+        served = own.served(mesh.pp, model.n_layer)
+        assert step.shape == own.shape
+        for _ in range(25):
+            at = tuple(dice.randrange(size) for size in own.shape)
+            if not served[at[2], at[4]]:
+                assert not fits[at]
+                continue
+            plan, micro_batch, micros = plan_at(mesh, own, at)
+            alone = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
+            own_verdict = verdict(model, plan, made, where.device, micro_batch=micro_batch, micros=micros)
+            assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
+            assert memory[at] == pytest.approx(own_verdict.memory.total, rel=1e-9), plan
+            assert fits[at] == own_verdict.fits, plan
+            assert alone.step >= least[0] * (1 - 1e-9) and own_verdict.memory.total >= least[1] * (
+                1 - 1e-9
+            ), plan
+            priced += 1
+    return priced

@@ -1,0 +1,98 @@
+"""What is simulated is what runs: the runtime's own timeline beside the event simulation, with artificial costs.
+
+A stage that waits never waits less than it was told, nor does a message come sooner. So on any machine, however busy,
+nothing may happen earlier than it was simulated; and if the machine is not too busy, little may happen much later.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.planner import artificial
+from tests.planner.published import gpt
+from tests.ranks import World
+from unisono.observe import trace
+from unisono.plan import Plan
+from unisono.plan.grammar import BUILT
+from unisono.planner.clusters import cluster
+from unisono.planner.price import Price, price, rows
+from unisono.planner.simulate import Question
+from unisono.planner.stack import stack
+from unisono.planner.timeline import timeline
+from unisono.programs import schedules
+from unisono.programs.pipeline import Placed, check, play_costs
+from unisono.report.placed import computed, from_zero
+from unisono.spec.errors import UsageError
+
+TIMETABLES = "accumulate gpipe 1f1b interleaved:v=2 looped_bfs:v=2 zb1p zb2p zbv dualpipe dualpipev".split()
+
+FORWARD, BACKWARD, DELAY = [0.02, 0.03, 0.015], [0.04, 0.06, 0.03], 0.01
+MICROS, STEPS = 4, 3
+SLACK = 1.5  # so much longer may the shortest of all steps be, on a machine with other things to do
+
+
+def measured(world: World, folder: Path, schedule: str) -> list[list[Placed]]:
+    """Each step's computations, the first at zero."""
+    ranks = len(FORWARD)
+    world(
+        artificial.play, ranks, folder=str(folder), schedule=schedule, micros=MICROS, forward=FORWARD,
+        backward=BACKWARD, delay=DELAY, steps=STEPS,
+    )  # fmt: skip
+    traces = [trace.read(folder / f"rank{rank}.json.gz") for rank in range(ranks)]
+    return [
+        from_zero(
+            [p for t in traces for p in computed((s for s in t.spans if s.tags["step"] == step), t.rank)]
+        )
+        for step in range(STEPS)
+    ]
+
+
+@pytest.mark.parametrize("schedule", BUILT["schedule"])
+def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Path, schedule: str) -> None:
+    timetable = schedules.get(schedule)(len(FORWARD), MICROS)
+    simulated = play_costs(timetable, FORWARD, BACKWARD, DELAY)
+    length = max(p.stop for p in simulated)
+    nearest = float("inf")
+    for attempt in range(3):
+        steps = measured(world, tmp_path / str(attempt), schedule)
+        for placed in steps:
+            rows = [tuple(p.action for p in placed if p.row == row) for row in range(len(FORWARD))]
+            assert tuple(rows) == timetable.rows
+            begun = {p.action: p.start for p in placed}
+            # The clocks of two recorders agree within a few microseconds, not to the last one.
+            assert all(begun[p.action] > p.start - 1e-4 for p in simulated)
+        nearest = min([nearest, *(max(p.stop for p in placed) for placed in steps)])
+        if nearest < SLACK * length:
+            break
+    assert nearest < SLACK * length
+
+
+@pytest.mark.parametrize("schedule", TIMETABLES)
+def test_a_simulated_step_computes_all_that_is_priced(schedule: str) -> None:
+    ask, got = asked(schedule)
+    step = timeline(ask, got)
+    each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
+    busy = sum(p.stop - p.start for p in step.placed)
+    assert check(step.timetable) == []
+    assert busy == pytest.approx(ask.micros * (sum(each.forward) + sum(each.backward)), rel=1e-9)
+    assert step.bubble == pytest.approx(1 - busy / (ask.plan.pp * step.computed))
+    assert step.length == pytest.approx(step.computed + got.comm["dp"].exposed + got.optimizer + got.fixed)
+
+
+def test_timetables_rank_as_their_papers_say() -> None:
+    took = {schedule: timeline(*asked(schedule)).length for schedule in TIMETABLES}
+    assert took["zbv"] < took["zb1p"] < took["1f1b"] <= took["gpipe"] < took["accumulate"]
+    assert took["interleaved:v=2"] < took["1f1b"]
+
+
+def test_a_timetable_that_nobody_could_look_at_is_refused() -> None:
+    ask, got = asked("1f1b", micros=100_000)
+    with pytest.raises(UsageError, match="too long"):
+        timeline(ask, got)
+
+
+def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
+    where = cluster("dgx-a100:1")
+    plan = Plan.parse(f"dp=2 pp=4 schedule={schedule} precision=bf16")
+    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack(where.stack), 1, micros)
+    return ask, price(ask.model, plan, where, ask.stack, micro_batch=1, micros=micros)
