@@ -6,6 +6,7 @@ waited for without work.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.memory import Memory, layers_of, row_parameters, states
@@ -13,15 +14,20 @@ from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import in_flight
 from unisono.programs import schedules
 from unisono.programs.shared import Costs, play_shared
-from unisono.spec.cluster import Cluster
+from unisono.spec.cluster import Cluster, Source
 from unisono.spec.host import Host, Pace
 from unisono.spec.transformer import Transformer
 
-ITEM = 4.0
-# Of our own reducer (`comm.bucket`): the first bucket leaves early, the others are filled up to the cap.
-FIRST_BUCKET, BUCKET = float(1 << 20), float(25 << 20)
-# Of 1,538 bytes that a full Ethernet frame takes on a wire, 1,448 are the sender's (IP, TCP with time stamps).
-PAYLOAD = 1448 / 1538
+ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
+_REDUCER = Source(
+    "specification", "our own reducer, comm.bucket: the first bucket leaves early, the others are filled"
+)
+FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
+BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
+_FRAME = Source(
+    "specification", "of 1,538 bytes of an Ethernet frame on a wire, IP and TCP with time stamps leave 1,448"
+)
+PAYLOAD: Annotated[float, _FRAME] = 1448 / 1538
 
 
 @dataclass(frozen=True, slots=True)
