@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from unisono.plan import Plan
-from unisono.planner import block
+from unisono.planner import block, exchange
 from unisono.planner.block import Dealt, Pass
 from unisono.planner.collectives import Bus, bus, message
 from unisono.planner.kernels import Chip, chip
@@ -108,7 +108,7 @@ def price(
     bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, min(mean_f, mean_b / 2))
     messages = 2 * each.send * ((micros if plan.pp > 1 else 0) * v + plan.pp - 1)
     messages += _tied(model, plan, cluster, stack)
-    data = _data(model, plan, cluster, stack, each.backward)
+    data = _data(model, plan, cluster, stack, each.backward, micros * slowest)
     optimizer = _optimizer(model, plan, cluster, stack)
     fixed = stack.step + stack.micro * micros
     step = micros * slowest + bubble + messages + sum(t.exposed for t in data.values()) + optimizer + fixed
@@ -203,9 +203,17 @@ def _shard_traffic(
 
 
 def _data(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, backward: tuple[float, ...]
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    backward: tuple[float, ...],
+    work: float,
 ) -> dict[str, Traffic]:
-    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
+    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds.
+
+    backward: of the last micro-batch, by row. work: seconds that a row computes in a step.
+    """
     blocks, ends = row_parameters(model, plan, 0)
     stride = plan.cp * plan.tp
     moved = (blocks + ends) * stack.reduce_bytes
@@ -222,7 +230,14 @@ def _data(
     # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
     cover = min(backward) / chunks(plan.schedule)
     share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
-    return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
+    found = {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
+    if plan.dp > 1 and not exchange.plain(plan):
+        made = exchange.code(plan.codec, plan.dp, stack.reduce_bytes, exchange.low_rank(model, plan.tp))
+        net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
+        over = exchange.Cover(cover, work, stack.dp_hidden)
+        memory = cluster.device.bandwidth * stack.elementwise
+        found["dp"] = Traffic(*exchange.on_dp(plan, made, net, (blocks + ends) / plan.shard, memory, over))
+    return found
 
 
 def _optimizer(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:
