@@ -102,7 +102,9 @@ def test_measured_steps_are_a_law(tmp_path: Path) -> None:
     assert st.expected(of, 32) == pytest.approx(sampled, rel=5e-3)
 
 
-@pytest.mark.parametrize("text", ["normal", "norml:0.1", "normal:x", "exponential:2", "measured:/no/such/file"])
+@pytest.mark.parametrize(
+    "text", ["normal", "norml:0.1", "normal:x", "exponential:2", "measured:/no/such/file"]
+)
 def test_mistakes_have_a_remedy(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         st.law(text)

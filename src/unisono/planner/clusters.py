@@ -8,7 +8,7 @@ from unisono.planner.tables import Table, bundled, from_file, inherited, likenes
 from unisono.spec.cluster import Cluster, Device, Link
 from unisono.spec.errors import UsageError
 
-_DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "like")
+_DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "watts", "like")
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like")
 
@@ -100,6 +100,7 @@ def _device(table: Table, name: str) -> Device:
         )
     memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
+    watts = table.number("watts", 1.0, 0.0)
     if not memory[0] or not bandwidth[0]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
@@ -109,9 +110,10 @@ def _device(table: Table, name: str) -> Device:
         bandwidth=bandwidth[0],
         reserved=reserved[0],
         units=int(units[0]),
+        watts=watts[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
-            "reserved": reserved[1], "units": units[1],
+            "reserved": reserved[1], "units": units[1], "watts": watts[1],
         },
     )  # fmt: skip
 

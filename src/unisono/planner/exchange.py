@@ -52,11 +52,18 @@ def _formats(got: Choice, ranks: int, plain: float, low_rank: Callable[[int], fl
         return Code(2.0, False, 12.0, "elements are rounded to 16 bits")
     if got.name == "int8":
         # Blocks of 256 with a 16-bit scale (EQuARX, 2025). Maximum, round; sum codes; the same again; decode.
-        return Code(1.0 + 2.0 / 256.0, False, 9.0 + (1.0 + 13.0 / ranks) + 5.0, "elements are rounded to 8 bits, twice")
+        return Code(
+            1.0 + 2.0 / 256.0,
+            False,
+            9.0 + (1.0 + 13.0 / ranks) + 5.0,
+            "elements are rounded to 8 bits, twice",
+        )
     if got.name == "qsgd":  # sign and level, a norm of 4 bytes for 512 elements (Alistarh et al., 2017)
         bits = ceil(log2(2 * int(got.options.get("s", _LEVELS)) + 1))
         sent = bits / 8.0 + 4.0 / 512.0
-        return Code(sent, False, 8.0 + 2 * sent + (4.0 + sent), f"elements are rounded at random to {bits} bits")
+        return Code(
+            sent, False, 8.0 + 2 * sent + (4.0 + sent), f"elements are rounded at random to {bits} bits"
+        )
     if got.name == "sign":  # one bit, a scale for each bucket (Karimireddy et al., 2019)
         return Code(1.0 / 8.0, False, 8.0 + 0.25 + 4.125, "signs alone are sent")
     if got.name == "ternary":  # codes add up as small integers (Wen et al., 2017)
@@ -147,7 +154,12 @@ def on_dp(
 
 def plain(plan: Plan) -> bool:
     """Whether replicas meet in every step with uncoded gradients."""
-    return plan.codec == "plain" and choice(plan.sync).name in ("every_step", "canonical", "quorum", "adaptive")
+    return plan.codec == "plain" and choice(plan.sync).name in (
+        "every_step",
+        "canonical",
+        "quorum",
+        "adaptive",
+    )
 
 
 def fidelity(plan: Plan, made: Code | None = None) -> tuple[Fidelity, str]:

@@ -50,7 +50,9 @@ def law(text: str) -> Law:
     kind, colon, rest = text.partition(":")
     if kind not in KINDS or not colon:
         what = f"stragglers {text!r}: no such distribution{meant(kind, KINDS)}"
-        raise UsageError(what, where="--stragglers", fix="normal:0.05, or lognormal exponential measured:FILE")
+        raise UsageError(
+            what, where="--stragglers", fix="normal:0.05, or lognormal exponential measured:FILE"
+        )
     if kind == "measured":
         return measured(_numbers(Path(rest)))
     try:
@@ -93,7 +95,9 @@ def _numbers(path: Path) -> list[float]:
         found = [float(word) for word in path.read_text(encoding="utf-8").replace(",", " ").split()]
     except (OSError, ValueError) as error:
         what = f"cannot read step times from {path}: {error}"
-        raise UsageError(what, where="--stragglers", fix="a file of numbers, one step a line", code="C03") from None
+        raise UsageError(
+            what, where="--stragglers", fix="a file of numbers, one step a line", code="C03"
+        ) from None
     if not found or min(found) <= 0.0 or max(found) == inf:
         raise UsageError(f"{path} has no step times above 0", where="--stragglers", fix="one step a line")
     return found
@@ -242,12 +246,16 @@ def pace(of: Law, sync: str, replicas: int, inner: int) -> Pace:
         k = int(got.options["k"])
         if k > replicas:
             what = f"sync={sync}: a quorum of {k} among {replicas} replicas"
-            raise UsageError(what, where="plan.sync, plan.dp", fix=f"quorum:k={max(1, replicas - 1)}", code="P16")
+            raise UsageError(
+                what, where="plan.sync, plan.dp", fix=f"quorum:k={max(1, replicas - 1)}", code="P16"
+            )
         said = f"the first {k} of {replicas} count (Chen et al., 2016)"
         return Pace(expected(replica, replicas, k), k / replicas, said)
     if got.name == "ssp":
         s = int(got.options["s"])
-        return Pace(bounded(replica, replicas, s), 1.0, f"nobody is more than {s} steps ahead; played, seed 0")
+        return Pace(
+            bounded(replica, replicas, s), 1.0, f"nobody is more than {s} steps ahead; played, seed 0"
+        )
     if got.name == "delayed":
         said = "gradients are one step late, which is a staleness of 1; played, seed 0"
         return Pace(bounded(replica, replicas, 1), 1.0, said)

@@ -32,7 +32,8 @@ class Device:
 
     peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
     before the first tensor (context, collectives' buffers). units: multiprocessors that share out a product's tiles;
-    0 where that is not known, and no rounding up to full waves is charged.
+    0 where that is not known, and no rounding up to full waves is charged. watts: thermal design power, 0 where that is
+    not known.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Device:
     bandwidth: float
     reserved: float = 0.0
     units: int = 0
+    watts: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     def flops(self, dtype: str) -> float:
