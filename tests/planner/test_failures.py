@@ -85,9 +85,7 @@ def played_elastic(n: int, mtbf: float, repair: float, pause: float, step: float
 @pytest.mark.parametrize(
     ("n", "mtbf", "repair", "pause"), [(4, 20.0, 4.0, 0.1), (64, 400.0, 8.0, 0.05), (128, 3000.0, 24.0, 0.2)]
 )
-def test_elastic_goodput_is_that_of_played_failures(
-    n: int, mtbf: float, repair: float, pause: float
-) -> None:
+def test_elastic_goodput_is_that_of_played_failures(n: int, mtbf: float, repair: float, pause: float) -> None:
     told = failures.elastic(
         n, mtbf * HOUR, repair * HOUR, pause * HOUR, 60.0, lambda alive: alive / n
     ).goodput

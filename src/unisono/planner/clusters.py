@@ -1,21 +1,22 @@
 """Clusters by name (`laptop`, `dgx-a100:64`: nodes after the colon) or from a user's TOML file."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import Cluster, Device, Link
+from unisono.spec.cluster import TOPOLOGIES, Cluster, Device, Link
 from unisono.spec.errors import UsageError
 
 _DEVICE = ("peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "units", "watts", "like")
-_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
+_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like")
 
 
 def cluster(text: str) -> Cluster:
     """A cluster by built-in name or file. Raises UsageError, with file and line for what is wrong in a file."""
-    if text.endswith(".toml") or "/" in text:
+    if _is_file(text):
         return _from_file(Path(text))
     name, colon, nodes = text.partition(":")
     table = bundled("clusters.toml")
@@ -28,6 +29,28 @@ def cluster(text: str) -> Cluster:
         what = f"{text}: {nodes!r} is not a number of nodes"
         raise UsageError(what, where="--cluster", fix=f"{name}:8", code="C21")
     return _cluster(inherited(table, name), name, int(nodes) if colon else None)
+
+
+def of_size(text: str, devices: int) -> Cluster:
+    """The cluster that `cluster(text)` names, with so many devices: whole nodes, or one smaller node.
+
+    Raises UsageError where its nodes do not add up to that.
+    """
+    name = text.partition(":")[0]
+    base = cluster(name if not _is_file(text) else text)
+    if devices < base.node:
+        inner = [replace(link, size=devices) for link in base.links[:1]] if devices > 1 else []
+        return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=tuple(inner))
+    if devices % base.node:
+        near = max(1, round(devices / base.node)) * base.node
+        what = f"{devices} devices are no whole number of nodes of {base.node}"
+        raise UsageError(what, where="--sweep", fix=f"{near} devices", code="C21")
+    nodes = devices // base.node
+    return _from_file(Path(text), nodes) if _is_file(text) else cluster(f"{name}:{nodes}")
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or "/" in text
 
 
 def device(name: str) -> Device:
@@ -45,12 +68,12 @@ def names() -> tuple[str, ...]:
     return tuple(bundled("clusters.toml").values)
 
 
-def _from_file(path: Path) -> Cluster:
+def _from_file(path: Path, nodes: int | None = None) -> Cluster:
     table = from_file(path)
     if "like" not in table.values:
-        return _cluster(table, path.stem, None)
+        return _cluster(table, path.stem, nodes)
     table.known(_CLUSTER)
-    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, None)
+    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, nodes)
 
 
 def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
@@ -133,6 +156,10 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
             raise own.wrong(
                 "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
             )
+        topology = own.text("topology", "switched")
+        if topology not in TOPOLOGIES:
+            what = f"no topology is called {topology!r}{meant(topology, TOPOLOGIES)}"
+            raise own.wrong(what, "topology", f"one of: {' '.join(TOPOLOGIES)}")
         sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
         links.append(
             Link(
@@ -142,6 +169,7 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
                 latency[0],
                 over[0],
                 ceiling[0] if ceiling else None,
+                topology,
                 sources | ({"ceiling": ceiling[1]} if ceiling else {}),
             )
         )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
+TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
 Origin = Literal["specification", "fitted", "measured here", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "given")
 
@@ -65,6 +67,11 @@ class Link:
     direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
     measured; `bandwidth` where that is not known. oversubscription: how much less than the sum of its ports the level
     carries when all talk at once.
+
+    topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
+    connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
+    level inside connects, as near to a square or cube as their number allows: a device's bandwidth is that of all its
+    cables together.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Link:
     latency: float
     oversubscription: float = 1.0
     ceiling: float | None = None
+    topology: Topology = "switched"
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     @property
