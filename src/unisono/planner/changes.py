@@ -43,5 +43,10 @@ def more_memory(cluster: Cluster, size: float) -> Cluster:
     return _with_device(cluster, replace(cluster.device, memory=cluster.device.memory + size))
 
 
+def larger_memory(cluster: Cluster, factor: float) -> Cluster:
+    """The devices' memory times `factor`."""
+    return _with_device(cluster, replace(cluster.device, memory=cluster.device.memory * factor))
+
+
 def _with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, device=device)
