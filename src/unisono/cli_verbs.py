@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.cli_call import Call, Parser, Verb, colour, common, found_run
+from unisono.cli_studies import add as add_studies
 from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ def _simulate_parser() -> Parser:
         "--cluster", metavar="C", default="laptop", help="dgx-a100:64 (nodes after the colon) or FILE.toml"
     )
     parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+    add_studies(parser)
     return parser
 
 
@@ -282,13 +284,19 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     flags, rest = config.split_flags(words)
     given = _simulate_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
-    from unisono.commands import simulate
+    from unisono.commands import simulate, studies
 
+    if (given.sweep or given.networks == "best") and given.dry_run:
+        call.say(f"would sweep  {given.sweep or 'networks'}  on {given.cluster}")
+        return {"dry_run": True, "cluster": given.cluster, "sweep": given.sweep, "networks": given.networks}
+    if (study := studies.many(got, given)) is not None:
+        call.say(study[1])
+        return study[0]
     ask = simulate.question(got, given.cluster, given.stack)
     if given.dry_run:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
-    result, page = simulate.run(ask)
+    result, page = simulate.run(ask, given)
     call.say(page)
     return result
 

@@ -67,6 +67,10 @@ def test_means_of_exponential_steps_are_gamma() -> None:
 def test_the_slowest_of_slowest() -> None:
     of = st.law("lognormal:0.2")
     assert st.expected(of.slowest_of(8), 16) == pytest.approx(st.expected(of, 128), rel=1e-9)
+    for text in LAWS:
+        assert st.pace(st.law(text), "async", 16, 64).step == pytest.approx(
+            st.expected(st.law(text), 64), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("text", LAWS)

@@ -35,11 +35,15 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
 
 
-def run(ask: simulate.Question) -> tuple[Mapping[str, Any], str]:
-    """(the object of --json, the page). Raises DoesNotFit."""
+def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). given: the flags of `cli_studies`. Raises DoesNotFit."""
+    from unisono.commands import studies
+
+    ask = studies.asked(ask, given)
     answer = simulate.simulate(ask)
     simulate.demand(answer)
-    return simulate.as_json(answer), simulate.as_text(answer)
+    keys, text = studies.extras(ask, given)
+    return {**simulate.as_json(answer), **keys}, f"{simulate.as_text(answer)}\n\n{text}"
 
 
 def model_of(got: Loaded) -> Transformer:

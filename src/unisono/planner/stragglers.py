@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KINDS = ("normal", "lognormal", "exponential", "measured")
 _POINTS = 801  # of a quadrature: the trapezoid rule converges exponentially on these bells
+_NEARLY_1 = 1.0 - 2.0**-53
 _GRID = 1 << 14  # points of a distribution's sum
 _BURN = 100  # steps of a played policy that are not counted
 _DRAWS = 1 << 20  # steps times replicas that are played: a tenth of a second
@@ -38,7 +39,7 @@ class Law:
         if n == 1:
             return self
         # 1 - (1-q)^(1/n), exact also for the smallest q
-        return Law(self.name, lambda q: self.tail(-expm1(log1p(-q) / n)))
+        return Law(self.name, lambda q: self.tail(-expm1(log1p(-min(q, _NEARLY_1)) / n)))
 
 
 def law(text: str) -> Law:
@@ -72,7 +73,7 @@ def law(text: str) -> Law:
 
 def _normal(q: float) -> float:
     """What a standard normal exceeds with probability `q`, which rounding may have brought to 1."""
-    return -NormalDist().inv_cdf(min(max(q, 1e-300), 1.0 - 2.0**-53))
+    return -NormalDist().inv_cdf(min(max(q, 1e-300), _NEARLY_1))
 
 
 def measured(times: Sequence[float]) -> Law:

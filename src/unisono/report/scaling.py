@@ -21,7 +21,6 @@ _PARTS = (
     ("host, fixed", "waiting|fixed", COLOURS["optim"]),
     ("other", "", COLOURS["other"]),
 )
-FORMATS = (".png", ".svg")
 
 
 def write(study: Mapping[str, Any], title: str, path: str | Path) -> Path:
