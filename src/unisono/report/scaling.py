@@ -100,7 +100,7 @@ def _parts(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, A
             continue
         axes.bar(range(len(points)), shares, bottom=bottoms, width=0.78, color=colour, label=name)
         for at, (share, bottom) in enumerate(zip(shares, bottoms, strict=True)):
-            if share > 5:
+            if share > 6:
                 ink = _INK if colour in (COLOURS["wait"], COLOURS["data"]) else "white"
                 axes.text(
                     at, bottom + share / 2, f"{share:.0f} %", ha="center", va="center", fontsize=10, color=ink
@@ -136,12 +136,12 @@ def _share(point: Mapping[str, Any], begins: str) -> float:
 def _short(plan: str) -> str:
     """The mesh, a few words a line."""
     axes = ("dp", "shard", "tp", "cp", "ep", "pp")
-    words_ = [word for word in plan.split() if word.partition("=")[0] in axes]
-    return "\n".join(" ".join(words_[i : i + 2]) for i in range(0, len(words_), 2))
+    mesh = [word for word in plan.split() if word.partition("=")[0] in axes]
+    return "\n".join(" ".join(mesh[i : i + 2]) for i in range(0, len(mesh), 2))
 
 
 def _noun(study: Mapping[str, Any]) -> str:
-    noun = {"global_batch": "global batch"}.get(study["key"], study["key"])
+    noun = str(study["key"]).replace("_", " ")
     return f"{noun}, weak scaling" if study["weak"] else noun
 
 
