@@ -135,16 +135,9 @@ def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *GPT, "--sweep", "devices=8..64", "--dry-run"]) == 0
 
 
-def test_sweeps_and_sensitivities_load_neither_torch_nor_numpy() -> None:
-    words = [
-        "simulate",
-        *GPT,
-        "--plan",
-        "precision=bf16 tp=4 pp=1 shard=1",
-        "--sweep",
-        "devices=8,16",
-        "--json",
-    ]
-    script = f"from unisono.cli import main; main({words}); import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert {"torch", "numpy", "matplotlib"}.isdisjoint(done.stdout.splitlines()[-1].split())
+def test_one_price_and_what_would_help_load_neither_torch_nor_numpy_and_sweeps_no_torch() -> None:
+    sweep = ["--plan", "precision=bf16 tp=4 pp=1 shard=1", "--sweep", "devices=8,16"]
+    for words, absent in (([*PLAN, "--batches"], {"torch", "numpy"}), (sweep, {"torch", "matplotlib"})):
+        script = f"from unisono.cli import main; main({['simulate', *GPT, *words, '--json']}); import sys; print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert absent.isdisjoint(done.stdout.splitlines()[-1].split())

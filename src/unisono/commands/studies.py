@@ -4,18 +4,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unisono.commands import plan as planning
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import batches, energy, exchange, networks, outlook, sensitivity, sweep
+from unisono.planner import batches, energy, outlook, replicas, sensitivity
 from unisono.planner.clusters import of_size
-from unisono.planner.search import Space
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
+
+if TYPE_CHECKING:
+    from unisono.planner.search import Space
 
 Told = tuple[Mapping[str, Any], str]
 _NOT_BUILT = "P10"
@@ -47,6 +48,8 @@ def extras(ask: Question, given: Any) -> Told:
         advice = batches.advise(ask, given.noise_scale)
         told.append((batches.as_json(advice), batches.as_text(advice)))
     if given.networks == "same":
+        from unisono.planner import networks
+
         rows = networks.same_plan(ask)
         told.append((networks.as_json(rows), networks.as_text(rows)))
     keys: dict[str, Any] = {}
@@ -63,11 +66,11 @@ def _bill(answer: Answer, pue: float | None) -> Told:
 
 def _fidelity(answer: Answer) -> Told:
     ask = answer.question
-    made = exchange.code(
-        ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, exchange.low_rank(ask.model, ask.plan.tp)
+    made = replicas.code(
+        ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, replicas.low_rank(ask.model, ask.plan.tp)
     )
-    fidelity, why = exchange.fidelity(ask.plan, made)
-    text = f"fidelity   {fidelity.name}: {why}" if not exchange.plain(ask.plan) or made.said else ""
+    fidelity, why = replicas.fidelity(ask.plan, made)
+    text = f"fidelity   {fidelity.name}: {why}" if not replicas.plain(ask.plan) or made.said else ""
     return {"fidelity": fidelity.name, "fidelity_why": why}, text
 
 
@@ -112,6 +115,9 @@ def many(got: Loaded, given: Any) -> Told | None:
         return None
     if given.out is not None:
         _drawable(given.out)
+    # Imported here because they search, which one plan's price must not pay.
+    from unisono.planner import networks, sweep
+
     base, legal = _space(got, given)
     if given.sweep is None:
         rows = networks.best_plans(replace(base, legal=legal(base.batch)))
@@ -137,7 +143,7 @@ def _drawable(out: str) -> None:
         raise UsageError(what, where="--out", fix=f"--out {Path(out).with_suffix('.png')}", code="C04")
 
 
-def _draw(told: Mapping[str, Any], base: Space, out: str) -> Path:
+def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
     from unisono.report import scaling
 
     model = base.model
@@ -148,8 +154,10 @@ def _draw(told: Mapping[str, Any], base: Space, out: str) -> Path:
     return scaling.write(told["sweep"], title, out)
 
 
-def _space(got: Loaded, given: Any) -> tuple[Space, Callable[[int], Callable[[Plan], bool]]]:
+def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[int], Callable[[Plan], bool]]]":
     """What is searched, and for each global batch what a plan must be. Techniques that are held may be unbuilt."""
+    from unisono.commands import plan as planning
+
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
     base = planning.space(got, None, given.cluster, given.stack)
     if got.origins.get("plan", "").startswith("flag"):

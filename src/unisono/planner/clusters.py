@@ -169,8 +169,8 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
                 latency[0],
                 over[0],
                 ceiling[0] if ceiling else None,
-                topology,
                 sources | ({"ceiling": ceiling[1]} if ceiling else {}),
+                topology,
             )
         )
         if size >= total:

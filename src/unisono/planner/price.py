@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from unisono.plan import Plan
-from unisono.planner import block, exchange
+from unisono.planner import block, replicas
 from unisono.planner.block import Dealt, Pass
 from unisono.planner.collectives import Bus, bus, message
 from unisono.planner.kernels import Chip, chip
@@ -231,12 +231,12 @@ def _data(
     cover = min(backward) / chunks(plan.schedule)
     share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
     found = {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
-    if plan.dp > 1 and not exchange.plain(plan):
-        made = exchange.code(plan.codec, plan.dp, stack.reduce_bytes, exchange.low_rank(model, plan.tp))
+    if plan.dp > 1 and not replicas.plain(plan):
+        made = replicas.code(plan.codec, plan.dp, stack.reduce_bytes, replicas.low_rank(model, plan.tp))
         net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        over = exchange.Cover(cover, work, stack.dp_hidden)
+        over = replicas.Cover(cover, work, stack.dp_hidden)
         memory = cluster.device.bandwidth * stack.elementwise
-        found["dp"] = Traffic(*exchange.on_dp(plan, made, net, (blocks + ends) / plan.shard, memory, over))
+        found["dp"] = Traffic(*replicas.on_dp(plan, made, net, (blocks + ends) / plan.shard, memory, over))
     return found
 
 

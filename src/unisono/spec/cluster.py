@@ -80,8 +80,8 @@ class Link:
     latency: float
     oversubscription: float = 1.0
     ceiling: float | None = None
-    topology: Topology = "switched"
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    topology: Topology = "switched"
 
     @property
     def bus(self) -> float:

@@ -5,7 +5,7 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.plan.grammar import VALUES
-from unisono.planner import exchange
+from unisono.planner import replicas
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import Bus
 from unisono.planner.simulate import Question, simulate
@@ -28,7 +28,7 @@ def test_every_codec_of_the_grammar_sends_less(name: str) -> None:
     got, whole = dp(f"codec={SPELT.get(name, name)}"), dp("")
     assert 0.0 < got.bytes < whole.bytes
     assert got.exposed <= got.seconds * (1 + 1e-12)
-    made = exchange.code(SPELT.get(name, name), 16, 4.0, exchange.low_rank(MODEL, 1))
+    made = replicas.code(SPELT.get(name, name), 16, 4.0, replicas.low_rank(MODEL, 1))
     assert made.said and made.passes > 0.0
 
 
@@ -44,15 +44,15 @@ def test_bytes_are_those_of_the_formats() -> None:
 
 def test_gathered_codes_cost_more_than_plain_with_enough_ranks() -> None:
     """All-gathering pairs of 6 bytes pays no more once ratio > 8 / (n * 6) (Agarwal et al., 2022)."""
-    made = exchange.code("topk:ratio=0.01", 100, 4.0, exchange.low_rank(MODEL, 1))
-    sent = [exchange.wired(made, Bus(n, 1e9, 0.0), 1e6)[0] / (2 * (n - 1) / n * 4e6) for n in (100, 132, 135)]
+    made = replicas.code("topk:ratio=0.01", 100, 4.0, replicas.low_rank(MODEL, 1))
+    sent = [replicas.wired(made, Bus(n, 1e9, 0.0), 1e6)[0] / (2 * (n - 1) / n * 4e6) for n in (100, 132, 135)]
     assert sent[0] < 1.0 < sent[2] and sent[1] == pytest.approx(1.0, rel=0.02)
 
 
 def test_rank_and_marks() -> None:
-    share = exchange.low_rank(MODEL, 1)
+    share = replicas.low_rank(MODEL, 1)
     assert share(1) < share(4) < share(64) < share(10_000) == pytest.approx(1.0)
-    bare, fed = (exchange.code(f"topk:ratio=0.01{mark}", 8, 4.0, share) for mark in ("", "+ef"))
+    bare, fed = (replicas.code(f"topk:ratio=0.01{mark}", 8, 4.0, share) for mark in ("", "+ef"))
     assert fed.sent == bare.sent and fed.passes > bare.passes
 
 
@@ -61,7 +61,7 @@ def test_every_policy_of_the_grammar_has_a_price_and_is_lossy(name: str) -> None
     words = f"sync={POLICIES.get(name, name)}"
     got, whole = dp(words), dp("")
     assert 0.0 <= got.bytes <= whole.bytes and got.exposed >= 0.0
-    fidelity, why = exchange.fidelity(Plan.parse(f"dp=16 {words}"))
+    fidelity, why = replicas.fidelity(Plan.parse(f"dp=16 {words}"))
     assert fidelity is Fidelity.LOSSY and name in why
 
 
@@ -71,6 +71,14 @@ def test_less_talk_shows_less() -> None:
     assert dp("sync=diloco:h=64").exposed > dp("sync=local_sgd:h=64").exposed
 
 
+def test_what_overlaps_by_design_does_so_on_any_stack() -> None:
+    """megatron-2022 does not hide gradients behind backward; policies that talk during the next step hide there."""
+    assert dp("").exposed == dp("").seconds
+    assert (
+        dp("sync=delayed").exposed < 0.3 * dp("").exposed and dp("sync=gossip").exposed < 0.3 * dp("").exposed
+    )
+
+
 def test_fidelity_of_exact_ways() -> None:
-    assert exchange.fidelity(Plan.parse("dp=4"))[0] is Fidelity.ROUNDING
-    assert exchange.fidelity(Plan.parse("dp=4 sync=canonical"))[0] is Fidelity.EXACT
+    assert replicas.fidelity(Plan.parse("dp=4"))[0] is Fidelity.ROUNDING
+    assert replicas.fidelity(Plan.parse("dp=4 sync=canonical"))[0] is Fidelity.EXACT
