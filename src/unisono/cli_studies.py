@@ -47,11 +47,13 @@ def add(parser: Parser) -> None:
     )
     slow = parser.add_argument_group("stragglers")
     slow.add_argument(
-        "--stragglers", metavar="LAW", help="normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE"
+        "--stragglers", metavar="LAW", help="normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE or RUN"
     )
     slow.add_argument("--servers", metavar="N", type=_above_0, help="parameter servers: where they saturate")
     scale = parser.add_argument_group("scaling")
-    varied = "devices=8..1024 nodes= global_batch=, or factors: bandwidth= latency= arithmetic= memory="
+    varied = (
+        "devices=8..1024 nodes= global_batch= micro_batch= context=, factors: bandwidth= latency= memory="
+    )
     scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
     scale.add_argument("--weak", action="store_true", help="with --sweep: the batch grows with the devices")
     scale.add_argument("--out", metavar="FILE", help="with --sweep: draw it as FILE.png or FILE.svg")

@@ -62,6 +62,27 @@ def test_stragglers_and_servers(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0.0 < server["efficiency"] < 1.0
 
 
+def test_stragglers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that always differ are no stragglers of a step; a rank that is late one time in ten is."""
+    events = tmp_path / "events"
+    events.mkdir()
+    for rank in range(2):
+        steps = [
+            {
+                "kind": "step",
+                "step": n,
+                "time": {"forward": (1.0 + rank) * (2.0 if n % 10 == 9 else 1.0), "wait": 9.0},
+            }
+            for n in range(201)
+        ]
+        (events / f"rank{rank}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    got = said([*PLAN, "--stragglers", f"measured:{tmp_path}"], capsys)["stragglers"]
+    # Of 64 ranks somebody is nearly always at 2 beside a mean of 1.1.
+    assert got["policies"][0]["waiting"] == pytest.approx(2 / 1.1 - 1, rel=0.01) and "400 steps" in got["law"]
+    (tmp_path / "empty" / "events").mkdir(parents=True)
+    assert said([*PLAN, "--stragglers", f"measured:{tmp_path / 'empty'}"], capsys)["code"] == 2
+
+
 def test_lossy_plans_say_so_and_send_less(capsys: pytest.CaptureFixture[str]) -> None:
     plain = said(PLAN, capsys)
     assert plain["fidelity"] == "ROUNDING" and plain["sensitivities"]

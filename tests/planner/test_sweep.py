@@ -97,6 +97,13 @@ def test_factors_and_batches() -> None:
     batches = sw.sweep(held, sw.axis("global_batch=16..256"), sized)
     rates = [p.rate for p in batches.points]
     assert rates == sorted(rates) and [p.space.batch for p in batches.points] == [16, 32, 64, 128, 256]
+    micro = sw.sweep(replace(held, batch=256), sw.axis("micro_batch=1..8"), sized)
+    assert [p.answer.question.micro_batch for p in micro.points if p.answer] == [1, 2, 4, 8]
+    longer = sw.sweep(held, sw.axis("context=512..4096"), sized)
+    asked = [p.answer.question for p in longer.points if p.answer]
+    assert [ask.model.context for ask in asked] == [512, 1024, 2048, 4096] and {
+        ask.batch for ask in asked
+    } == {64}
     for wrong in ("bandwidth.token-ring=1,2",):
         with pytest.raises(UsageError):
             sw.sweep(held, sw.axis(wrong), sized)

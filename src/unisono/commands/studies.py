@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import batches, energy, outlook, replicas, sensitivity
+from unisono.planner import batches, energy, outlook, replicas, sensitivity, stragglers
 from unisono.planner.clusters import of_size
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.spec.cluster import Cluster
@@ -36,7 +36,7 @@ def extras(ask: Question, given: Any) -> Told:
     answer = simulate(ask)
     told, step = [_bill(answer, given.pue), _fidelity(answer)], answer.price.step
     if given.stragglers is not None:
-        told.append(outlook.waiting(answer, given.stragglers))
+        told.append(outlook.waiting(answer, _law(given.stragglers)))
         step = told[-1][0]["stragglers"]["step_s"]
     if given.servers is not None:
         told.append(outlook.served(answer, given.servers))
@@ -72,6 +72,27 @@ def _fidelity(answer: Answer) -> Told:
     fidelity, why = replicas.fidelity(ask.plan, made)
     text = f"fidelity   {fidelity.name}: {why}" if not replicas.plain(ask.plan) or made.said else ""
     return {"fidelity": fidelity.name, "fidelity_why": why}, text
+
+
+def _law(text: str) -> stragglers.Law:
+    """A distribution; `measured:RUN` is how unevenly each rank of a run worked, its first step left out."""
+    kind, _, place = text.partition(":")
+    if kind != "measured" or not Path(place).is_dir():
+        return stragglers.law(text)
+    from unisono.report.analyse import BUSY
+    from unisono.report.collect import collect, find
+
+    times: list[float] = []
+    for rank in collect(find(place)).ranks:
+        busy = [sum(record["time"].get(part) or 0.0 for part in BUSY) for record in rank.steps[1:]]
+        mean = sum(busy) / len(busy) if busy else 0.0
+        times += [seconds / mean for seconds in busy if mean > 0.0]
+    if not times:
+        what = f"{place} holds no steps of single ranks beyond the first"
+        raise UsageError(
+            what, where="--stragglers", fix="a run of several steps, with its events/", code="C03"
+        )
+    return stragglers.measured(times)
 
 
 def _failing(answer: Answer, step: float, given: Any) -> Told:
@@ -120,7 +141,7 @@ def many(got: Loaded, given: Any) -> Told | None:
 
     base, legal = _space(got, given)
     if given.sweep is None:
-        rows = networks.best_plans(replace(base, legal=legal(base.batch)))
+        rows = networks.best_plans(replace(base, legal=legal(base)))
         if all(row.answer is None for row in rows):
             raise Infeasible("no plan fits on any network", where=base.cluster.name, fix="a larger --cluster")
         return networks.as_json(rows), networks.as_text(rows)
@@ -154,8 +175,8 @@ def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
     return scaling.write(told["sweep"], title, out)
 
 
-def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[int], Callable[[Plan], bool]]]":
-    """What is searched, and for each global batch what a plan must be. Techniques that are held may be unbuilt."""
+def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
+    """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
     from unisono.commands import plan as planning
 
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
@@ -164,10 +185,12 @@ def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[int], Callable[[P
         base = replace(base, held=got.plan)
     recipe = on_any_ranks(got.recipe)
 
-    def legal(batch: int) -> Callable[[Plan], bool]:
-        train = recipe.train.model_copy(update={"global_batch": batch})
-        with_batch = recipe.model_copy(update={"train": train})
-        return lambda plan: all(problem.code == _NOT_BUILT for problem in plan.check(with_batch))
+    def legal(space: "Space") -> Callable[[Plan], bool]:
+        sizes = {"global_batch": space.batch, "micro_batch": space.micro_batch}
+        model = recipe.model.model_copy(update={"context": space.model.context})
+        asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
+        varied = recipe.model_copy(update=asked)
+        return lambda plan: all(problem.code == _NOT_BUILT for problem in plan.check(varied))
 
     if given.cost_per_hour is not None:
         base = replace(base, cluster=replace(base.cluster, cost_per_hour=given.cost_per_hour))

@@ -20,9 +20,9 @@ def computing(answer: Answer) -> float:
     return answer.price.step - exposed
 
 
-def waiting(answer: Answer, law: str) -> Told:
+def waiting(answer: Answer, of: stragglers.Law) -> Told:
     """What stragglers add under the plan's policy, and under the others. Raises UsageError."""
-    of, plan = stragglers.law(law), answer.question.plan
+    plan = answer.question.plan
     base = computing(answer)
     rows = []
     for sync in _policies(plan.sync, plan.dp):

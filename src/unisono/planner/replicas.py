@@ -16,7 +16,7 @@ from unisono.spec.transformer import Transformer
 
 _SHARE = 0.01  # of the elements that sparse codecs send where no ratio is said
 _LEVELS = 127  # of qsgd where no s is said: a byte with its sign
-# Of what overlaps by design, as the plain stack's dp_hidden: computing is 1.1 to 1.3 times slower beside it (Galvatron).
+# Of what overlaps by design, as the plain stack's dp_hidden: computing beside it is 1.1 to 1.3 times slower.
 _BESIDE = 0.8
 _INDEX = 2  # bytes of an index in a chunk of 4096 or 65536
 

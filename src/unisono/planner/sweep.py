@@ -14,7 +14,7 @@ from unisono.planner.simulate import GIB, Answer, waterfall
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
 
-COUNTS = ("devices", "nodes", "global_batch")
+COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
 FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")
 _BREAKS = 0.5  # efficiency below which a point is called broken
 _MOST = 64  # points
@@ -110,9 +110,9 @@ def sweep(
     sized: Callable[[int], Cluster],
     *,
     weak: bool = False,
-    legal: Callable[[int], Callable[[Any], bool]] | None = None,
+    legal: Callable[[Space], Callable[[Any], bool]] | None = None,
 ) -> Sweep:
-    """Every point with its best plan. sized(devices): the cluster. legal(batch): what a plan must be, for that batch.
+    """Every point with its best plan. sized(devices): the cluster. legal(space): what a plan must be there.
 
     Keys that `base.held` says stay, but for `dp`, which fills the devices. Raises UsageError.
     """
@@ -124,7 +124,7 @@ def sweep(
     first: Point | None = None
     for value, space in _spaces(base, over, sized, weak):
         held = replace(space.held, dp=-1, said=space.held.said - {"dp"}) if over.grows else space.held
-        space = replace(space, held=held, legal=legal(space.batch) if legal else space.legal)
+        space = replace(space, held=held, legal=legal(space) if legal else space.legal)
         found = search(space, top=1)
         if not found.best:
             points.append(Point(value, space, None, why=_nothing(space, found.nearest)))
@@ -149,6 +149,10 @@ def _spaces(
     for value in over.values:
         if over.key == "global_batch":
             yield value, replace(base, batch=int(value))
+        elif over.key == "micro_batch":
+            yield value, replace(base, micro_batch=int(value))
+        elif over.key == "context":
+            yield value, replace(base, model=replace(base.model, context=int(value)))
         elif over.grows:
             devices = int(value) * (base.cluster.node if over.key == "nodes" else 1)
             batch = base.batch * value / over.values[0] if weak else base.batch
