@@ -108,7 +108,11 @@ def price(
     bubble = idle(plan.schedule, plan.pp, mean_f, mean_b, min(mean_f, mean_b / 2))
     messages = 2 * each.send * ((micros if plan.pp > 1 else 0) * v + plan.pp - 1)
     messages += _tied(model, plan, cluster, stack)
-    data = _data(model, plan, cluster, stack, each.backward, micros * slowest)
+    data = _data(model, plan, cluster, stack, each.backward)
+    if plan.dp > 1 and not replicas.plain(plan):
+        elements = sum(row_parameters(model, plan, 0)) / plan.shard
+        over = replicas.Cover(min(each.backward) / v, micros * slowest, stack.dp_hidden)
+        data["dp"] = Traffic(*replicas.traffic(model, plan, cluster, stack, elements, over))
     optimizer = _optimizer(model, plan, cluster, stack)
     fixed = stack.step + stack.micro * micros
     step = micros * slowest + bubble + messages + sum(t.exposed for t in data.values()) + optimizer + fixed
@@ -203,17 +207,9 @@ def _shard_traffic(
 
 
 def _data(
-    model: Transformer,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    backward: tuple[float, ...],
-    work: float,
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, backward: tuple[float, ...]
 ) -> dict[str, Traffic]:
-    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds.
-
-    backward: of the last micro-batch, by row. work: seconds that a row computes in a step.
-    """
+    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
     blocks, ends = row_parameters(model, plan, 0)
     stride = plan.cp * plan.tp
     moved = (blocks + ends) * stack.reduce_bytes
@@ -230,14 +226,7 @@ def _data(
     # Only the last micro-batch's backward pass can hide it, and of several stages on a rank the last one's.
     cover = min(backward) / chunks(plan.schedule)
     share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
-    found = {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
-    if plan.dp > 1 and not replicas.plain(plan):
-        made = replicas.code(plan.codec, plan.dp, stack.reduce_bytes, replicas.low_rank(model, plan.tp))
-        net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
-        over = replicas.Cover(cover, work, stack.dp_hidden)
-        memory = cluster.device.bandwidth * stack.elementwise
-        found["dp"] = Traffic(*replicas.on_dp(plan, made, net, (blocks + ends) / plan.shard, memory, over))
-    return found
+    return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
 
 
 def _optimizer(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> float:

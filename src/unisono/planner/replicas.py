@@ -10,7 +10,9 @@ from math import ceil, log2
 
 from unisono.plan import Plan
 from unisono.plan.grammar import Choice, choice
-from unisono.planner.collectives import Bus
+from unisono.planner.collectives import Bus, bus
+from unisono.planner.stack import Stack
+from unisono.spec.cluster import Cluster
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.transformer import Transformer
 
@@ -124,6 +126,15 @@ def wired(made: Code, net: Bus, elements: float) -> tuple[float, float]:
     if made.gathered:
         return (net.size - 1) * moved, net.gather(net.size * moved)
     return net.sent(moved), net.all_reduce(moved)
+
+
+def traffic(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, elements: float, cover: Cover
+) -> tuple[float, float, float]:
+    """What `on_dp` says, of a plan on a cluster. elements: of one rank's gradient."""
+    made = code(plan.codec, plan.dp, stack.reduce_bytes, low_rank(model, plan.tp))
+    net = bus(cluster, plan.cp * plan.tp * plan.shard, plan.dp, stack.dp_bus)
+    return on_dp(plan, made, net, elements, cluster.device.bandwidth * stack.elementwise, cover)
 
 
 def on_dp(
