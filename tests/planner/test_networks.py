@@ -126,3 +126,47 @@ def test_a_cluster_of_any_size() -> None:
         of_size("dgx-a100", 12)
     assert caught.value.fix
     assert replace(base, name="") != replace(of_size("dgx-a100", 64), name="")
+
+
+def loads(units: int, rings: list[list[int]]) -> dict[tuple[int, int], int]:
+    """How many of these closed walks use each cable of a ring of `units`, by its direction; each takes the short way
+    between members, unless that leaves its own stretch."""
+    used: dict[tuple[int, int], int] = {}
+    for walk in rings:
+        for here, there in zip(walk, walk[1:], strict=False):
+            step = 1 if there > here else -1
+            for place in range(here, there, step):
+                link = (place % units, step)
+                used[link] = used.get(link, 0) + 1
+    return used
+
+
+@pytest.mark.parametrize(
+    ("units", "apart", "ways"), [(16, 1, 16), (16, 2, 8), (16, 4, 4), (16, 1, 4), (16, 2, 4), (64, 8, 8)]
+)
+def test_shares_of_a_ring_are_those_of_counted_cables(units: int, apart: int, ways: int) -> None:
+    """All groups at once. A group that closes the ring runs both ways round with half of its bytes each; a stretch runs
+    one way, and its last member's bytes go back through the others."""
+    where = next(d.cluster for d in networks.designs(cluster(f"dgx-a100:{units}")) if d.name == "ring")
+    closed = apart * ways == units
+    walks: list[list[int]] = []
+    for begin in range(0, units, apart * ways):
+        for first in range(begin, begin + apart):
+            members = [first + apart * number for number in range(ways)]
+            if closed:
+                walks += [[*members, first + units], [first + units, *reversed(members)]]
+            else:
+                walks.append([*members, first])
+    # A device's bandwidth is that of its two cables; a walk carries half of a group's bytes where there are two.
+    most = max(loads(units, walks).values())
+    share = (2.0 if closed else 1.0) * 0.5 / most
+    reached, _ = shape.group(where.links[1], where.devices, 8, 8 * apart, ways)
+    assert reached == pytest.approx(share)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 8])
+def test_messages_share_the_cables_that_they_pass(apart: int) -> None:
+    where = next(d.cluster for d in networks.designs(cluster("dgx-a100:32")) if d.name == "ring")
+    used = loads(32, [[unit, unit + apart] for unit in range(32)])
+    reached, hops = shape.neighbour(where.links[1], where.devices, 8, 8 * apart)
+    assert reached == pytest.approx(0.5 / max(used.values())) and hops == apart

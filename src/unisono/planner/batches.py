@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unisono.planner.memory import verdict
-from unisono.planner.price import price
+from unisono.planner.quick import judged, priced
 from unisono.planner.simulate import Question
 
 CLOSE = 0.05  # of the best throughput, within which a batch is called large enough
@@ -77,9 +76,8 @@ def _split(ask: Question, batch: int) -> tuple[Question, float] | None:
             continue
         plan = replace(ask.plan, micros=share // size)
         other = replace(ask, plan=plan, micro_batch=size, micros=share // size)
-        given = {"micro_batch": size, "micros": share // size}
-        if verdict(ask.model, plan, ask.stack, ask.cluster.device, **given).fits:
-            found.append((price(ask.model, plan, ask.cluster, ask.stack, **given).step, size, other))
+        if judged(other).fits:
+            found.append((priced(other).step, size, other))
     if not found:
         return None
     step, _, other = min(found, key=lambda one: one[:2])

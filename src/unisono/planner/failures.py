@@ -33,7 +33,7 @@ def young(save: float, mtbf: float) -> float:
 
 
 def daly(save: float, mtbf: float) -> float:
-    """The same in higher order (Daly, 2006, equation 37); `mtbf` where saving takes longer than twice that."""
+    """The same in higher order (Daly, 2006); `mtbf` where saving takes longer than twice that."""
     if save >= 2.0 * mtbf:
         return mtbf
     small = save / (2.0 * mtbf)
@@ -56,7 +56,7 @@ def best_interval(save: float, mtbf: float) -> float:
 def goodput(work: float, save: float, mtbf: float, restart: float) -> float:
     """Share of the time that is progress, with `work` seconds between checkpoints of `save` seconds.
 
-    Exact for exponential failures, which may come during checkpoints and restarts too (Daly, 2006, equation 20).
+    Exact for exponential failures, which may come during checkpoints and restarts too (Daly, 2006).
     """
     stretched = (work + save + restart) / mtbf
     if stretched > 700.0:  # a checkpoint is never reached

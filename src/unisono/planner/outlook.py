@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.planner import failures, stragglers
 from unisono.planner.failures import CHECKPOINT_BYTES, Outcome
-from unisono.planner.price import price
+from unisono.planner.quick import priced
 from unisono.planner.simulate import Answer
 from unisono.spec.errors import UsageError
 
@@ -127,9 +127,8 @@ def elastic(answer: Answer, step: float, mtbf: float, repair: float, pause: floa
         """The same batch, its leaves dealt anew: the fullest replica has the ceiling of the mean."""
         micros = ceil(ask.micros * ask.plan.dp / alive)
         if micros not in memo:
-            plan = replace(ask.plan, dp=max(1, alive), micros=micros)
-            given = {"micro_batch": ask.micro_batch, "micros": micros}
-            memo[micros] = price(ask.model, plan, ask.cluster, ask.stack, **given).step
+            plan = replace(ask.plan, dp=alive, micros=micros)
+            memo[micros] = priced(replace(ask, plan=plan, micros=micros)).step
         return answer.price.step / memo[micros]
 
     got = failures.elastic(ask.plan.dp, mtbf * ask.plan.dp, repair, pause, step, speed)

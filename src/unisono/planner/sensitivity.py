@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.planner import changes
-from unisono.planner.memory import verdict
-from unisono.planner.price import price
+from unisono.planner.quick import judged, rate
 from unisono.planner.simulate import Question
 from unisono.spec.cluster import Cluster
 
@@ -29,21 +28,9 @@ class Change:
 
 def sensitivities(ask: Question) -> tuple[Change, ...]:
     """All changes that have a price, the most useful first."""
-    now = _rate(ask)
+    now = rate(ask)
     found = [*_hardware(ask, now), *_planned(ask, now), *_recipes(ask, now), *_memory(ask, now)]
     return tuple(sorted(found, key=lambda change: -change.gain))
-
-
-def _rate(ask: Question) -> float:
-    """Tokens per second."""
-    got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
-    return ask.batch * ask.model.context / got.step
-
-
-def _fits(ask: Question) -> bool:
-    return verdict(
-        ask.model, ask.plan, ask.stack, ask.cluster.device, micro_batch=ask.micro_batch, micros=ask.micros
-    ).fits
 
 
 def _hardware(ask: Question, now: float) -> Iterator[Change]:
@@ -59,7 +46,7 @@ def _hardware(ask: Question, now: float) -> Iterator[Change]:
     if where.links:
         offers.append((f"{percent} less latency on every link", changes.quicker_links(where, 1 - MORE)))
     for what, offer in offers:
-        yield Change("buy", what, _rate(replace(ask, cluster=offer)) / now - 1.0)
+        yield Change("buy", what, rate(replace(ask, cluster=offer)) / now - 1.0)
 
 
 def _planned(ask: Question, now: float) -> Iterator[Change]:
@@ -70,9 +57,11 @@ def _planned(ask: Question, now: float) -> Iterator[Change]:
             said = {"none": "keep all activations (recompute=none)",
                     "selective": "compute attention's scores again (recompute=selective)",
                     "full": "compute every block again (recompute=full)"}[mode]  # fmt: skip
-            yield Change("plan", said, _rate(other) / now - 1.0, str(other.plan), _fits(other))
+            yield Change("plan", said, rate(other) / now - 1.0, str(other.plan), judged(other).fits)
     for other, said in _micro_batches(ask):
-        yield Change("plan", said, _rate(other) / now - 1.0, f"micro_batch={other.micro_batch}", _fits(other))
+        yield Change(
+            "plan", said, rate(other) / now - 1.0, f"micro_batch={other.micro_batch}", judged(other).fits
+        )
 
 
 def _micro_batches(ask: Question) -> Iterator[tuple[Question, str]]:
@@ -99,7 +88,9 @@ def _recipes(ask: Question, now: float) -> Iterator[Change]:
     for micros, word in sizes:
         other = _dealt(ask, ask.micro_batch, micros)
         said = f"{word} the global batch ({other.batch})"
-        yield Change("recipe", said, _rate(other) / now - 1.0, f"global_batch={other.batch}", _fits(other))
+        yield Change(
+            "recipe", said, rate(other) / now - 1.0, f"global_batch={other.batch}", judged(other).fits
+        )
 
 
 def _memory(ask: Question, now: float) -> Iterator[Change]:
@@ -109,13 +100,13 @@ def _memory(ask: Question, now: float) -> Iterator[Change]:
     today, then = now, now
     best: Question | None = None
     for other in _roomier(ask):
-        if not _fits(replace(other, cluster=larger)):
+        if not judged(replace(other, cluster=larger)).fits:
             continue
-        rate = _rate(other)
-        if rate > then:
-            then, best = rate, other
-        if rate > today and _fits(other):
-            today = rate
+        gained = rate(other)
+        if gained > then:
+            then, best = gained, other
+        if gained > today and judged(other).fits:
+            today = gained
     said = f"{GIGABYTES:.0f} GB more memory in each device"
     if best is None or then <= today:
         yield Change("buy", said, 0.0)
