@@ -1,6 +1,7 @@
 """Designs of networks: full networks change nothing, thinner ones never help, and counted parts are those of textbooks."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -133,7 +134,7 @@ def loads(units: int, rings: list[list[int]]) -> dict[tuple[int, int], int]:
     between members, unless that leaves its own stretch."""
     used: dict[tuple[int, int], int] = {}
     for walk in rings:
-        for here, there in zip(walk, walk[1:], strict=False):
+        for here, there in pairwise(walk):
             step = 1 if there > here else -1
             for place in range(here, there, step):
                 link = (place % units, step)
