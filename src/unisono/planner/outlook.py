@@ -67,7 +67,7 @@ def served(answer: Answer, servers: float) -> Told:
     ask = answer.question
     if not ask.cluster.links:
         raise UsageError(
-            "one device has no network for a server", where="--servers", fix="a larger --cluster"
+            "one device has no network for a server", where="--servers", fix="a larger --cluster", code="C04"
         )
     outer = ask.cluster.links[-1]
     moved = ask.model.workload.parameters * 2.0 * ask.stack.reduce_bytes

@@ -52,7 +52,7 @@ def law(text: str) -> Law:
     if kind not in KINDS or not colon:
         what = f"stragglers {text!r}: no such distribution{meant(kind, KINDS)}"
         raise UsageError(
-            what, where="--stragglers", fix="normal:0.05, or lognormal exponential measured:FILE"
+            what, where="--stragglers", fix="normal:0.05, or lognormal exponential measured:FILE", code="C04"
         )
     if kind == "measured":
         return measured(_numbers(Path(rest)))
@@ -62,7 +62,7 @@ def law(text: str) -> Law:
         spread = -1.0
     if not 0.0 < spread <= (1.0 if kind == "exponential" else 3.0):
         what = f"stragglers {text!r}: {rest!r} is not a standard deviation beside a mean of 1"
-        raise UsageError(what, where="--stragglers", fix=f"{kind}:0.05")
+        raise UsageError(what, where="--stragglers", fix=f"{kind}:0.05", code="C04")
     if kind == "normal":
         return Law(text, lambda q: 1.0 + spread * _normal(q))
     if kind == "exponential":
@@ -100,7 +100,9 @@ def _numbers(path: Path) -> list[float]:
             what, where="--stragglers", fix="a file of numbers, one step a line", code="C03"
         ) from None
     if not found or min(found) <= 0.0 or max(found) == inf:
-        raise UsageError(f"{path} has no step times above 0", where="--stragglers", fix="one step a line")
+        raise UsageError(
+            f"{path} has no step times above 0", where="--stragglers", fix="one step a line", code="C03"
+        )
     return found
 
 

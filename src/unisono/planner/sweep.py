@@ -118,7 +118,10 @@ def sweep(
     """
     if weak and not over.grows:
         raise UsageError(
-            "--weak lets the batch grow with the devices", where="--weak", fix="--sweep devices=8..1024"
+            "--weak lets the batch grow with the devices",
+            where="--weak",
+            fix="--sweep devices=8..1024",
+            code="C04",
         )
     points: list[Point] = []
     first: Point | None = None
@@ -164,7 +167,7 @@ def _spaces(
 def _link(cluster: Cluster, name: str) -> str:
     known = tuple(link.name for link in cluster.links)
     if not known:
-        raise UsageError("one device has no links", where="--sweep", fix="a larger cluster")
+        raise UsageError("one device has no links", where="--sweep", fix="a larger --cluster", code="C04")
     if name and name not in known:
         what = f"--sweep bandwidth.{name}: no such link{meant(name, known)}"
         raise UsageError(what, where="--sweep", fix=f"one of: {' '.join(known)}", code="C04")
