@@ -169,7 +169,7 @@ def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
 
     model = base.model
     title = (
-        f"GPT of {model.workload.parameters / 1e9:.3g} billion parameters on {base.cluster.device.name},"
+        f"{model.workload.parameters / 1e9:.3g} billion parameters on {base.cluster.device.name},"
         f" batch {base.batch} of {model.context} tokens, {base.held.precision}, stack {base.stack.name}"
     )
     return scaling.write(told["sweep"], title, out)

@@ -87,15 +87,15 @@ def _formats(got: Choice, ranks: int, plain: float, low_rank: Callable[[int], fl
 
 def low_rank(model: Transformer, tp: int) -> Callable[[int], float]:
     """r -> elements of factors of rank r, and of what is no matrix, beside the elements of a block's gradient."""
-    h, ff = model.d_model, model.d_ff
-    # (rows, columns) of a block's matrices as tp deals them
-    matrices = ((h, (h + 2 * model.kv_width) / tp), (h / tp, h), (h, ff / tp), (ff / tp, h))
-    matrices += ((h, ff / tp),) if model.gated else ()
-    whole = sum(rows * columns for rows, columns in matrices)
-    dealt, kept = model.block_parameters
-    rest = max(0.0, dealt / tp + kept - whole)
 
     def share(r: int) -> float:
+        h, ff = model.d_model, model.d_ff
+        # (rows, columns) of a block's matrices as tp deals them
+        matrices = ((h, (h + 2 * model.kv_width) / tp), (h / tp, h), (h, ff / tp), (ff / tp, h))
+        matrices += ((h, ff / tp),) if model.gated else ()
+        whole = sum(rows * columns for rows, columns in matrices)
+        dealt, kept = model.block_parameters
+        rest = max(0.0, dealt / tp + kept - whole)
         # A factor is no smaller than its matrix where r is not below both sides.
         factors = sum(min(r * (rows + columns), rows * columns) for rows, columns in matrices)
         return (factors + rest) / (whole + rest)
