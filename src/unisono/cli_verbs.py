@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unisono.cli_call import Call, Parser, Verb, colour, common, found_run
+from unisono.cli_studies import add as add_studies
 from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -274,9 +275,11 @@ def _simulate_parser() -> Parser:
     )
     parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
     parser.add_argument(
-        "--out", metavar="PATH", help="draw waterfall and timeline: FILE.html, FILE.png, or a folder for both"
-    )
+        "--out", metavar="PATH",
+        help="draw waterfall and timeline, or a sweep: FILE.html, FILE.png, or a folder for both",
+    )  # fmt: skip
     parser.add_argument("--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz")
+    add_studies(parser)
     return parser
 
 
@@ -286,13 +289,19 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     flags, rest = config.split_flags(words)
     given = _simulate_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
-    from unisono.commands import simulate
+    from unisono.commands import simulate, studies
 
+    if (given.sweep or given.networks == "best") and given.dry_run:
+        call.say(f"would sweep  {given.sweep or 'networks'}  on {given.cluster}")
+        return {"dry_run": True, "cluster": given.cluster, "sweep": given.sweep, "networks": given.networks}
+    if (study := studies.many(got, given)) is not None:
+        call.say(study[1])
+        return study[0]
     ask = simulate.question(got, given.cluster, given.stack)
     if given.dry_run:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
-    result, page = simulate.run(ask, given.out, given.trace)
+    result, page = simulate.run(ask, given)
     call.say(page)
     return result
 
@@ -356,10 +365,10 @@ def _calibrate_parser() -> Parser:
 
 
 def _calibrate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
-    from unisono.planner.host_file import default_path
+    from unisono.planner.predict import calibration
 
     given = _calibrate_parser().read(words)
-    out = Path(given.out) if given.out else default_path(call.environ)
+    out = Path(given.out) if given.out else calibration(call.environ)
     if given.dry_run:
         call.say(f"would measure this machine and write {out}")
         return {"dry_run": True, "file": str(out)}

@@ -76,7 +76,7 @@ def test_more_of_what_costs_costs_more() -> None:
 
     def needed(text: str) -> float:
         plan = Plan.parse(f"precision=bf16 {text}")
-        return verdict(network, plan, STACK, WHERE.device, micro_batch=64, micros=4).memory.total
+        return verdict(network, plan, STACK, WHERE, micro_batch=64, micros=4).memory.total
 
     assert needed("shard=8") < needed("shard=8 zero=2") < needed("shard=8 zero=1") < needed("dp=8")
     assert needed("recompute=full") < needed("dp=1")

@@ -45,21 +45,23 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
 
 
-def run(
-    ask: simulate.Question, out: str | None = None, trace: str | None = None
-) -> tuple[Mapping[str, Any], str]:
-    """(the object of --json, the page). out: pictures, see `pictures`; trace: a Chrome trace of the simulated step.
+def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). given: the flags of `cli_studies`, and out and trace: see `pictures`.
 
     Raises DoesNotFit, UsageError, OSError.
     """
+    from unisono.commands import studies
+
+    ask = studies.asked(ask, given)
     answer = simulate.simulate(ask)
     simulate.demand(answer)
-    facts, page = simulate.as_json(answer), simulate.as_text(answer)
-    if out is None and trace is None:
+    keys, text = studies.extras(ask, given)
+    facts, page = {**simulate.as_json(answer), **keys}, f"{simulate.as_text(answer)}\n\n{text}"
+    if given.out is None and given.trace is None:
         return facts, page
     from unisono.commands.pictures import pictures
 
-    written = pictures(answer, facts, out, trace)
+    written = pictures(answer, facts, given.out, given.trace)
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 

@@ -1,25 +1,26 @@
 """Clusters by name (`laptop`, `dgx-a100:64`: nodes after the colon) or from a user's TOML file."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import Cluster, Device, Link, Source
+from unisono.spec.cluster import TOPOLOGIES, Cluster, Device, Link, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s", "host_memory_gb",
-    "like",
+    "watts", "like",
 )  # fmt: skip
-_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription")
+_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
 
 
 def cluster(text: str) -> Cluster:
     """A cluster by built-in name or file. Raises UsageError, with file and line for what is wrong in a file."""
-    if text.endswith(".toml") or "/" in text:
+    if _is_file(text):
         return _from_file(Path(text))
     name, colon, nodes = text.partition(":")
     table = bundled("clusters.toml")
@@ -32,6 +33,28 @@ def cluster(text: str) -> Cluster:
         what = f"{text}: {nodes!r} is not a number of nodes"
         raise UsageError(what, where="--cluster", fix=f"{name}:8", code="C21")
     return _cluster(inherited(table, name), name, int(nodes) if colon else None)
+
+
+def of_size(text: str, devices: int) -> Cluster:
+    """The cluster that `cluster(text)` names, with so many devices: whole nodes, or one smaller node.
+
+    Raises UsageError where its nodes do not add up to that.
+    """
+    name = text.partition(":")[0]
+    base = cluster(name if not _is_file(text) else text)
+    if devices < base.node:
+        inner = [replace(link, size=devices) for link in base.links[:1]] if devices > 1 else []
+        return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=tuple(inner))
+    if devices % base.node:
+        near = max(1, round(devices / base.node)) * base.node
+        what = f"{devices} devices are no whole number of nodes of {base.node}"
+        raise UsageError(what, where="--sweep", fix=f"{near} devices", code="C21")
+    nodes = devices // base.node
+    return _from_file(Path(text), nodes) if _is_file(text) else cluster(f"{name}:{nodes}")
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".toml") or "/" in text
 
 
 def device(name: str) -> Device:
@@ -49,12 +72,12 @@ def names() -> tuple[str, ...]:
     return tuple(bundled("clusters.toml").values)
 
 
-def _from_file(path: Path) -> Cluster:
+def _from_file(path: Path, nodes: int | None = None) -> Cluster:
     table = from_file(path)
     if "like" not in table.values:
-        return _cluster(table, path.stem, None)
+        return _cluster(table, path.stem, nodes)
     table.known(_CLUSTER)
-    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, None)
+    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, nodes)
 
 
 def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
@@ -107,6 +130,7 @@ def _device(table: Table, name: str) -> Device:
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
     host, beside = table.number("host_gb_s", 1e9, 0.0), table.number("host_memory_gb", 1e9, 0.0)
     best = table.number("best_tflops", 1e12, 0.0)
+    watts = table.number("watts", 1.0, 0.0)
     if not memory[0] or not bandwidth[0]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
@@ -119,9 +143,11 @@ def _device(table: Table, name: str) -> Device:
         units=int(units[0]),
         host=host[0],
         host_memory=beside[0],
+        watts=watts[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
             "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1], "host_memory": beside[1],
+            "watts": watts[1],
         },
     )  # fmt: skip
 
@@ -152,6 +178,10 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
             raise own.wrong(
                 "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
             )
+        topology = own.text("topology", "switched")
+        if topology not in TOPOLOGIES:
+            what = f"no topology is called {topology!r}{meant(topology, TOPOLOGIES)}"
+            raise own.wrong(what, "topology", f"one of: {' '.join(TOPOLOGIES)}")
         sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
         links.append(
             Link(
@@ -163,6 +193,7 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
                 ceiling[0][-1][1] if ceiling else None,
                 ceiling[0] if ceiling else (),
                 sources | ({"ceiling": ceiling[1]} if ceiling else {}),
+                topology,
             )
         )
         if size >= total:

@@ -7,6 +7,7 @@ NCCL do.
 
 from dataclasses import dataclass
 
+from unisono.planner import shape
 from unisono.spec.cluster import Cluster
 
 
@@ -38,12 +39,20 @@ class Bus:
 
 def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     """The bus of a group of `size` ranks, `stride` apart; share: of the links' rate that the software reaches."""
-    rate, hops, inside = float("inf"), 0.0, 1
+    rate, hops, inside, within = float("inf"), 0.0, 1, 1
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
-        if ways > 1:
+        if ways > 1 and link.topology == "switched":
             rate = min(rate, link.bus_of(ways) * inside)
             hops += link.latency * (ways - 1)
-        inside *= ways
+        elif ways > 1:
+            reached, steps = shape.group(link, cluster.devices, within, stride, ways)
+            here = link.bus * reached * inside
+            if link.topology == "rail-only" and within > 1 and stride % within and within % stride:
+                # Members lie on different rails: their bytes go through the node first (Wang et al., 2023).
+                here = 1.0 / (1.0 / here + 1.0 / cluster.links[0].bus)
+            rate = min(rate, here)
+            hops += link.latency * steps
+        inside, within = inside * ways, link.size
     return Bus(size, rate * share, hops)
 
 
@@ -86,9 +95,18 @@ def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Ex
 
 
 def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ranks: int = 2) -> float:
-    """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line: the line
-    goes at the pace of the outermost link that it crosses."""
+    """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line and every
+    rank sends as much: the line goes at the pace of the outermost link that it crosses."""
+    within = 1
     for link in cluster.links:
         if stride * (ranks - 1) < link.size:
-            return link.latency + moved / (link.bandwidth / link.oversubscription * share)
+            reached, steps = shape.neighbour(link, cluster.devices, within, stride)
+            seconds = steps * link.latency + moved / reached / (
+                link.bandwidth / link.oversubscription * share
+            )
+            if link.topology == "rail-only" and within > 1 and stride % within:
+                first = cluster.links[0]
+                seconds += first.latency + moved / (first.bandwidth / first.oversubscription * share)
+            return seconds
+        within = link.size
     return 0.0

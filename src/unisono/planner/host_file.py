@@ -4,12 +4,22 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 from unisono.planner.tables import Table
 from unisono.spec.host import Curve, Host, Pace
 
-_KEYS = ("cores", "crowd", "step_us", "update_us", "forward", "backward", "curves", "calls_us", "memory_mb")
+_KEYS = (
+    "cores",
+    "crowd",
+    "error",
+    "step_us",
+    "update_us",
+    "forward",
+    "backward",
+    "curves",
+    "calls_us",
+    "memory_mb",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +32,6 @@ class Measured:
     def errors(self) -> dict[str, float]:
         """Mean of the absolute relative errors."""
         return {what: sum(map(abs, each)) / len(each) for what, each in self.fitted.items() if each}
-
-
-def default_path(environ: Mapping[str, str]) -> Path:
-    """Where `calibrate` writes, and where `plan=auto` and reports look."""
-    cache = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(cache) / "unisono" / "cluster.toml"
 
 
 def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str:
@@ -60,6 +64,7 @@ def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str
         "[host]",
         f"cores = {host.cores}",
         f"crowd = {host.crowd:.4f}  # how much longer work takes, beyond its share, with two ranks to a core",
+        f"error = {host.error:.3f}  # mean, of the steps of several ranks that this was fitted to",
         f"step_us = {host.step * 1e6:.4g}",
         f"update_us = [{', '.join(f'{part * 1e6:.6g}' for part in host.update)}]  # fixed, per tensor, per element",
         "",
@@ -122,6 +127,7 @@ def host_from(table: Table) -> Host:
         update=(update[0] * 1e-6, update[1] * 1e-6, update[2] * 1e-6),
         step=table.number("step_us", 1e-6, 0.0)[0],
         crowd=table.number("crowd", 1.0, 1.0)[0],
+        error=table.number("error", 1.0, 0.15)[0],
         curves=curves,
         calls={axis: calls.number(axis, 1e-6)[0] for axis in calls.values} if calls else {},
         memory=_memory(memory) if memory else {},

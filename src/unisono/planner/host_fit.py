@@ -62,7 +62,8 @@ def host(
                 row.model, row.plan, found, micro_batch=row.micro_batch, micros=row.micros
             )
             errors["memory"].append(own.total / row.peak - 1.0)
-    return Measured(found, errors)
+    mean = statistics.fmean(map(abs, errors["steps together"])) if met else found.error
+    return Measured(replace(found, error=mean), errors)
 
 
 def _priced(host: Host, row: Played) -> Price:

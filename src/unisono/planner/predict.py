@@ -10,6 +10,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, verdict
 from unisono.planner.stack import Stack, stack
+from unisono.planner.trust import trust
 from unisono.spec.cluster import Cluster
 
 MIB = 2.0**20
@@ -36,11 +37,12 @@ def predict(
     model: Model, plan: Plan, where: Cluster, made: Stack, *, micro_batch: int, micros: int
 ) -> Prediction:
     """The prediction for a resolved plan. More ranks than `where` has devices share its widest link all the same."""
-    where = _roomy(where, plan.world)
+    where = roomy(where, plan.world)
     got = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-    memory = verdict(model, plan, made, where.device, micro_batch=micro_batch, micros=micros).memory
+    memory = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros).memory
     held = (memory.total + where.device.reserved) / MIB
-    return Prediction(where.name, made.name, made.error, parts_of(got), held)
+    error = trust(model, plan, where, made).error
+    return Prediction(where.name, made.name, error, parts_of(got), held)
 
 
 def parts_of(got: Price) -> dict[str, float]:
@@ -82,7 +84,8 @@ def calibration(environ: Mapping[str, str]) -> Path:
     return Path(base, "unisono", "cluster.toml")
 
 
-def _roomy(where: Cluster, ranks: int) -> Cluster:
+def roomy(where: Cluster, ranks: int) -> Cluster:
+    """The cluster with room for so many ranks, however few devices it has."""
     if ranks <= where.devices or not where.links:
         return where
     last = replace(where.links[-1], size=ranks)

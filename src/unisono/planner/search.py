@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.played import actions, span
-from unisono.planner.priced import price, verdict
+from unisono.planner.priced import price, shares_cores, verdict
 from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
@@ -183,7 +183,7 @@ def _pricer(
     space: Space,
 ) -> tuple[Callable[[Mesh], tuple[float, float]], Callable[[Mesh], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
-    if isinstance(space.model, Transformer):
+    if isinstance(space.model, Transformer) and not shares_cores(space.model, space.cluster):
         bench = Bench(space.model, space.cluster, space.stack)
         return (
             lambda mesh: (
@@ -196,13 +196,13 @@ def _pricer(
 
 
 def _one_by_one(space: Space, mesh: Mesh) -> Screened:
-    """Networks of parts have no screen."""
+    """Networks of parts, and hosts of ranks that share cores, have no screen."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
         plan, size = plan_at(mesh, at)
         given = {"micro_batch": size, "micros": plan.micros or 1}
-        found = verdict(space.model, plan, space.stack, space.cluster.device, **given)
+        found = verdict(space.model, plan, space.stack, space.cluster, **given)
         step[at] = price(space.model, plan, space.cluster, space.stack, **given).step
         memory[at], fits[at] = found.memory.total, found.fits
     return Screened(step, memory, fits)

@@ -8,7 +8,7 @@ from unisono.plan import Plan
 from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
-from unisono.planner.priced import Model, price, rows, verdict
+from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
@@ -104,8 +104,10 @@ def simulate(ask: Question) -> Answer:
     """The answer, whether it fits or not."""
     got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
     fits = verdict(
-        ask.model, ask.plan, ask.stack, ask.cluster.device, micro_batch=ask.micro_batch, micros=ask.micros
+        ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
     )
+    if shares_cores(ask.model, ask.cluster):  # played already, on the cores that there are
+        return Answer(ask, got, fits, got.idle / got.step)
     return Answer(ask, *_as_played(ask, got, fits))
 
 

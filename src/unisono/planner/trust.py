@@ -6,7 +6,7 @@ from math import hypot, log2
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.priced import Model
+from unisono.planner.priced import Model, shares_cores
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster, Source
 from unisono.spec.transformer import Transformer
@@ -34,6 +34,8 @@ class Trust:
 
 def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     """Errors that have nothing to do with each other add up as squares do."""
+    if shares_cores(model, cluster) and cluster.host is not None:
+        return Trust(cluster.host.error)
     more = sorted(_beyond(model, plan, cluster, stack), reverse=True)
     return Trust(hypot(stack.error, *(size for size, _ in more)), tuple(said for _, said in more))
 

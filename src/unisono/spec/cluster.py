@@ -10,6 +10,8 @@ from typing import Literal
 
 from unisono.spec.host import Host
 
+Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
+TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
 Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
 
@@ -39,6 +41,7 @@ class Device:
     measured, 0 where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
     known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its host's memory, each
     way at once; 0 where nothing can be offloaded. host_memory: bytes of it for one device, 0 where that is not known.
+    watts: thermal design power, 0 where that is not known.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Device:
     units: int = 0
     host: float = 0.0
     host_memory: float = 0.0
+    watts: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     def flops(self, dtype: str) -> float:
@@ -73,6 +77,11 @@ class Link:
     measured; `bandwidth` where that is not known. groups: (members, bytes/s), ascending, where the bus was measured for
     several sizes of a group. oversubscription: how much less than the sum of its ports the level carries when all talk
     at once.
+
+    topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
+    connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
+    level inside connects, as near to a square or cube as their number allows: a device's bandwidth is that of all its
+    cables together.
     """
 
     name: str
@@ -83,6 +92,7 @@ class Link:
     ceiling: float | None = None
     groups: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    topology: Topology = "switched"
 
     @property
     def bus(self) -> float:

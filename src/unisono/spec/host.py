@@ -56,6 +56,7 @@ class Host:
     which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (copies, hooks).
     memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
     activations and buffers: bytes, a share of all those, and a share of its stage's weights before `shard` deals them.
+    error: mean relative error of the steps that all this was fitted to.
     """
 
     cores: int
@@ -67,6 +68,7 @@ class Host:
     curves: Mapping[str, Curve] = field(default_factory=dict)
     calls: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    error: float = 0.15
 
     def slow(self, active: float) -> float:
         """How many times longer work takes while `active` ranks compute."""

@@ -1,0 +1,69 @@
+"""The flags of `unisono simulate` beyond one plan's price. Imports nothing heavy: they are part of every --help."""
+
+import argparse
+
+from unisono.cli_call import Parser
+
+
+def _above_0(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _mtbf(text: str) -> tuple[float, str]:
+    """HOURS, of one device, or HOURS/node, or HOURS/cluster."""
+    hours, _, unit = text.partition("/")
+    if unit not in ("", "device", "node", "cluster"):
+        raise argparse.ArgumentTypeError(f"{text!r}: hours of a device, HOURS/node or HOURS/cluster")
+    return _above_0(hours), unit or "device"
+
+
+def add(parser: Parser) -> None:
+    """Adds the flags of all studies."""
+    cost = parser.add_argument_group("cost")
+    cost.add_argument("--tokens", metavar="N", type=_above_0, help="train on N tokens, for example 300e9")
+    cost.add_argument("--cost-per-hour", metavar="MONEY", type=_above_0, help="of one device")
+    cost.add_argument(
+        "--pue", metavar="X", type=_above_0, help="power of the site beside its computers' (1.58)"
+    )
+    fails = parser.add_argument_group("failures")
+    fails.add_argument(
+        "--mtbf", metavar="HOURS", type=_mtbf, help="between failures of a device; or HOURS/node"
+    )
+    fails.add_argument(
+        "--checkpoint-gb-s", metavar="R", type=_above_0, help="what the storage takes, 10^9 bytes/s in all"
+    )
+    fails.add_argument(
+        "--restart-s", metavar="S", type=_above_0, help="from a failure to the next step, less reading"
+    )
+    fails.add_argument("--elastic", action="store_true", help="go on with fewer replicas until repaired")
+    fails.add_argument(
+        "--repair-h", metavar="HOURS", type=_above_0, help="with --elastic: until a replica is back"
+    )
+    slow = parser.add_argument_group("stragglers")
+    slow.add_argument(
+        "--stragglers", metavar="LAW", help="normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE or RUN"
+    )
+    slow.add_argument("--servers", metavar="N", type=_above_0, help="parameter servers: where they saturate")
+    scale = parser.add_argument_group("scaling")
+    varied = (
+        "devices=8..1024 nodes= global_batch= micro_batch= context=, factors: bandwidth= latency= memory="
+    )
+    scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
+    scale.add_argument("--weak", action="store_true", help="with --sweep: the batch grows with the devices")
+    scale.add_argument(
+        "--networks",
+        choices=("same", "best"),
+        help="fat-tree, leaf-spine, rail-only, torus: same plan or best of each",
+    )
+    scale.add_argument(
+        "--batches", action="store_true", help="which batch and accumulation suit the hardware"
+    )
+    scale.add_argument(
+        "--noise-scale", metavar="B", type=_above_0, help="gradient noise scale, in samples: and the loss"
+    )

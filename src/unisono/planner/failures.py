@@ -1,0 +1,107 @@
+"""What failures cost: how often to save, and which share of the time is left for training.
+
+A fixed job stops at every failure, loads its last checkpoint and does again what came after it (Young, 1974; Daly,
+2006). An elastic job goes on with the replicas that are left until the failed one is repaired. Times in seconds.
+Failures are independent, and as likely at any moment: exponential times between them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, expm1, inf, lgamma, log, log1p, sqrt
+from typing import Annotated
+
+from unisono.spec.cluster import Source
+
+_SAVED = Source("specification", "what train saves of an element: its weight and Adam's two moments, in fp32")
+CHECKPOINT_BYTES: Annotated[float, _SAVED] = 12.0
+_RARE = 1e-12  # of the time: numbers of living replicas that are rarer are not priced
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """goodput: share of the time that is progress. interval: seconds between checkpoints, inf: none. mtbf: seconds
+    between failures anywhere in the job. saving, lost: shares of the time for checkpoints; for restarts, pauses, work
+    done again and missing replicas. The three shares add up to 1."""
+
+    goodput: float
+    interval: float
+    mtbf: float
+    saving: float
+    lost: float
+
+
+def young(save: float, mtbf: float) -> float:
+    """Seconds of work between checkpoints (Young, 1974): the first order, for `save` far below `mtbf`."""
+    return sqrt(2.0 * save * mtbf)
+
+
+def daly(save: float, mtbf: float) -> float:
+    """The same in higher order (Daly, 2006); `mtbf` where saving takes longer than twice that."""
+    if save >= 2.0 * mtbf:
+        return mtbf
+    small = save / (2.0 * mtbf)
+    return sqrt(2.0 * save * mtbf) * (1.0 + sqrt(small) / 3.0 + small / 9.0) - save
+
+
+def best_interval(save: float, mtbf: float) -> float:
+    """The exact optimum for exponential failures: where e^((t+save)/mtbf) (1 - t/mtbf) = 1, by bisection."""
+    low, high = 0.0, mtbf
+    for _ in range(200):
+        middle = 0.5 * (low + high)
+        # In logarithms, so that no exponential overflows.
+        if middle < mtbf and (middle + save) / mtbf + log1p(-middle / mtbf) > 0.0:
+            low = middle
+        else:
+            high = middle
+    return 0.5 * (low + high)
+
+
+def goodput(work: float, save: float, mtbf: float, restart: float) -> float:
+    """Share of the time that is progress, with `work` seconds between checkpoints of `save` seconds.
+
+    Exact for exponential failures, which may come during checkpoints and restarts too (Daly, 2006).
+    """
+    stretched = (work + save + restart) / mtbf
+    if stretched > 700.0:  # a checkpoint is never reached
+        return 0.0
+    return work / (mtbf * exp(restart / mtbf) * expm1((work + save) / mtbf))
+
+
+def fixed(save: float, mtbf: float, restart: float, step: float = 0.0) -> Outcome:
+    """A job that stops at each failure; the interval is Daly's, in whole steps where `step` says how long one is."""
+    work = daly(save, mtbf)
+    if step:
+        work = max(1, round(work / step)) * step
+    share = goodput(work, save, mtbf, restart)
+    saving = share * save / work if work else 0.0
+    return Outcome(share, work, mtbf, saving, 1.0 - share - saving)
+
+
+def elastic(
+    replicas: int, mtbf: float, repair: float, pause: float, step: float, speed: Callable[[int], float]
+) -> Outcome:
+    """A job that goes on with the replicas that it has. mtbf: of one replica; repair: until it is back.
+
+    pause: of everybody, to form the group anew, when a replica leaves or comes back. speed(k): pace with k replicas
+    beside that with all; half a step is lost with each that leaves. With none left nothing goes on. Each replica is
+    up for mtbf / (mtbf + repair) of the time, whatever the distribution of repairs, so the living ones are binomial;
+    a moment is paused if one of the `pause` seconds before it saw a change.
+    """
+    up = mtbf / (mtbf + repair)
+    leave = replicas * up / mtbf
+    running = 0.0
+    for alive in range(1, replicas + 1):
+        share = _binomial(replicas, alive, up)
+        if share > _RARE:
+            running += share * speed(alive)
+    running *= exp(-2.0 * leave * pause)
+    running -= leave * 0.5 * step * exp(-2.0 * leave * pause)
+    running = max(0.0, running)
+    return Outcome(running, inf, mtbf / replicas, 0.0, 1.0 - running)
+
+
+def _binomial(n: int, k: int, p: float) -> float:
+    if p >= 1.0:
+        return 1.0 if k == n else 0.0
+    ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+    return exp(ways + k * log(p) + (n - k) * log1p(-p))

@@ -1,0 +1,21 @@
+"""Price and verdict of a question without playing its timetable: for studies that ask many. In one place."""
+
+from unisono.planner.memory import Verdict
+from unisono.planner.price import Price
+from unisono.planner.priced import price, verdict
+from unisono.planner.simulate import Question
+
+
+def priced(ask: Question) -> Price:
+    return price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
+
+
+def judged(ask: Question) -> Verdict:
+    return verdict(
+        ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
+    )
+
+
+def rate(ask: Question) -> float:
+    """Tokens per second."""
+    return ask.batch * ask.model.context / priced(ask).step

@@ -1,0 +1,308 @@
+"""Scaling studies: one size is varied, every point gets its best plan, and what breaks first is named.
+
+Strong scaling keeps the global batch, weak scaling lets it grow with the devices (Amdahl, 1967; Gustafson, 1988).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unisono.plan.grammar import meant
+from unisono.planner import changes
+from unisono.planner.chosen import bound
+from unisono.planner.search import Space, search
+from unisono.planner.simulate import GIB, Answer, waterfall
+from unisono.spec.cluster import Cluster
+from unisono.spec.errors import UsageError
+
+COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
+FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")
+_BREAKS = 0.5  # efficiency below which a point is called broken
+_MOST = 64  # points
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is varied. name: of one link, for `bandwidth.NAME`; "" for the outermost."""
+
+    key: str
+    values: tuple[float, ...]
+    name: str = ""
+
+    @property
+    def grows(self) -> bool:
+        """Whether points differ in their number of devices, so that efficiency is counted by device."""
+        return self.key in ("devices", "nodes")
+
+    def said(self, value: float) -> str:
+        return f"{value:,.0f}" if self.key in COUNTS else f"x {value:g}"
+
+    def at(self, value: float) -> str:
+        """In a sentence."""
+        if self.grows:
+            return f"at {value:,.0f} {self.key if value != 1 else self.key.removesuffix('s')}"
+        return (
+            f"at a batch of {value:,.0f}"
+            if self.key == "global_batch"
+            else f"at {value:g} times the {self.key}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """answer: of the best plan; None where there is none, and then `why` says it. efficiency: tokens per second of one
+    device (of the whole cluster where that stays the same) beside the first point's."""
+
+    value: float
+    space: Space
+    answer: Answer | None
+    efficiency: float | None = None
+    why: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        if self.answer is None:
+            return 0.0
+        ask = self.answer.question
+        return ask.batch * ask.model.context / self.answer.price.step
+
+    @property
+    def devices(self) -> int:
+        return self.space.cluster.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    axis: Axis
+    weak: bool
+    points: tuple[Point, ...]
+
+
+def axis(text: str) -> Axis:
+    """Reads `devices=8..1024` (doubling), `global_batch=64,256,1024`, `bandwidth.nvlink=0.5..4`. Raises UsageError."""
+    key, equals, given = text.partition("=")
+    key, _, name = key.partition(".")
+    if key not in (*COUNTS, *FACTORS) or not equals or (name and key != "bandwidth"):
+        what = f"--sweep {text}: nothing to vary is called {key!r}{meant(key, (*COUNTS, *FACTORS))}"
+        fix = f"devices=8..1024 or a list; counts: {' '.join(COUNTS)}; factors: {' '.join(FACTORS)}"
+        raise UsageError(what, where="--sweep", fix=fix, code="C04")
+    first, dots, last = given.partition("..")
+    try:
+        if dots:
+            low, high = float(first), float(last)
+            values = (
+                [low * 2**n for n in range(_MOST + 1) if low * 2**n <= high * (1 + 1e-9)] if low > 0 else []
+            )
+        else:
+            values = sorted({float(word) for word in given.split(",")})
+    except ValueError:
+        values = []
+    whole = key in FACTORS or all(value == int(value) for value in values)
+    if not values or values[0] <= 0.0 or values[-1] == float("inf") or not whole or len(values) > _MOST:
+        what = f"--sweep {text}: {given!r} is no range or list of {'numbers' if key in FACTORS else 'whole numbers'}"
+        raise UsageError(what, where="--sweep", fix=f"{key}=8..1024 or {key}=8,64,512", code="C04")
+    return Axis(key, tuple(values), name)
+
+
+def sweep(
+    base: Space,
+    over: Axis,
+    sized: Callable[[int], Cluster],
+    *,
+    weak: bool = False,
+    legal: Callable[[Space], Callable[[Any], bool]] | None = None,
+) -> Sweep:
+    """Every point with its best plan. sized(devices): the cluster. legal(space): what a plan must be there.
+
+    Keys that `base.held` says stay, but for `dp`, which fills the devices. Raises UsageError.
+    """
+    if weak and not over.grows:
+        raise UsageError(
+            "--weak lets the batch grow with the devices",
+            where="--weak",
+            fix="--sweep devices=8..1024",
+            code="C04",
+        )
+    points: list[Point] = []
+    first: Point | None = None
+    for value, space in _spaces(base, over, sized, weak):
+        held = replace(space.held, dp=-1, said=space.held.said - {"dp"}) if over.grows else space.held
+        space = replace(space, held=held, legal=legal(space) if legal else space.legal)
+        found = search(space, top=1)
+        if not found.best:
+            points.append(Point(value, space, None, why=_nothing(space, found.nearest)))
+            continue
+        point = Point(value, space, found.best[0])
+        first = first or point
+        per = (point.devices / first.devices) if over.grows else 1.0
+        points.append(replace(point, efficiency=point.rate / first.rate / per))
+    return Sweep(over, weak, tuple(points))
+
+
+def _spaces(
+    base: Space, over: Axis, sized: Callable[[int], Cluster], weak: bool
+) -> Iterator[tuple[float, Space]]:
+    changed: Mapping[str, Callable[[float], Cluster]] = {
+        "bandwidth": lambda factor: changes.faster_link(base.cluster, _link(base.cluster, over.name), factor),
+        "latency": lambda factor: changes.quicker_links(base.cluster, factor),
+        "arithmetic": lambda factor: changes.faster_arithmetic(base.cluster, factor),
+        "memory": lambda factor: changes.larger_memory(base.cluster, factor),
+        "memory_bandwidth": lambda factor: changes.faster_memory(base.cluster, factor),
+    }
+    for value in over.values:
+        if over.key == "global_batch":
+            yield value, replace(base, batch=int(value))
+        elif over.key == "micro_batch":
+            yield value, replace(base, micro_batch=int(value))
+        elif over.key == "context":
+            yield value, replace(base, model=replace(base.model, context=int(value)))
+        elif over.grows:
+            devices = int(value) * (base.cluster.node if over.key == "nodes" else 1)
+            batch = base.batch * value / over.values[0] if weak else base.batch
+            yield value, replace(base, cluster=sized(devices), batch=round(batch))
+        else:
+            yield value, replace(base, cluster=changed[over.key](value))
+
+
+def _link(cluster: Cluster, name: str) -> str:
+    known = tuple(link.name for link in cluster.links)
+    if not known:
+        raise UsageError("one device has no links", where="--sweep", fix="a larger --cluster", code="C04")
+    if name and name not in known:
+        what = f"--sweep bandwidth.{name}: no such link{meant(name, known)}"
+        raise UsageError(what, where="--sweep", fix=f"one of: {' '.join(known)}", code="C04")
+    return name or known[-1]
+
+
+def _nothing(space: Space, nearest: Answer | None) -> str:
+    if nearest is None:
+        return (
+            f"batch too small: no plan deals {space.batch} samples and {space.model.n_layer} layers to"
+            f" {space.cluster.devices} devices"
+        )
+    return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
+
+
+def breaks(study: Sweep) -> tuple[Point | None, str]:
+    """The first point under half of the first one's efficiency, or without a plan; and a sentence that says why."""
+    priced = [point for point in study.points if point.answer is not None]
+    if not priced:
+        return study.points[0], f"no plan fits anywhere: {study.points[0].why}"
+    first, last = priced[0], priced[-1]
+    for point in study.points:
+        at = study.axis.at(point.value)
+        if point.answer is None:
+            if point.value > first.value:
+                return point, f"it ends {at}: {point.why}"
+        elif point.efficiency is not None and point.efficiency < _BREAKS:
+            return point, (
+                f"it breaks {at}: {100 * point.efficiency:.0f} % of the first point's efficiency; {_loss(first, point)}"
+            )
+    if last.efficiency is None or last is first or not study.axis.grows:
+        best = max(priced, key=lambda point: point.rate)
+        return None, f"fastest {study.axis.at(best.value)}: {best.rate:,.0f} tokens/s"
+    said = (
+        f"it holds {study.axis.at(last.value)}: {100 * last.efficiency:.0f} % of the first point's efficiency"
+    )
+    return None, said + (f"; {_loss(first, last)}" if last.efficiency < 0.98 else "")
+
+
+def _loss(first: Point, point: Point) -> str:
+    what, share = lost(first, point)
+    return f"{share:.0f} % of what is lost is {what}{_batch(point)}"
+
+
+def lost(first: Point, point: Point) -> tuple[str, float]:
+    """(the part that grew most, its per cent of all that grew), in device-seconds of a token."""
+    grown = {what: seconds - _each(first).get(what, 0.0) for what, seconds in _each(point).items()}
+    more = {what: seconds for what, seconds in grown.items() if seconds > 0.0}
+    if not more:
+        return "nothing", 0.0
+    what = max(sorted(more), key=more.__getitem__)
+    return what, 100.0 * more[what] / sum(more.values())
+
+
+def _each(point: Point) -> dict[str, float]:
+    """Device-seconds of a token, by part."""
+    if point.answer is None:
+        return {}
+    ask = point.answer.question
+    scale = point.devices / (ask.batch * ask.model.context)
+    return {what: seconds * scale for what, seconds in waterfall(point.answer)}
+
+
+def _batch(point: Point) -> str:
+    """What the batch has to do with it: too few micro-batches to fill a pipeline."""
+    if point.answer is None:
+        return ""
+    ask = point.answer.question
+    if ask.plan.pp > 1 and ask.micros < 4 * ask.plan.pp:
+        return f"; a batch of {ask.batch} is {ask.micros} micro-batches for {ask.plan.pp} stages"
+    return ""
+
+
+def as_rows(study: Sweep) -> list[dict[str, Any]]:
+    """A plain row for each point: what JSON, table and picture are made of."""
+    rows: list[dict[str, Any]] = []
+    for point in study.points:
+        row: dict[str, Any] = {
+            "value": point.value,
+            "devices": point.space.cluster.devices,
+            "global_batch": point.space.batch,
+            "plan": None,
+            "why_none": point.why or None,
+        }
+        if point.answer is not None:
+            got = point.answer
+            row |= {
+                "plan": str(got.question.plan),
+                "micro_batch": got.question.micro_batch,
+                "step_s": got.price.step,
+                "tokens_per_s": point.rate,
+                "efficiency": point.efficiency,
+                "mfu": got.mfu,
+                "mem_gib": got.verdict.memory.total / GIB,
+                "exposed_comm_s": got.price.exposed,
+                "bound": bound(got),
+                "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(got)],
+            }
+        rows.append(row)
+    return rows
+
+
+def as_json(study: Sweep) -> Mapping[str, Any]:
+    point, says = breaks(study)
+    told = {
+        "key": study.axis.key + (f".{study.axis.name}" if study.axis.name else ""),
+        "weak": study.weak,
+        "points": as_rows(study),
+        "breaks_at": point.value if point else None,
+        "says": says,
+    }
+    return {"sweep": told}
+
+
+def as_text(study: Sweep) -> str:
+    first = study.points[0].space
+    kind = "weak scaling: the batch grows" if study.weak else "strong scaling: the same batch"
+    head = study.axis.key if not study.axis.grows else f"{study.axis.key}, {kind}"
+    share = "efficiency" if study.axis.grows else "speed"
+    lines = [
+        f"cluster    {first.cluster.device.name}, stack {first.stack.name}:"
+        f" a step is right within about {100 * first.stack.error:.0f} % on average",
+        f"varied     {head}",
+        "",
+        f"{study.axis.key:>13}{'batch':>8}{'step s':>10}{'tokens/s':>14}{share:>12}{'MFU':>8}  what binds; plan",
+    ]
+    for point in study.points:
+        start = f"{study.axis.said(point.value):>13}{point.space.batch:>8}"
+        if point.answer is None or point.efficiency is None:
+            lines.append(f"{start}  {point.why}")
+            continue
+        got = point.answer
+        lines.append(
+            f"{start}{got.price.step:>10.4g}{point.rate:>14,.0f}{100 * point.efficiency:>10.1f} %"
+            f"{100 * got.mfu:>6.1f} %  {bound(got)}; {got.question.plan} (micro_batch {got.question.micro_batch})"
+        )
+    return "\n".join([*lines, "", breaks(study)[1]])

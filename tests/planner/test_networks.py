@@ -1,0 +1,173 @@
+"""Designs of networks: full networks change nothing, thinner ones never help, and counted parts are those of textbooks."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from tests.planner.published import gpt
+from unisono.plan import Plan
+from unisono.planner import networks, shape
+from unisono.planner.clusters import cluster, of_size
+from unisono.planner.collectives import bus, message
+from unisono.planner.simulate import Question, simulate
+from unisono.planner.stack import stack
+from unisono.spec.errors import UsageError
+
+
+def asked(plan: str, nodes: int = 64, micros: int = 16) -> Question:
+    where = cluster(f"dgx-a100:{nodes}")
+    made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
+    return Question(gpt(32, 64, 8192, 2048), made, where, stack(where.stack), 1, micros)
+
+
+def test_a_full_fat_tree_is_the_cluster_as_it_was() -> None:
+    ask = asked("dp=16 tp=8 pp=4")
+    rows = networks.same_plan(ask)
+    assert rows[0].answer is not None and rows[0].answer.price == simulate(ask).price
+    for row in rows:
+        assert row.answer is not None and row.answer.price.step >= rows[0].answer.price.step * (1 - 1e-12)
+        assert row.design.cluster.devices == 512
+
+
+def test_rail_only_is_as_fast_where_groups_stay_on_rails_and_cheaper() -> None:
+    """As Wang et al., 2023, find it: the same training, for much less wherever rails save a level of switches."""
+    rows = {row.design.name: row for row in networks.same_plan(asked("dp=16 tp=8 pp=4"))}
+    rail, full = rows["rail-only"], rows["fat-tree"]
+    assert rail.answer is not None and full.answer is not None
+    assert rail.answer.price.step == full.answer.price.step
+    for nodes in (64, 2048):
+        each = {d.name: d for d in networks.designs(cluster(f"dgx-h100:{nodes}"))}
+        assert 0.2 < each["rail-only"].cost / each["fat-tree"].cost < 0.7
+
+
+def test_crossing_rails_costs_a_way_through_the_node() -> None:
+    where = {d.name: d.cluster for d in networks.designs(cluster("dgx-a100:8"))}
+    full, rail = where["fat-tree"], where["rail-only"]
+    assert message(rail, 16, 1e9) == message(full, 16, 1e9)  # the same place, two nodes on
+    assert message(rail, 12, 1e9) == pytest.approx(message(full, 12, 1e9) + message(rail, 4, 1e9))
+    assert bus(rail, 8, 8).rate == bus(full, 8, 8).rate and bus(rail, 1, 64).rate == bus(full, 1, 64).rate
+    assert bus(rail, 12, 4).rate < bus(full, 12, 4).rate
+
+
+def test_oversubscription_hurts_what_crosses_it_alone() -> None:
+    where = {d.name: d.cluster for d in networks.designs(cluster("dgx-a100:64"))}
+    full, thin = where["fat-tree"], where["leaf-spine 4:1"]
+    leaf = thin.links[1].size
+    assert leaf % 8 == 0 and leaf < 512
+    assert message(thin, leaf, 1e9) == pytest.approx(4 * message(full, leaf, 1e9), rel=1e-3)
+    assert message(thin, 8, 1e9) == message(full, 8, 1e9)
+    # A ring through whole leaves goes up once for a leaf's many members, and is not slowed.
+    assert bus(thin, 8, 64).rate == bus(full, 8, 64).rate
+    assert bus(thin, leaf, 8).rate == pytest.approx(bus(full, leaf, 8).rate / 4)
+
+
+def test_a_torus_has_its_bandwidth_along_all_sides_at_once() -> None:
+    where = {d.name: d.cluster for d in networks.designs(cluster("dgx-a100:64"))}
+    full = bus(where["fat-tree"], 8, 64).rate
+    for kind in ("ring", "torus2d", "torus3d"):
+        assert bus(where[kind], 8, 64).rate == pytest.approx(full), kind
+    # One row of four of a 4 x 4 x 4 torus: a third of the cables; every second of a ring of 64: shared by two.
+    assert bus(where["torus3d"], 8, 4).rate == pytest.approx(full / 3)
+    assert bus(where["ring"], 16, 32).rate == pytest.approx(full / 2)
+    # A stretch of a ring has no way round.
+    assert bus(where["ring"], 8, 8).rate == pytest.approx(full / 2)
+    near, far = message(where["ring"], 8, 1e9), message(where["ring"], 64, 1e9)
+    assert far > 7.9 * near > 2 * message(where["fat-tree"], 8, 1e9)
+
+
+def test_sides_are_as_near_as_can_be() -> None:
+    assert shape.sides(64, 3) == (4, 4, 4) and shape.sides(48, 2) == (6, 8) and shape.sides(7, 2) == (1, 7)
+    for units in range(1, 200):
+        for dims in (1, 2, 3):
+            product = 1
+            for side in shape.sides(units, dims):
+                product *= side
+            assert product == units
+
+
+def test_counted_parts_are_those_of_fat_trees() -> None:
+    """A k-ary fat-tree of three levels has k^3/4 ends and 5 k^2/4 switches of k ports (Al-Fares et al., 2008)."""
+    k = networks.RADIX
+    assert networks.tiers(k) == 1 and networks.tiers(k * k // 2) == 2 and networks.tiers(k**3 // 4) == 3
+    assert networks.tiers(k + 1) == 2 and networks.tiers(k * k // 2 + 1) == 3
+    ports, cables = networks.clos(k**3 // 4)
+    assert ports == 5 * k * k // 4 * k and cables == 3 * k**3 // 4
+    assert networks.clos(1024) == (3072, 2048)
+    assert networks.clos(1024, 4.0)[0] < networks.clos(1024, 2.0)[0] < 3072
+
+
+def test_topology_is_data(tmp_path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'like = "dgx-a100"\nnodes = 8\n[[link]]\nname = "nvlink"\nsize = 8\nbandwidth_gb_s = 300\nlatency_us = 4\n'
+        '[[link]]\nname = "cables"\nsize = 0\nbandwidth_gb_s = 25\nlatency_us = 10\ntopology = "torus2d"\n'
+    )
+    where = cluster(str(path))
+    assert where.links[1].topology == "torus2d"
+    grown = of_size(str(path), 512)
+    assert grown.devices == 512 and grown.links[1].size == 512 and grown.links[1].topology == "torus2d"
+    path.write_text(path.read_text().replace("torus2d", "tours2d"))
+    with pytest.raises(UsageError, match="torus2d"):
+        cluster(str(path))
+
+
+def test_one_node_has_no_network_to_design() -> None:
+    with pytest.raises(UsageError, match="one node"):
+        networks.designs(cluster("dgx-a100"))
+
+
+def test_a_cluster_of_any_size() -> None:
+    base = cluster("dgx-a100:4")
+    assert of_size("dgx-a100:4", 32) == base and of_size("dgx-a100", 32) == base
+    small = of_size("dgx-a100:4", 2)
+    assert (small.devices, small.node, len(small.links)) == (2, 2, 1)
+    assert of_size("dgx-a100", 1).links == ()
+    with pytest.raises(UsageError) as caught:
+        of_size("dgx-a100", 12)
+    assert caught.value.fix
+    assert replace(base, name="") != replace(of_size("dgx-a100", 64), name="")
+
+
+def loads(units: int, rings: list[list[int]]) -> dict[tuple[int, int], int]:
+    """How many of these closed walks use each cable of a ring of `units`, by its direction; each takes the short way
+    between members, unless that leaves its own stretch."""
+    used: dict[tuple[int, int], int] = {}
+    for walk in rings:
+        for here, there in pairwise(walk):
+            step = 1 if there > here else -1
+            for place in range(here, there, step):
+                link = (place % units, step)
+                used[link] = used.get(link, 0) + 1
+    return used
+
+
+@pytest.mark.parametrize(
+    ("units", "apart", "ways"), [(16, 1, 16), (16, 2, 8), (16, 4, 4), (16, 1, 4), (16, 2, 4), (64, 8, 8)]
+)
+def test_shares_of_a_ring_are_those_of_counted_cables(units: int, apart: int, ways: int) -> None:
+    """All groups at once. A group that closes the ring runs both ways round with half of its bytes each; a stretch runs
+    one way, and its last member's bytes go back through the others."""
+    where = next(d.cluster for d in networks.designs(cluster(f"dgx-a100:{units}")) if d.name == "ring")
+    closed = apart * ways == units
+    walks: list[list[int]] = []
+    for begin in range(0, units, apart * ways):
+        for first in range(begin, begin + apart):
+            members = [first + apart * number for number in range(ways)]
+            if closed:
+                walks += [[*members, first + units], [first + units, *reversed(members)]]
+            else:
+                walks.append([*members, first])
+    # A device's bandwidth is that of its two cables; a walk carries half of a group's bytes where there are two.
+    most = max(loads(units, walks).values())
+    share = (2.0 if closed else 1.0) * 0.5 / most
+    reached, _ = shape.group(where.links[1], where.devices, 8, 8 * apart, ways)
+    assert reached == pytest.approx(share)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 8])
+def test_messages_share_the_cables_that_they_pass(apart: int) -> None:
+    where = next(d.cluster for d in networks.designs(cluster("dgx-a100:32")) if d.name == "ring")
+    used = loads(32, [[unit, unit + apart] for unit in range(32)])
+    reached, hops = shape.neighbour(where.links[1], where.devices, 8, 8 * apart)
+    assert reached == pytest.approx(0.5 / max(used.values())) and hops == apart

@@ -1,0 +1,163 @@
+"""`unisono simulate` with its studies: keys are added to the object and none changed; mistakes have a remedy."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unisono.cli import main
+
+GPT = (
+    "--model.kind gpt --model.n_layer 24 --model.n_head 16 --model.d_model 2048 --model.context 1024"
+    " --model.vocab 51200 --train.global_batch 256 --cluster dgx-a100:8"
+).split()
+PLAN = ["--plan", "dp=16 tp=4 precision=bf16 micros=4"]
+
+
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    code = main(["simulate", *GPT, *words, "--json"])
+    got = json.loads(capsys.readouterr().out)
+    return got | {"code": code}
+
+
+def test_tokens_money_and_energy(capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, "--tokens", "1e9", "--cost-per-hour", "2", "--pue", "1.1"], capsys)
+    steps = -(-(10**9) // (256 * 1024))
+    assert got["days_to_train"] == pytest.approx(steps * got["step_s"] / 86400)
+    assert got["device_hours"] == pytest.approx(got["days_to_train"] * 24 * 64)
+    assert got["cost"] == pytest.approx(2 * got["device_hours"])
+    assert got["energy_kwh"] == pytest.approx(got["device_hours"] * 0.4 * 1.1) and got["pue"] == 1.1
+
+
+def test_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    fails = ["--tokens", "1e10", "--mtbf", "1000", "--checkpoint-gb-s", "2", "--restart-s", "300"]
+    got = said([*PLAN, *fails], capsys)
+    told = got["failures"]
+    assert 0.5 < told["goodput"] < 1.0 and told["mtbf_s"] == pytest.approx(1000 * 3600 / 64)
+    assert told["days"] == pytest.approx(got["days_to_train"] / told["goodput"])
+    assert told["checkpoint_gb"] == pytest.approx(got["parameters"] * 12e-9)
+    assert told["daly_s"] == pytest.approx(told["interval_s"], abs=got["step_s"])
+    node = said([*PLAN, *fails[:2], "--mtbf", "125/node", *fails[4:]], capsys)["failures"]
+    assert node["goodput"] == pytest.approx(told["goodput"])
+    goes_on = said([*PLAN, *fails[:4], "--restart-s", "30", "--elastic", "--repair-h", "1"], capsys)[
+        "failures"
+    ]
+    assert goes_on["goodput"] > told["goodput"] and goes_on["elastic"]
+    slow = said([*PLAN, *fails, "--stragglers", "normal:0.1"], capsys)
+    assert slow["failures"]["days"] > slow["stragglers"]["step_s"] / slow["step_s"] * told["days"] * 0.98
+
+
+def test_stragglers_and_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, "--stragglers", "lognormal:0.1", "--servers", "1"], capsys)
+    rows = {row["sync"]: row for row in got["stragglers"]["policies"]}
+    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] > got["step_s"]
+    assert rows["async"]["waiting"] < rows["ssp:s=3"]["waiting"] * 1.05 < rows["every_step"]["waiting"]
+    server = got["parameter_server"]
+    assert server["full_at_replicas"] == pytest.approx(
+        (server["serve_s"] + server["compute_s"]) / server["serve_s"]
+    )
+    assert 0.0 < server["efficiency"] < 1.0
+
+
+def test_stragglers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that always differ are no stragglers of a step; a rank that is late one time in ten is."""
+    events = tmp_path / "events"
+    events.mkdir()
+    for rank in range(2):
+        steps = [
+            {
+                "kind": "step",
+                "step": n,
+                "time": {"forward": (1.0 + rank) * (2.0 if n % 10 == 9 else 1.0), "wait": 9.0},
+            }
+            for n in range(201)
+        ]
+        (events / f"rank{rank}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    got = said([*PLAN, "--stragglers", f"measured:{tmp_path}"], capsys)["stragglers"]
+    # Of 64 ranks somebody is nearly always at 2 beside a mean of 1.1.
+    assert got["policies"][0]["waiting"] == pytest.approx(2 / 1.1 - 1, rel=0.01) and "400 steps" in got["law"]
+    (tmp_path / "empty" / "events").mkdir(parents=True)
+    assert said([*PLAN, "--stragglers", f"measured:{tmp_path / 'empty'}"], capsys)["code"] == 2
+
+
+def test_lossy_plans_say_so_and_send_less(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = said(PLAN, capsys)
+    assert plain["fidelity"] == "ROUNDING" and plain["sensitivities"]
+    lossy = said(["--plan", f"{PLAN[1]} codec=topk:ratio=0.01+ef"], capsys)
+    assert lossy["fidelity"] == "LOSSY" and "topk" in lossy["fidelity_why"]
+    assert lossy["comm"]["dp"]["bytes"] < 0.2 * plain["comm"]["dp"]["bytes"]
+    assert lossy["comm"]["tp"] == plain["comm"]["tp"]
+
+
+def test_sweep_with_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scaling.svg"
+    words = ["--plan", "precision=bf16 tp=4 pp=1 zero=2", "--sweep", "devices=8,64", "--out", str(out)]
+    got = said(words, capsys)
+    assert got["code"] == 0 and [p["devices"] for p in got["sweep"]["points"]] == [8, 64]
+    assert all("tp=4" in p["plan"] for p in got["sweep"]["points"]) and out.read_bytes()
+    weak = said([*words[:4], "--weak"], capsys)["sweep"]
+    assert [p["global_batch"] for p in weak["points"]] == [256, 2048]
+    nodes = said([*words[:2], "--sweep", "nodes=1,8"], capsys)["sweep"]
+    assert [p["step_s"] for p in nodes["points"]] == [p["step_s"] for p in got["sweep"]["points"]]
+
+
+def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, "--networks", "same", "--batches", "--noise-scale", "512"], capsys)
+    rows = got["networks"]
+    assert (
+        rows[0]["design"] == "fat-tree"
+        and rows[0]["step_s"] == got["step_s"]
+        and rows[0]["relative_cost"] == 1.0
+    )
+    assert {row["design"] for row in rows} >= {"rail-only", "ring", "torus2d", "torus3d"}
+    assert got["batches"]["enough"] >= 16 and got["batches"]["fastest"]
+    best = said(["--plan", "precision=bf16 tp=4 pp=1", "--networks", "best"], capsys)["networks"]
+    assert best[0]["step_s"] <= rows[0]["step_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "said_"),
+    [
+        (["--mtbf", "100"], "--checkpoint-gb-s"),
+        (["--mtbf", "100", "--elastic", "--restart-s", "3"], "--repair-h"),
+        (["--mtbf", "100/rack"], "HOURS/node"),
+        (["--stragglers", "norml:0.1"], "normal"),
+        (["--sweep", "devices=12"], "16 devices"),
+        (["--sweep", "device=8"], "devices"),
+        (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
+        (["--weak"], "--sweep"),
+        (["--tokens", "-1"], "above 0"),
+    ],
+)
+def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, *words], capsys)
+    assert got["code"] == 2
+    assert said_ in got["what"] + got["try"]
+
+
+def test_elastic_needs_replicas(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--plan", "dp=1 shard=16 tp=4 precision=bf16", "--mtbf", "9", "--elastic", "--restart-s", "3"]
+    assert "dp=1" in said([*words, "--repair-h", "1"], capsys)["what"]
+
+
+def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *GPT, *PLAN, "--tokens", "1e9", "--batches"]) == 0
+    page = capsys.readouterr().out
+    assert (
+        "what would help\n" in page
+        and "% faster training" in page
+        and "kWh" in page
+        and "which batch" in page
+    )
+    assert main(["simulate", *GPT, "--sweep", "devices=8..64", "--dry-run"]) == 0
+
+
+def test_one_price_and_what_would_help_load_neither_torch_nor_numpy_and_sweeps_no_torch() -> None:
+    sweep = ["--plan", "precision=bf16 tp=4 pp=1 shard=1", "--sweep", "devices=8,16"]
+    for words, absent in (([*PLAN, "--batches"], {"torch", "numpy"}), (sweep, {"torch", "matplotlib"})):
+        script = f"from unisono.cli import main; main({['simulate', *GPT, *words, '--json']}); import sys; print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        assert absent.isdisjoint(done.stdout.splitlines()[-1].split())

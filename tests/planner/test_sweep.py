@@ -1,0 +1,148 @@
+"""Sweeps: every point is the best plan there, efficiency is what it says, and the sentence names what breaks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.planner.published import gpt
+from unisono.plan import Plan
+from unisono.planner import sweep as sw
+from unisono.planner.clusters import cluster, of_size
+from unisono.planner.search import Space, search
+from unisono.planner.stack import stack
+from unisono.report import scaling
+from unisono.spec.errors import UsageError
+
+MODEL = gpt(24, 16, 2048, 1024)
+
+
+def space(devices: int = 8, held: str = "precision=bf16", batch: int = 256) -> Space:
+    where = of_size("dgx-a100", devices)
+    return Space(MODEL, where, stack(where.stack), batch, None, Plan.parse(held))
+
+
+def sized(devices: int):
+    return of_size("dgx-a100", devices)
+
+
+def test_what_can_be_varied_is_read() -> None:
+    assert sw.axis("devices=8..64").values == (8, 16, 32, 64)
+    assert sw.axis("nodes=1,3,2").values == (1, 2, 3)
+    assert sw.axis("bandwidth.nvlink=0.5..2") == sw.Axis("bandwidth", (0.5, 1.0, 2.0), "nvlink")
+    for wrong in (
+        "device=8",
+        "devices",
+        "devices=x",
+        "devices=0..8",
+        "devices=1.5",
+        "latency.nvlink=1",
+        "nodes=8..1",
+    ):
+        with pytest.raises(UsageError) as caught:
+            sw.axis(wrong)
+        assert caught.value.fix
+
+
+def test_each_point_is_the_best_plan_there() -> None:
+    study = sw.sweep(space(held="precision=bf16 tp=2"), sw.axis("devices=4,8,32"), sized)
+    assert [p.devices for p in study.points] == [4, 8, 32]
+    first = study.points[0]
+    for point in study.points:
+        alone = search(replace(point.space, cluster=sized(point.devices)), top=1).best[0]
+        assert point.answer is not None and point.answer.price == alone.price
+        assert point.answer.question.plan.tp == 2 and point.answer.question.batch == 256
+        per = point.rate / point.devices / (first.rate / first.devices)
+        assert point.efficiency == pytest.approx(per)
+
+
+def test_strong_scaling_breaks_and_says_why_and_weak_scaling_holds() -> None:
+    held = "precision=bf16 dp=2 pp=1 tp=1 shard=1 recompute=none"
+    strong = sw.sweep(space(held=held, batch=128), sw.axis("devices=8..512"), sized)
+    assert [p.answer is None for p in strong.points] == [False] * 5 + [True] * 2
+    ends = replace(strong, points=(strong.points[0], *strong.points[5:]))
+    at, says = sw.breaks(ends)
+    assert at is ends.points[1] and "batch too small" in says and "ends at 256 devices" in says
+    weak = sw.sweep(space(held=held, batch=128), sw.axis("devices=8..512"), sized, weak=True)
+    assert [p.space.batch for p in weak.points] == [128 * 2**n for n in range(7)]
+    assert sw.breaks(weak)[0] is None and "it holds at 512 devices" in sw.breaks(weak)[1]
+    pairs = list(zip(strong.points, weak.points, strict=True))[1:]
+    assert all(w.efficiency >= (s.efficiency or 0.0) for s, w in pairs if w.efficiency is not None)
+
+
+def test_it_breaks_where_half_is_lost_and_names_the_part() -> None:
+    thin = cluster("dgx-a100:64")
+    slow = replace(thin.links[1], bandwidth=2e9)
+
+    def thinner(devices: int):
+        grown = of_size("dgx-a100", devices)
+        return replace(grown, links=(grown.links[0], *([slow] if len(grown.links) > 1 else [])))
+
+    held = "precision=bf16 pp=1 tp=1 shard=1 recompute=full"
+    study = sw.sweep(space(held=held, batch=512), sw.axis("devices=8..512"), thinner)
+    at, says = sw.breaks(study)
+    assert at is not None and at.efficiency is not None and at.efficiency < 0.5
+    assert all((p.efficiency or 1.0) >= 0.5 for p in study.points if p.value < at.value)
+    assert "breaks at" in says and "exposed on dp" in says
+
+
+def test_factors_and_batches() -> None:
+    held = space(16, "precision=bf16 dp=16 recompute=none", 64)
+    fast = sw.sweep(held, sw.axis("bandwidth=0.25..4"), sized)
+    steps = [p.answer.price.step for p in fast.points if p.answer]
+    assert steps == sorted(steps, reverse=True) and steps[0] > 1.05 * steps[-1]
+    assert fast.points[2].answer is not None and fast.points[2].space.cluster == held.cluster
+    batches = sw.sweep(held, sw.axis("global_batch=16..256"), sized)
+    rates = [p.rate for p in batches.points]
+    assert rates == sorted(rates) and [p.space.batch for p in batches.points] == [16, 32, 64, 128, 256]
+    micro = sw.sweep(replace(held, batch=256), sw.axis("micro_batch=1..8"), sized)
+    assert [p.answer.question.micro_batch for p in micro.points if p.answer] == [1, 2, 4, 8]
+    longer = sw.sweep(held, sw.axis("context=512..4096"), sized)
+    asked = [p.answer.question for p in longer.points if p.answer]
+    assert [ask.model.context for ask in asked] == [512, 1024, 2048, 4096] and {
+        ask.batch for ask in asked
+    } == {64}
+    for wrong in ("bandwidth.token-ring=1,2",):
+        with pytest.raises(UsageError):
+            sw.sweep(held, sw.axis(wrong), sized)
+    with pytest.raises(UsageError):
+        sw.sweep(held, sw.axis("latency=1,2"), sized, weak=True)
+
+
+def test_no_memory_is_a_point_without_a_plan() -> None:
+    big = replace(space(8), model=gpt(96, 96, 12288, 2048))
+    study = sw.sweep(big, sw.axis("devices=8,128"), sized)
+    assert study.points[0].answer is None and "GiB short" in study.points[0].why
+    assert study.points[1].efficiency == 1.0
+    assert "GiB short" in sw.as_text(study)
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    study = sw.sweep(space(held="precision=bf16 tp=2 pp=1"), sw.axis("devices=8,16,4096"), sized)
+    return json.loads(json.dumps(sw.as_json(study)))["sweep"]
+
+
+def test_rows_are_plain_and_whole(told: dict[str, Any]) -> None:
+    assert told["says"] and [row["value"] for row in told["points"]] == [8, 16, 4096]
+    for row in told["points"]:
+        assert (row["plan"] is None) == (row["why_none"] is not None)
+        if row["plan"] is not None:
+            assert sum(part["seconds"] for part in row["waterfall"]) == pytest.approx(row["step_s"])
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_the_picture(told: dict[str, Any], suffix: str, tmp_path: Path) -> None:
+    path = scaling.write(told, "a GPT", tmp_path / f"scaling{suffix}")
+    begin = path.read_bytes()
+    assert len(begin) > 10_000
+    assert begin.startswith(b"\x89PNG") if suffix == ".png" else b"<svg" in begin[:1000]
+
+
+def test_shares_of_the_picture_are_the_whole_step(told: dict[str, Any]) -> None:
+    for row in told["points"]:
+        if row["plan"]:
+            shares = [scaling._share(row, begins) for _, begins, _ in scaling._PARTS]
+            assert sum(shares) == pytest.approx(1.0)
