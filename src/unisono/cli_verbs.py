@@ -61,7 +61,7 @@ def started_ranks(call: Call) -> int | None:
 def _train_parser() -> Parser:
     parser = _recipe_parser("train", "Trains a recipe under a plan.")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
-    parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2"')
+    parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto')
     parser.add_argument(
         "--guard", nargs="?", const="200", metavar="N",
         help="every N steps (200), check that replicas agree: --train.guard N",
@@ -83,6 +83,12 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         if file is None and not given.demo:
             file = str(run / "config.resolved.toml")
     got = loaded(call, file, given.demo, flags)
+    if got.plan.auto:
+        from unisono.commands import auto
+
+        got, said = auto.choose(got, started_ranks(call), call.environ)
+        for line in said:
+            call.note(line)
     resolved = config.resolve(got.recipe, got.plan, started_ranks(call), got.origins)
     text = config.resolved_toml(resolved)
     if given.dry_run:

@@ -17,7 +17,7 @@ import psutil
 from unisono.launch.nursery import Nursery
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
-from unisono.planner.host_file import Measured, as_toml
+from unisono.planner.host_file import Measured, as_toml, gpus_as_toml
 from unisono.spec.errors import UsageError
 
 ENTRY = "unisono.commands.calibrate_rank:main"
@@ -67,8 +67,11 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
     cores = len(os.sched_getaffinity(0))
     _writable(out)
     worlds = sorted({2, max(2, min(8, 2 * cores))})
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     with Nursery(ENTRY) as nursery:
         play = _player(nursery)
+        if gpus:
+            return _gpus(play, gpus, out, say, begun)
         say(f"{cores} cores: kernels and steps of ranks that compute alone ...")
         alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.7}, cores)[0]
         say("the same with two ranks to a core ...")
@@ -86,6 +89,33 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
         "file": str(out), "seconds": seconds, "cores": cores, "errors": measured.errors(),
         "products_gflops": _best(alone["float32"]) / 1e9,
     }  # fmt: skip
+
+
+def _gpus(
+    play: Callable[[dict[str, Any], int], list[Any]],
+    gpus: int,
+    out: Path,
+    say: Callable[[str], None],
+    begun: float,
+) -> Mapping[str, Any]:
+    """One rank a GPU: its products, its memory, and the links between them. Not yet run on a GPU."""
+    say(f"{gpus} GPUs: kernels ...")
+    alone = play({"ask": "alone", "kernels": True, "steps": [], "least": 0.0}, gpus)[0]
+    met = None
+    if gpus > 1:
+        say(f"collectives between {gpus} GPUs ...")
+        met = play({"ask": "together", "collectives": True, "steps": [], "least": 0.0}, gpus)[0][
+            "collectives"
+        ]
+    write_whole(out, gpus_as_toml(alone["name"], _device(alone), gpus, int(alone["units"]), met, _origin()))
+    seconds = time.perf_counter() - begun
+    say(f"{out}: written after {seconds:.0f} s")
+    return {
+        "file": str(out),
+        "seconds": seconds,
+        "gpus": gpus,
+        "products_gflops": _best(alone["float32"]) / 1e9,
+    }
 
 
 def _player(nursery: Nursery) -> Callable[[dict[str, Any], int], list[Any]]:
@@ -147,7 +177,7 @@ def _row(ask: Mapping[str, Any], parts: Mapping[str, float], world: int) -> Any:
 
 def _device(alone: Mapping[str, Any]) -> dict[str, float]:
     """What a cluster file says of a device: peak by dtype, memory, its bandwidth."""
-    memory = psutil.virtual_memory().total
+    memory = alone.get("memory") or psutil.virtual_memory().total
     peak = {"fp32": _best(alone["float32"])}
     if "bfloat16" in alone:
         peak["bf16"] = _best(alone["bfloat16"])

@@ -17,6 +17,8 @@ from unisono.train.session import place_of
 PRODUCTS = [(m, k, n) for m in (64, 512, 2048) for k in (64, 256, 1024) for n in (64, 256, 1024)]
 COPIES = [1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 SIZES = [1 << shift for shift in (12, 14, 16, 18, 20, 22, 24)]
+LARGE = [1 << 26, 1 << 28]
+ON_GPU = [(8192, 8192, 8192), (16384, 8192, 8192), (4096, 12288, 4096)]
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:
@@ -42,9 +44,13 @@ def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str
     if argument["kernels"]:
         dtypes = ["float32"] if place.device.type == "cpu" else ["float32", "bfloat16"]
         for dtype in dtypes:
-            found[dtype] = kernels.products(PRODUCTS, place.device, getattr(torch, dtype))
+            shapes = PRODUCTS + (ON_GPU if place.device.type == "cuda" else [])
+            found[dtype] = kernels.products(shapes, place.device, getattr(torch, dtype))
         found["copies"] = kernels.copies(COPIES, place.device)
         found["launch"] = kernels.launch(place.device)
+        if place.device.type == "cuda":
+            known = torch.cuda.get_device_properties(place.device)
+            found |= {"memory": known.total_memory, "units": known.multi_processor_count, "name": known.name}
     single = place_of(0, 1, ctx.local_rank, ctx.backend, 600.0)
     found["steps"] = []
     for ask in argument["steps"]:
@@ -59,7 +65,9 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
     found: dict[str, Any] = {"steps": [], "calls": []}
     if argument["collectives"]:
         mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
-        found["collectives"] = collectives.timed(mesh.dp, SIZES)
+        found["collectives"] = collectives.timed(
+            mesh.dp, SIZES + (LARGE if place.device.type == "cuda" else []), place.device
+        )
     for ask in argument["steps"]:
         begun = time.perf_counter()
         seen = _played(ask, place, ask["plan"], argument["least"])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from unisono.plan import Plan
 from unisono.planner import chosen, search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
-from unisono.planner.stack import stack
+from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 
@@ -24,7 +25,14 @@ def space(
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
     since that changes what is computed. Raises UsageError."""
     where = cluster(cluster_name)
-    held_plan = Plan.parse(held, where="flag --plan") if held else Plan(precision=got.plan.precision)
+    keys = Plan.parse(held, where="flag --plan") if held else Plan()
+    if "precision" not in keys.said:
+        keys = replace(keys, precision=got.plan.precision)
+    return space_on(got, keys, where, stack(stack_name or where.stack), all_keys)
+
+
+def space_on(got: Loaded, held: Plan, where: Cluster, made: Stack, all_keys: bool = False) -> search.Space:
+    """The same for a cluster and keys that are there already."""
     recipe = on_any_ranks(got.recipe)
     model = model_of(got, os.environ)
     asked = judged(recipe, model)
@@ -37,10 +45,10 @@ def space(
     return search.Space(
         model,
         where,
-        stack(stack_name or where.stack),
+        made,
         recipe.train.global_batch,
         recipe.train.micro_batch,
-        held_plan,
+        held,
         legal,
         all_keys,
     )

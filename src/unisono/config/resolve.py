@@ -54,6 +54,11 @@ def resolve(
     if recipe.train.dtype == "float64" and plan.precision == "fp32" and "precision" not in plan.said:
         plan = replace(plan, precision="fp64")
     problems = recipe_problems(recipe)
+    if plan.auto:
+        what = "plan auto is chosen where a run begins: unisono train"
+        problems.append(
+            Problem("P15", what, "plan", 'a plan, for example --plan "dp=2"; unisono plan ranks them')
+        )
     try:
         plan = plan.fill(recipe.launch.ranks if world is None else world)
     except UsageError as error:

@@ -8,17 +8,20 @@ import torch
 from torch import Tensor
 
 from unisono.comm.group import Group
+from unisono.measure.kernels import wait_for
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "message")
 
 
-def timed(group: Group, sizes: Sequence[int], least: float = 0.05) -> list[tuple[str, int, float]]:
+def timed(
+    group: Group, sizes: Sequence[int], device: torch.device, least: float = 0.05
+) -> list[tuple[str, int, float]]:
     """(operation, bytes in all, seconds) over the group, in fp32: all_reduce sums as many bytes as every rank has,
     all_gather and reduce_scatter end or begin with as many, a message goes from one member to the next and back."""
     found: list[tuple[str, int, float]] = []
     for size in sizes:
         count = max(1, size // 4 // group.size) * group.size
-        whole, part = torch.zeros(count), torch.zeros(count // group.size)
+        whole, part = torch.zeros(count, device=device), torch.zeros(count // group.size, device=device)
         calls: dict[str, Callable[[], object]] = {
             "all_reduce": lambda x=whole: group.start_all_reduce(x).wait(),
             "all_gather": lambda x=part: group.all_gather(x),
@@ -26,7 +29,7 @@ def timed(group: Group, sizes: Sequence[int], least: float = 0.05) -> list[tuple
             "message": lambda x=whole: _there_and_back(group, x),
         }
         for op, call in calls.items():
-            seconds = _seconds(group, call, least)
+            seconds = _seconds(group, call, device, least)
             found.append((op, size, seconds / 2 if op == "message" else seconds))
     return found
 
@@ -41,20 +44,24 @@ def _there_and_back(group: Group, x: Tensor) -> None:
         group.start_send(x, 0).wait()
 
 
-def _seconds(group: Group, call: Callable[[], object], least: float) -> float:
+def _seconds(group: Group, call: Callable[[], object], device: torch.device, least: float) -> float:
     """Median of single calls that all begin together; how many is agreed on, so that nobody waits for a call that
     another does not make."""
     call()
-    group.barrier()
-    begun = time.perf_counter()
-    call()
-    once = torch.tensor([time.perf_counter() - begun])
+    once = torch.tensor([_once(group, call, device)], device=device)
     group.all_reduce(once, torch.distributed.ReduceOp.MAX)
     took = []
     for _ in range(min(50, max(5, round(least / once.item())))):
-        group.barrier()
-        begun = time.perf_counter()
-        call()
-        took.append(time.perf_counter() - begun)
-    longest = torch.tensor([statistics.median(took)])
+        took.append(_once(group, call, device))
+    longest = torch.tensor([statistics.median(took)], device=device)
     return float(group.all_reduce(longest, torch.distributed.ReduceOp.MAX).item())
+
+
+def _once(group: Group, call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, which all begin together; a GPU is waited for."""
+    group.barrier()
+    wait_for(device)
+    begun = time.perf_counter()
+    call()
+    wait_for(device)
+    return time.perf_counter() - begun

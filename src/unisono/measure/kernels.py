@@ -14,10 +14,10 @@ def seconds_of(call: Callable[[], object], device: torch.device, least: float = 
     took: list[float] = []
     end = time.perf_counter() + least
     while len(took) < 3 or time.perf_counter() < end:
-        _wait(device)
+        wait_for(device)
         begun = time.perf_counter()
         call()
-        _wait(device)
+        wait_for(device)
         took.append(time.perf_counter() - begun)
     return statistics.median(took)
 
@@ -55,9 +55,10 @@ def launch(device: torch.device, count: int = 200) -> float:
     return seconds_of(many, device) / count
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was given; a processor has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-__all__ = ["copies", "launch", "products", "seconds_of"]
+__all__ = ["copies", "launch", "products", "seconds_of", "wait_for"]

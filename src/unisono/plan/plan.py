@@ -21,7 +21,7 @@ class Plan:
 
     dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
     micros: micro-batches of a step on one data rank; None until derived from the batch.
-    said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart.
+    said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart; and `auto`.
 
     Raises ConfigProblems, with everything that is wrong, when a value is not in the contract.
     """
@@ -52,11 +52,18 @@ class Plan:
     @classmethod
     def parse(cls, text: str, where: str = "plan") -> Self:
         """Reads a plan's text; `where` names its source in messages. Raises ConfigProblems."""
-        values, problems = _read(text, where)
+        words = text.split()
+        auto = frozenset(("auto",) if "auto" in words else ())
+        values, problems = _read([word for word in words if word != "auto"], where)
         problems += _problems(values, where)
         if problems:
             raise ConfigProblems(problems)
-        return cls(**values, said=frozenset(values))
+        return cls(**values, said=frozenset(values) | auto)
+
+    @property
+    def auto(self) -> bool:
+        """Whether the planner is to choose what the text does not name; see `commands.auto`."""
+        return "auto" in self.said
 
     def __str__(self) -> str:
         changed = [key for key in KEYS if getattr(self, key) != DEFAULTS[key]]
@@ -110,10 +117,10 @@ class Plan:
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
 
 
-def _read(text: str, where: str) -> tuple[dict[str, Any], list[Problem]]:
+def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Problem]]:
     values: dict[str, Any] = {}
     problems: list[Problem] = []
-    for word in text.split():
+    for word in words:
         key, equals, value = word.partition("=")
         if not equals or not value:
             what = f"{word!r} is not of the form key=value"

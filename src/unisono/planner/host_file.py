@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from unisono.planner.tables import Table
@@ -86,6 +86,45 @@ def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str
         f"{axis} = [{fixed / 1e6:.5g}, {share:.4g}, {whole:.4g}]"
         for axis, (fixed, share, whole) in host.memory.items()
     ]
+    return "\n".join(lines) + "\n"
+
+
+def gpus_as_toml(
+    name: str, device: Mapping[str, float], count: int, units: int,
+    met: Sequence[tuple[str, int, float]] | None, origin: str,
+) -> str:  # fmt: skip
+    """The text of a cluster file for the GPUs of one machine. device: as above; met: (operation, bytes, seconds)."""
+    source = f'origin = "measured here", source = {json.dumps(f"{name}, {origin}")}'
+    peak = ", ".join(
+        f"{key.removeprefix('peak ')} = {rate / 1e12:.5g}"
+        for key, rate in device.items()
+        if key.startswith("peak ")
+    )
+    lines = [
+        f"# This machine's GPUs, as measured: {origin}. Written by `unisono calibrate`.",
+        'name = "here"',
+        f"node = {count}",
+        'stack = "plain"',
+        "",
+        "[device]",
+        f"peak_tflops = {{ value = {{ {peak} }}, {source} }}  # of the best product",
+        f"memory_gb = {{ value = {device['memory'] / 1e9:.5g}, {source} }}",
+        f"bandwidth_tb_s = {{ value = {device['bandwidth'] / 1e12:.4g}, {source} }}",
+        f"units = {{ value = {units}, {source} }}",
+    ]
+    if met:
+        sums = sorted((size, seconds) for op, size, seconds in met if op == "all_reduce")
+        size, seconds = sums[-1]
+        bus = 2 * (count - 1) / count * size / seconds
+        latency = sums[0][1] / (2 * (count - 1))
+        lines += [
+            "",
+            "[[link]]",
+            'name = "between GPUs"',
+            "size = 0",
+            f"bandwidth_gb_s = {{ value = {bus / 1e9:.4g}, {source} }}  # of the bus of an all-reduce of {size} bytes",
+            f"latency_us = {{ value = {latency * 1e6:.4g}, {source} }}",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,84 @@
+"""plan=auto: what is chosen is the best that the planner knows, the keys beside it are kept, and it says why."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.planner.test_host import HOST
+from unisono import config
+from unisono.cli import main
+from unisono.commands import auto
+from unisono.commands.simulate import question
+from unisono.plan import Plan
+from unisono.planner import simulate
+from unisono.planner.host_file import Measured, as_toml
+from unisono.spec.errors import ConfigProblems, UsageError
+
+FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "256")]
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> dict[str, str]:
+    path = tmp_path / "unisono" / "cluster.toml"
+    path.parent.mkdir()
+    path.write_text(as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test"))
+    return {"XDG_CACHE_HOME": str(tmp_path)}
+
+
+def loaded(plan: str, *more: tuple[str, str]) -> config.Loaded:
+    return config.load(None, [*FLAGS, ("plan", plan), *more])
+
+
+@pytest.mark.parametrize(
+    ("keys", "ranks"), [("auto", 2), ("auto", 4), ("auto tp=2", 4), ("auto pp=2 zero=1", 4)]
+)
+def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
+    got, said = auto.choose(loaded(keys), ranks, measured)
+    assert got.plan.world == ranks and not got.plan.auto
+    for key in ("tp", "pp"):
+        if f"{key}=" in keys:
+            assert getattr(got.plan, key) == 2
+    assert config.resolve(got.recipe, got.plan, ranks).plan.world == ranks
+    assert str(got.plan) in said[0] and "right within" in said[0]
+    file = str(Path(measured["XDG_CACHE_HOME"], "unisono", "cluster.toml"))
+
+    def step(plan: str) -> float:
+        return simulate.simulate(question(loaded(plan), file, None)).price.step
+
+    if ranks == 2 and keys == "auto":
+        assert all(
+            step(str(got.plan)) <= step(other) for other in ("dp=2", "tp=2", "shard=2", "pp=2 micros=4")
+        )
+
+
+def test_without_a_measurement_it_says_how_to_get_one(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        auto.choose(loaded("auto"), 2, {"XDG_CACHE_HOME": str(tmp_path)})
+    assert "unisono calibrate" in caught.value.fix
+
+
+def test_only_train_chooses():
+    got = loaded("auto tp=2")
+    with pytest.raises(ConfigProblems) as caught:
+        config.resolve(got.recipe, got.plan)
+    assert "unisono train" in caught.value.problems[0].what
+
+
+def test_a_dry_run_shows_what_would_be_trained(measured, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", measured["XDG_CACHE_HOME"])
+    assert main(["train", "--demo", "--plan", "auto", "--launch.ranks", "2", "--dry-run"]) == 0
+    out = capsys.readouterr()
+    assert "plan auto" in out.err
+    chosen = next(line for line in out.err.splitlines() if line.startswith("plan auto")).split(":")[0]
+    assert Plan.parse(chosen.removeprefix("plan auto").strip()).world == 2
+
+
+def test_keys_that_say_nothing_of_precision_keep_the_recipes(tmp_path, capsys):
+    recipe = tmp_path / "half.toml"
+    recipe.write_text(
+        'plan = "precision=bf16"\n[model]\nkind = "gpt"\nvocab = 256\n[train]\nglobal_batch = 64\n'
+    )
+    assert main(["plan", str(recipe), "--cluster", "dgx-a100", "--plan", "tp=2", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert plans and all("precision=bf16" in one["plan"] and "tp=2" in one["plan"] for one in plans)
