@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_truth.py                        calibrates, then 3 models x 19 plans: about ten minutes
     python benchmarks/cpu_truth.py --cluster FILE.toml    with a calibration that is there
-    python benchmarks/cpu_truth.py --links 1000 100       also between two hosts with a link of so many Mbit/s (root)
+    python benchmarks/cpu_truth.py --links 0 1000 100     also between two hosts with a link of so many Mbit/s (root)
 
 Each plan runs in processes of its own. Exit 1 where the mean error of the steps is above 15 %, or of memory above 5 %.
 """
@@ -53,7 +53,7 @@ def main() -> int:
     heads = f"{'link':<10}{'model':<7}{'plan':<31}{'step ms':>9}{'priced':>9}"
     print(f"{heads}{'error':>8}{'MiB':>7}{'priced':>7}{'error':>8}")
     with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
-        for megabits in (0.0, *options.links):
+        for megabits in options.links:
             if megabits and not lab.possible():
                 print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")
                 continue
@@ -71,7 +71,14 @@ def arguments() -> argparse.Namespace:
         description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--cluster", metavar="FILE", help="a file of `unisono calibrate` (measured now)")
-    parser.add_argument("--links", nargs="*", type=float, default=[], metavar="MBIT", help="also over these")
+    parser.add_argument(
+        "--links",
+        nargs="+",
+        type=float,
+        default=[0.0],
+        metavar="MBIT",
+        help="over these; 0: loopback (default)",
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ranks", nargs="+", type=int, choices=PLANS, default=list(PLANS))
     parser.add_argument("--seconds", type=float, default=1.5, help="of steps, per plan (default 1.5)")

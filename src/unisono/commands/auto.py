@@ -24,7 +24,7 @@ def choose(got: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tuple[
             "plan auto needs this machine in numbers, and nobody has measured it",
             where="plan",
             fix="unisono calibrate, which takes two minutes, once",
-            code="P15",
+            code="P19",
         )
     where = _with(where, ranks or got.recipe.launch.ranks or where.devices)
     held = replace(got.plan, said=got.plan.said - {"auto"})

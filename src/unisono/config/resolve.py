@@ -57,7 +57,7 @@ def resolve(
     if plan.auto:
         what = "plan auto is chosen where a run begins: unisono train"
         problems.append(
-            Problem("P15", what, "plan", 'a plan, for example --plan "dp=2"; unisono plan ranks them')
+            Problem("P19", what, "plan", 'a plan, for example --plan "dp=2"; unisono plan ranks them')
         )
     try:
         plan = plan.fill(recipe.launch.ranks if world is None else world)

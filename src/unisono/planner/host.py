@@ -32,11 +32,12 @@ PAYLOAD: Annotated[float, _FRAME] = 1448 / 1538
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, on the wire."""
+    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, and of
+    waiting for others and for the wire."""
 
     compute: float
     talk: float
-    wire: float
+    wait: float
 
 
 def crowded(axis: str, more: bool) -> str:
@@ -100,11 +101,15 @@ def price_on_host(
     full = plan.world > host.cores
     latency = 0.0
     if plan.pp > 1:
-        latency = host.talk("message", 2, whole) + host.calls.get(crowded("pp", full), 0.0)
+        latency = (
+            host.talk("message", 2, whole)
+            + host.wait("message", 2)
+            + host.calls.get(crowded("pp", full), 0.0)
+        )
     wires = [_between(cluster, each, row) * each * whole / (_wire(cluster) or 1.0) for row in range(plan.pp)]
 
     def costs(tasks: list[_Task]) -> list[tuple[float, float]]:
-        return [(t.compute + t.talk, t.wire) for t in tasks]
+        return [(t.compute + t.talk, t.wait) for t in tasks]
 
     given = Costs(costs(ahead), costs(back), wires, [latency] * plan.pp)
     placed = play_shared(timetable, given, each, host.slow)
@@ -112,7 +117,7 @@ def price_on_host(
     tasks = [*ahead, *back]
     stretch = host.slow(plan.world)
     compute = micros * stretch * sum(t.compute for t in tasks) / plan.pp
-    talk = micros * sum(t.talk * stretch + t.wire for t in tasks) / plan.pp
+    talk = micros * sum(t.talk * stretch + t.wait for t in tasks) / plan.pp
     data = _data(model, plan, cluster, host, back[0].compute * host.slow(each))
     axes = _axes(model, plan, micro_batch, micros)
     inside = "shard" if axes["shard"].bytes else "tp"
@@ -122,10 +127,11 @@ def price_on_host(
     own = sum(row_parameters(model, plan, 0))
     optimizer = stretch * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
     replica = plan.world // plan.dp
-    optimizer += stretch * host.talk("all_reduce", replica, 4096.0)
+    optimizer += stretch * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
     tied = 0.0
     if model.tied and plan.pp > 1:
         tied = stretch * host.talk("all_reduce", 2, ITEM * model.vocab * model.d_model / plan.tp)
+        tied += host.wait("all_reduce", 2)
         if _wire(cluster) and each * plan.pp > cluster.links[0].size:
             tied += each * ITEM * model.vocab * model.d_model / plan.tp / _wire(cluster)
     fixed = host.step * stretch + tied
@@ -188,8 +194,14 @@ def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, mic
         kept += (ITEM * own - params if plan.zero == 3 else 0.0) + (ITEM * own - grads)
         kept += ITEM * own / plan.shard if plan.zero == 3 else 0.0
     axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1]
-    slack = kept - whole + host.beside(axes, kept, ITEM * own)
+    slack = kept - whole + host.beside(axes, kept, block_of(model, plan.tp))
     return Memory(params, grads, optim, activations, buffers, slack)
+
+
+def block_of(model: Transformer, tp: int) -> float:
+    """Bytes of one block's weights on one rank of tp, before `shard` deals them."""
+    dealt, whole = model.block_parameters
+    return ITEM * (dealt / tp + whole)
 
 
 def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:
@@ -223,7 +235,7 @@ def _task(
         compute += host.forward.of(
             counted(model, micro_batch, plan.tp, backward=False, layers=layers, stem=False, head=False)
         )
-    talk = wire = 0.0
+    talk = wait = 0.0
     for axis, op, nbytes, times in calls_of_pass(
         model, plan, micro_batch, micros, layers, (stem, head), backward, again
     ):
@@ -232,8 +244,8 @@ def _task(
         talk += times * (
             host.talk(op, ranks, nbytes) + host.calls.get(crowded(axis, plan.world > host.cores), 0.0)
         )
-        wire += times * _on_wire(cluster, plan, op, stride, ranks, nbytes)
-    return _Task(compute, talk, wire)
+        wait += times * (host.wait(op, ranks) + _on_wire(cluster, plan, op, stride, ranks, nbytes))
+    return _Task(compute, talk, wait)
 
 
 def calls_of_pass(
@@ -290,6 +302,7 @@ def _data(
     stride = plan.tp * plan.shard
     active = plan.world // plan.pp
     work = sum(host.talk("all_reduce", plan.dp, size) for size in sizes) * host.slow(active)
+    work += len(sizes) * host.wait("all_reduce", plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
     wires = [_on_wire(cluster, plan, "all_reduce", stride, plan.dp, size) for size in sizes]
@@ -364,4 +377,4 @@ def _between(cluster: Cluster, each: int, row: int) -> float:
     return float(bool(_wire(cluster)) and (row + 1) * each % node == 0)
 
 
-__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "price_on_host"]
+__all__ = ["block_of", "buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "price_on_host"]

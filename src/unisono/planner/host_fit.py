@@ -12,9 +12,16 @@ import numpy as np
 
 from unisono.config import ModelConfig
 from unisono.plan import Plan
-from unisono.planner.host import ITEM, buckets, calls_of_pass, counted, crowded, memory_on_host, price_on_host
+from unisono.planner.host import (
+    block_of,
+    buckets,
+    calls_of_pass,
+    counted,
+    crowded,
+    memory_on_host,
+    price_on_host,
+)
 from unisono.planner.host_file import Measured
-from unisono.planner.memory import row_parameters
 from unisono.planner.price import Price
 from unisono.spec.cluster import Cluster, Device
 from unisono.spec.host import Curve, Host, Pace
@@ -226,10 +233,10 @@ def memory(host: Host, rows: Sequence[Played]) -> dict[str, tuple[float, float, 
     more: dict[str, list[float]] = {}
     for row in rows:
         bare = replace(host, memory={})
-        at, own = memory_on_host(row.model, row.plan, bare, micro_batch=row.micro_batch, micros=row.micros)
+        _, own = memory_on_host(row.model, row.plan, bare, micro_batch=row.micro_batch, micros=row.micros)
         axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(row.plan, axis) > 1]
         if len(axes) == 1 and row.peak > own.total:
-            weights = ITEM * sum(row_parameters(row.model, row.plan, at))
+            weights = block_of(row.model, row.plan.tp)
             lines.setdefault(axes[0], []).append([1.0, own.total, weights if axes[0] == "shard" else 0.0])
             more.setdefault(axes[0], []).append(row.peak - own.total)
     found = {axis: _positive(lines[axis], more[axis]) for axis in lines}

@@ -55,7 +55,8 @@ class Host:
     of one element more. step: what is left of a step (data, bookkeeping). curves: "operation:ranks" to seconds, in
     which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (copies, hooks).
     memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
-    activations and buffers: bytes, a share of all those, and a share of its stage's weights before `shard` deals them.
+    activations and buffers: bytes, a share of all those, and so many times one block's weights, before `shard` deals
+    them; of several axes the one that says most.
     error: mean relative error of the steps that all this was fitted to.
     """
 
@@ -80,17 +81,23 @@ class Host:
         known = [self.memory[axis] for axis in axes if axis in self.memory] or [*self.memory.values()][:1]
         if not known:
             return 0.0
-        fixed, share, whole = (max(column) for column in zip(*known, strict=True))
-        return fixed + share * nbytes + whole * weights
+        return max(fixed + share * nbytes + blocks * weights for fixed, share, blocks in known)
 
     def talk(self, op: str, ranks: int, nbytes: float) -> float:
-        """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host."""
-        if ranks < 2:
+        """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host, beside `wait`."""
+        known = self._nearest(op, ranks)
+        if known is None:
             return 0.0
-        known = sorted(int(key.partition(":")[2]) for key in self.curves if key.startswith(f"{op}:"))
-        if not known:
-            return 0.0
-        nearest = min(known, key=lambda n: (abs(n - ranks), n))
-        seconds = self.curves[f"{op}:{nearest}"].at(nbytes)
+        curve = self.curves[f"{op}:{known}"]
         # Rounds of a ring: as many as ranks less one, and each on cores that the others use as well.
-        return seconds / self.slow(nearest) * (ranks - 1) / (nearest - 1)
+        return (curve.at(nbytes) - curve.seconds[0]) / self.slow(known) * (ranks - 1) / (known - 1)
+
+    def wait(self, op: str, ranks: int) -> float:
+        """Seconds of it in which a rank waits for others and leaves its core to them: what nothing at all takes."""
+        known = self._nearest(op, ranks)
+        return 0.0 if known is None else self.curves[f"{op}:{known}"].seconds[0] * (ranks - 1) / (known - 1)
+
+    def _nearest(self, op: str, ranks: int) -> int | None:
+        """The number of ranks nearest to `ranks` for which there is a curve."""
+        known = sorted(int(key.partition(":")[2]) for key in self.curves if key.startswith(f"{op}:"))
+        return min(known, key=lambda n: (abs(n - ranks), n)) if known and ranks > 1 else None
