@@ -325,7 +325,11 @@ def _plan_parser() -> Parser:
     parser = _recipe_parser(
         "plan", "Prices all plans that train can play on a cluster, and says why one is best."
     )
-    parser.add_argument("--cluster", metavar="C", default="laptop", help="dgx-a100:64, or FILE.toml")
+    parser.add_argument("--cluster", metavar="C", help="dgx-a100:64, or FILE.toml (laptop)")
+    parser.add_argument(
+        "--check", action="store_true",
+        help="play the best for some steps here: needs unisono calibrate, or --cluster for this machine",
+    )  # fmt: skip
     parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
     parser.add_argument(
         "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
@@ -349,13 +353,35 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     got = loaded(call, given.file, given.demo, flags)
     from unisono.commands import plan
 
-    within = plan.space(got, given.plan, given.cluster, given.stack, given.all_keys)
+    given.cluster = given.cluster or (_calibrated(call) if given.check else "laptop")
+    within = plan.space(got, given.plan, given.cluster, given.stack, given.all_keys and not given.check)
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
     result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer)
     call.say(page)
+    if given.check:
+        from unisono.commands import check
+
+        more, page = check.run(got, within, given.top)
+        call.say(f"\n{page}")
+        return {**result, **more}
     return result
+
+
+def _calibrated(call: Call) -> str:
+    """This machine's own cluster file. Raises UsageError where nobody has measured it."""
+    from unisono.planner.predict import calibration
+
+    path = calibration(call.environ)
+    if not path.is_file():
+        raise UsageError(
+            "--check needs this machine in numbers",
+            where="unisono plan",
+            fix="unisono calibrate, once",
+            code="P19",
+        )
+    return str(path)
 
 
 # --- calibrate -------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from unisono.comm.mesh import Mesh, Shape
+from unisono.commands.check_rank import agree
 from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
 from unisono.measure.recipes import gpt
@@ -30,17 +30,9 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str
     return _together(ctx, place, argument)
 
 
-def _agree(number: float) -> float:
-    """The greatest that a rank gives; all wait for all."""
-    box = torch.tensor([number], dtype=torch.float64)
-    if dist.is_initialized():
-        dist.all_reduce(box, dist.ReduceOp.MAX)
-    return float(box.item())
-
-
 def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"device": place.device.type}
-    _agree(0.0)
+    agree(0.0)
     if argument["kernels"]:
         dtypes = ["float32"] if place.device.type == "cpu" else ["float32", "bfloat16"]
         for dtype in dtypes:
@@ -78,4 +70,4 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
 
 def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.Seen:
     given = gpt(ask["sizes"], ask["batch"], ask.get("micro_batch"), ask.get("dropout", 0.0))
-    return steps.play(given, plan, place, _agree, least)
+    return steps.play(given, plan, place, agree, least)

@@ -15,6 +15,8 @@ from unisono.train.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.loop import train
 
+_ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -50,7 +52,7 @@ def play(given: Recipe, plan: str, place: Place, agree: Callable[[float], float]
     recorder = Recorder(place.rank)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
     feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, data, place.device)
-    playing = train(run, feed, resolved.recipe.train.steps)
+    playing = train(run, feed, _ENDLESS)
 
     def lap() -> dict[str, float]:
         recorder.lap()

@@ -1,0 +1,86 @@
+"""`unisono plan --check`: the best plans played for a few steps on this machine, beside their prices. No torch here."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unisono.config import Loaded
+from unisono.launch.nursery import Nursery
+from unisono.planner.search import Space, search
+from unisono.planner.simulate import Answer
+from unisono.spec.errors import Infeasible, UsageError
+
+ENTRY = "unisono.commands.check_rank:main"
+_SECONDS = 1.0  # of steps, for each plan
+_SILENCE = 300.0
+
+
+def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
+    """(keys of --json, the page): each of the `top` plans, priced and measured, and what following the prices costs.
+
+    The tokens are made up, which changes no time. Raises UsageError for what this cannot play, Infeasible where
+    nothing fits, and what a rank raises.
+    """
+    if got.recipe.model.kind != "gpt":
+        raise UsageError(
+            f"--check plays models of kind gpt, not {got.recipe.model.kind}", where="unisono plan",
+            fix="without --check", code="C22",
+        )  # fmt: skip
+    found = search(within, top)
+    if not found.best:
+        raise Infeasible(
+            "no plan fits", where=within.cluster.name, fix="unisono plan without --check says more"
+        )
+    rows = []
+    with Nursery(ENTRY) as nursery:
+        for answer in found.best:
+            rows.append((answer, _seconds(nursery, got, within, answer)))
+    return _told(rows), _page(rows)
+
+
+def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> float:
+    """The median step of a plan here."""
+    plan, ask = answer.question.plan, answer.question
+    recipe = got.recipe
+    train = recipe.train.model_copy(update={"micro_batch": ask.micro_batch})
+    argument = {
+        "recipe": recipe.model_copy(update={"train": train}).model_dump_json(exclude_unset=True),
+        "plan": str(replace(plan, said=frozenset())),
+        "seconds": _SECONDS,
+    }  # fmt: skip
+    threads = max(1, len(os.sched_getaffinity(0)) // plan.world)
+    outcome = nursery.run(argument, plan.world, threads, timeout=_SILENCE)
+    if outcome.error is not None:
+        print(outcome.trace, file=sys.stderr)
+        raise outcome.error
+    return max(result["step"] for result in outcome.results if result is not None)
+
+
+def _told(rows: list[tuple[Answer, float]]) -> Mapping[str, Any]:
+    best = min(seconds for _, seconds in rows)
+    return {
+        "check": [
+            {
+                "plan": str(answer.question.plan), "step_s": answer.price.step, "measured_s": seconds,
+                "error_pct": 100.0 * (answer.price.step / seconds - 1.0),
+            }
+            for answer, seconds in rows
+        ],
+        "regret_pct": 100.0 * (rows[0][1] / best - 1.0),
+    }  # fmt: skip
+
+
+def _page(rows: list[tuple[Answer, float]]) -> str:
+    told = _told(rows)
+    wide = max(len(row["plan"]) for row in told["check"])
+    lines = [f"{'plan':<{wide}}  {'priced':>10}  {'measured':>10}  {'error':>8}"]
+    for row in told["check"]:
+        lines.append(
+            f"{row['plan']:<{wide}}  {1e3 * row['step_s']:>7.1f} ms  {1e3 * row['measured_s']:>7.1f} ms"
+            f"  {row['error_pct']:>+6.1f} %"
+        )
+    regret = told["regret_pct"]
+    said = "which was the fastest of these" if regret <= 0.0 else f"{regret:.1f} % above the fastest of these"
+    return "\n".join([*lines, "", f"the prices would have chosen {told['check'][0]['plan']}, {said}"])
