@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.parallel.cut import balance
+from unisono.programs.balance import balance
 
 costs = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 

@@ -6,10 +6,11 @@ import pytest
 
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.general import balance, cut
+from unisono.planner.general import cut
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
+from unisono.programs.balance import balance
 from unisono.spec.networks import Network, dlrm, resnet
 from unisono.spec.workload import convnet, mlp
 
@@ -115,7 +116,7 @@ def test_cuts_leave_nothing_out_and_are_the_cheapest(rows: int) -> None:
     found = cut(network, rows)
     assert [part for row in found for part in row] == list(network.workload.parts)
     costs, first, last = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0], 2.0, 1.0
-    edges = balance(costs, first, last, rows)
+    edges = [0, *(part.stop for part in balance(costs, first, last, rows))]
 
     def dearest(edges: list[int]) -> float:
         sums = [sum(costs[a:b]) for a, b in pairwise(edges)]

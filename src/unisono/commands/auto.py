@@ -7,6 +7,7 @@ from unisono.commands.plan import space_on
 from unisono.config import Loaded
 from unisono.planner import chosen, predict, search
 from unisono.planner.simulate import GIB
+from unisono.report import words
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
 
@@ -34,7 +35,7 @@ def choose(got: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tuple[
     best = found.best[0]
     plan = replace(best.question.plan, said=frozenset())
     said = [
-        f"plan auto  {plan}: {_ms(best.price.step)} a step, {best.trusted.removeprefix('a step is ')}",
+        f"plan auto  {plan}: {words.seconds(best.price.step)} a step, {best.trusted.removeprefix('a step is ')}",
         f"           the best of {found.feasible} that fit on {where.devices} ranks; {chosen.why(best, best)}",
     ]
     for other in found.best[1:]:
@@ -54,10 +55,6 @@ def _sized(got: Loaded) -> Loaded:
     return replace(
         got, recipe=recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": _BYTES})})
     )
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
 
 
 def _none(got: Loaded, found: search.Found, where: Cluster) -> Infeasible:

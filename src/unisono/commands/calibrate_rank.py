@@ -1,6 +1,5 @@
 """`unisono calibrate`, inside a rank: kernels and steps of ranks that compute alone, then what they take together."""
 
-import time
 from typing import Any
 
 import torch
@@ -53,7 +52,6 @@ def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str
 
 
 def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str, Any]:
-    before = steps.resident()
     found: dict[str, Any] = {"steps": [], "calls": []}
     if argument["collectives"]:
         mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
@@ -61,11 +59,10 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
             mesh.dp, SIZES + (LARGE if place.device.type == "cuda" else []), place.device
         )
     for ask in argument["steps"]:
-        begun = time.perf_counter()
         seen = _played(ask, place, ask["plan"], argument["least"])
-        found["steps"].append(seen.medians | {"took": time.perf_counter() - begun})
+        found["steps"].append(seen.medians)
         found["calls"].append(steps.means(seen.calls))
-    return found | {"before": before, "peak": steps.resident()}
+    return found | {"peak": steps.resident()}
 
 
 def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.Seen:

@@ -55,7 +55,7 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
     ask = studies.asked(ask, given)
     answer = simulate.simulate(ask)
     simulate.demand(answer)
-    keys, text = studies.extras(ask, given)
+    keys, text = studies.extras(answer, given)
     facts, page = {**simulate.as_json(answer), **keys}, f"{simulate.as_text(answer)}\n\n{text}"
     if given.out is None and given.trace is None:
         return facts, page

@@ -6,12 +6,13 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unisono.commands.simulate import NOT_BUILT
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import batches, energy, outlook, replicas, sensitivity, stragglers
 from unisono.planner.clusters import of_size
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import Answer, Question
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.transformer import Transformer
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from unisono.planner.search import Space
 
 Told = tuple[Mapping[str, Any], str]
-_NOT_BUILT = "P10"
 
 
 def asked(ask: Question, given: Any) -> Question:
@@ -32,9 +32,9 @@ def asked(ask: Question, given: Any) -> Question:
     return ask
 
 
-def extras(ask: Question, given: Any) -> Told:
+def extras(answer: Answer, given: Any) -> Told:
     """(keys for --json, lines) that come after the price. Raises UsageError."""
-    answer = simulate(ask)
+    ask = answer.question
     told, step = [_bill(answer, given.pue), _fidelity(answer)], answer.price.step
     if given.stragglers is not None:
         told.append(outlook.waiting(answer, _law(given.stragglers)))
@@ -190,7 +190,7 @@ def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[
         model = recipe.model.model_copy(update={"context": space.model.context})
         asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
         varied = recipe.model_copy(update=asked)
-        return lambda plan: all(problem.code == _NOT_BUILT for problem in plan.check(varied))
+        return lambda plan: all(problem.code == NOT_BUILT for problem in plan.check(varied))
 
     if given.cost_per_hour is not None:
         base = replace(base, cluster=replace(base.cluster, cost_per_hour=given.cost_per_hour))

@@ -5,9 +5,7 @@ the host needs to start them. Embedding tables may be dealt out by `ep` over the
 cross by all-to-all. Gradients of tables are those of the rows that were read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
@@ -18,6 +16,7 @@ from unisono.planner.memory import ITEM, Memory, Verdict
 from unisono.planner.price import Price, Traffic
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
+from unisono.programs.balance import balance
 from unisono.spec.cluster import Cluster, Device
 from unisono.spec.networks import Network
 from unisono.spec.workload import Part
@@ -74,40 +73,11 @@ def cut(network: Network, rows: int) -> list[tuple[Part, ...]]:
     def cost(part: Part) -> float:
         return _matrix(part) if network.by_weights else float(part.flops)
 
-    edges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
-    found = [tuple(blocks[a:b]) for a, b in pairwise(edges)]
+    ranges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
+    found = [tuple(blocks[part.start : part.stop]) for part in ranges]
     found[0] = (stem, *found[0])
     found[-1] = (*found[-1], head)
     return found
-
-
-def balance(costs: Sequence[float], first: float, last: float, rows: int) -> list[int]:
-    """Edges [0, …, len(costs)] of `rows` consecutive groups, none empty, of which the dearest is as cheap as can be.
-
-    Raises ValueError where there are fewer costs than rows.
-    """
-    n, total = len(costs), [0.0]
-    if rows > n:
-        raise ValueError(f"{n} parts cannot make {rows} rows")
-    for cost in costs:
-        total.append(total[-1] + cost)
-
-    def dear(a: int, b: int) -> float:
-        return total[b] - total[a] + first * (a == 0) + last * (b == n)
-
-    best = {(0, 0): (0.0, 0)}  # (groups made, costs used): the dearest so far, where the last group begins
-    for made in range(1, rows + 1):
-        for b in range(made, n - (rows - made) + 1):
-            options = [
-                (max(best[made - 1, a][0], dear(a, b)), a)
-                for a in range(made - 1, b)
-                if (made - 1, a) in best
-            ]
-            best[made, b] = min(options, key=lambda option: (option[0], -option[1]))
-    edges = [n]
-    for made in range(rows, 0, -1):
-        edges.append(best[made, edges[-1]][1])
-    return edges[::-1]
 
 
 def _matrix(part: Part) -> float:

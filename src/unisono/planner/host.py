@@ -136,9 +136,7 @@ def price_on_host(
             tied += each * ITEM * model.vocab * model.d_model / plan.tp / _wire(cluster)
     fixed = host.step * stretch + tied
     shown = sum(t.exposed for t in data.values())
-    comm = {
-        axis: Traffic(traffic.bytes, 0.0, 0.0) for axis, traffic in axes.items() if getattr(plan, axis) > 1
-    }
+    comm = {axis: Traffic(traffic.bytes) for axis, traffic in axes.items() if getattr(plan, axis) > 1}
     if inside in comm:
         comm[inside] = Traffic(comm[inside].bytes, talk, talk)
     if "pp" in comm:
@@ -185,8 +183,7 @@ def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, mic
         activations += 3.0 * ITEM * tokens * model.vocab / plan.tp
     buffers = ITEM * own / plan.shard if plan.dp > 1 else 0.0
     if plan.shard > 1:
-        dealt, whole = model.block_parameters
-        buffers += ITEM * (2 * (dealt / plan.tp + whole) + rim)
+        buffers += 2 * block_of(model, plan.tp) + ITEM * rim
     whole = params + grads + optim + activations + buffers
     # What FSDP2 lets go between blocks stays with the C library, in pieces: a rank is as large as with zero=1.
     kept = whole
@@ -269,8 +266,7 @@ def calls_of_pass(
         if head and not backward:
             found.append(("tp", "all_reduce", tokens, 2.0))
     if plan.shard > 1:
-        dealt, whole = model.block_parameters
-        block = ITEM * (dealt / plan.tp + whole)
+        block = block_of(model, plan.tp)
         rim = ITEM * row_parameters(model, plan, 0 if stem else plan.pp - 1)[1] if stem or head else 0.0
         once = 1.0 / micros
         if not backward:
@@ -367,7 +363,7 @@ def _on_wire(cluster: Cluster, plan: Plan, op: str, stride: int, ranks: int, nby
     elif op == "all_gather":
         sent = (ranks - 1) / ranks * nbytes
     else:  # an exchange of parts: every member sends a part to each one outside
-        sent = here * (ranks - here) / ranks * nbytes / 1.0
+        sent = here * (ranks - here) / ranks * nbytes
     return groups * sent / rate + cluster.links[-1].latency
 
 

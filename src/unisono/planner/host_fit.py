@@ -218,11 +218,7 @@ def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
         for _ in range(30):
             middle = (low + high) / 2
             tried = replace(host, calls={**host.calls, key: middle})
-            where = Cluster("here", Device("core", {"fp32": 1.0}, 1.0, 1.0), row.plan.world, (), host=tried)
-            step = price_on_host(
-                row.model, row.plan, where, micro_batch=row.micro_batch, micros=row.micros
-            ).step
-            low, high = (middle, high) if step < row.parts["step"] else (low, middle)
+            low, high = (middle, high) if _priced(tried, row).step < row.parts["step"] else (low, middle)
         found.setdefault(key, []).append(low)
     return {key: statistics.median(each) for key, each in found.items()}
 

@@ -72,6 +72,7 @@ def _loss(axes: Any, run: Run) -> None:
     points = [(r["step"], r["loss"]) for r in run.steps if words.is_number(r.get("loss"))]
     validated = run.validation
     sheet.frame(axes, "Loss, by step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if len(points) > 100:
         axes.plot(*_columns(chart.thin(points)), color=sheet.COLOURS["forward"], lw=0.8, alpha=0.35)
         points = chart.smooth(points, max(10, len(points) // 50))
@@ -95,6 +96,7 @@ def _loss(axes: Any, run: Run) -> None:
 def _speed(axes: Any, run: Run) -> None:
     points = [(r["step"], r["tokens_per_s"]) for r in run.steps if words.is_number(r.get("tokens_per_s"))][1:]
     sheet.frame(axes, "Tokens per second, by step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if points:
         axes.plot(*_columns(chart.thin(points)), color=sheet.COLOURS["forward"], lw=1.6)
         axes.set_ylim(0, 1.12 * max(y for _, y in points))

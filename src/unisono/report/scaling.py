@@ -8,9 +8,8 @@ from typing import Any
 
 from unisono.observe.files import write_whole
 from unisono.report import words
-from unisono.report.sheet import COLOURS
+from unisono.report.sheet import COLOURS, INK, SOFT, frame
 
-_INK, _SOFT, _RULE = "#1a1d23", "#565d69", "#d9dce1"
 # Parts of a step, by how their names in the waterfall begin; what begins otherwise is "other".
 _PARTS = (
     ("arithmetic at peak", "ideal", COLOURS["forward"]),
@@ -36,8 +35,8 @@ def write(study: Mapping[str, Any], title: str, path: str | Path) -> Path:
     figure = Figure(figsize=(16, 8.6), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
     says = study["says"][:1].upper() + study["says"][1:]
-    figure.text(0.025, 0.97, textwrap.fill(says, 118), fontsize=15, weight="bold", color=_INK, va="top")
-    figure.text(0.025, 0.895, f"unisono simulate · {title}", fontsize=11, color=_SOFT, va="top")
+    figure.text(0.025, 0.97, textwrap.fill(says, 118), fontsize=15, weight="bold", color=INK, va="top")
+    figure.text(0.025, 0.895, f"unisono simulate · {title}", fontsize=11, color=SOFT, va="top")
     grid = figure.add_gridspec(
         2, 2, left=0.07, right=0.975, top=0.81, bottom=0.1, hspace=0.52, wspace=0.16, height_ratios=(1, 1.05)
     )
@@ -52,7 +51,7 @@ def write(study: Mapping[str, Any], title: str, path: str | Path) -> Path:
 
 
 def _speed(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool) -> None:
-    _frame(axes, f"Tokens per second, by {_noun(study)}")
+    frame(axes, f"Tokens per second, by {_noun(study)}")
     xs, ys = [p["value"] for p in points], [p["tokens_per_s"] for p in points]
     if grows and points:
         ideal = [ys[0] * x / xs[0] for x in xs]
@@ -72,7 +71,7 @@ def _efficiency(
     axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool
 ) -> None:
     what = "Efficiency beside the first point" if grows else "Speed beside the first point"
-    _frame(axes, f"{what}, and share of peak (MFU)")
+    frame(axes, f"{what}, and share of peak (MFU)")
     xs, ys = [p["value"] for p in points], [100 * p["efficiency"] for p in points]
     axes.plot(
         xs, ys, color=COLOURS["forward"], lw=2.2, marker="o", ms=5, label="efficiency" if grows else "speed"
@@ -92,7 +91,7 @@ def _efficiency(
 
 def _parts(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any]) -> None:
     """One stacked bar for each point: shares of its step."""
-    _frame(axes, "Where a step goes", grid=False)
+    frame(axes, "Where a step goes", grid=False)
     bottoms = [0.0] * len(points)
     for name, begins, colour in _PARTS:
         shares = [100 * _share(point, begins) for point in points]
@@ -101,7 +100,7 @@ def _parts(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, A
         axes.bar(range(len(points)), shares, bottom=bottoms, width=0.78, color=colour, label=name)
         for at, (share, bottom) in enumerate(zip(shares, bottoms, strict=True)):
             if share > 6:
-                ink = _INK if colour in (COLOURS["wait"], COLOURS["data"]) else "white"
+                ink = INK if colour in (COLOURS["wait"], COLOURS["data"]) else "white"
                 axes.text(
                     at, bottom + share / 2, f"{share:.0f} %", ha="center", va="center", fontsize=10, color=ink
                 )
@@ -153,15 +152,3 @@ def _log(axes: Any, xs: Sequence[float]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(xs), [_said(x) for x in xs], fontsize=10 if len(xs) <= 10 else 8.5)
     axes.minorticks_off()
-
-
-def _frame(axes: Any, title: str, grid: bool = True) -> None:
-    axes.set_title(title, loc="left", fontsize=13, weight="bold", color=_INK, pad=8)
-    for side in ("top", "right", *(() if grid else ("left", "bottom"))):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(_RULE)
-    axes.tick_params(colors=_SOFT, labelsize=11, length=0)
-    if grid:
-        axes.grid(axis="y", color=_RULE, linewidth=0.8)
-        axes.set_axisbelow(True)

@@ -93,7 +93,6 @@ def frame(axes: Any, title: str, grid: bool = True) -> None:
     if grid:
         axes.grid(axis="y", color=RULE, linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def rows(axes: Any, names: Sequence[str]) -> None:
