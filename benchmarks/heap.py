@@ -18,6 +18,8 @@ from typing import Any
 
 from step import SIZES
 
+from unisono.launch.heap import with_huge_pages
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -38,9 +40,10 @@ def main() -> int:
 def pair(size: str, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """One process that keeps, one that does not."""
     command = [sys.executable, __file__, "--size", size, "--seconds", str(seconds), "--play"]
+    environs = {"keep": {**os.environ, **with_huge_pages(os.environ)}, "give back": {**os.environ}}
     said = [
-        subprocess.run([*command, way], check=True, capture_output=True, text=True).stdout
-        for way in ("keep", "give back")
+        subprocess.run([*command, way], check=True, capture_output=True, text=True, env=environ).stdout
+        for way, environ in environs.items()
     ]
     return json.loads(said[0]), json.loads(said[1])
 
@@ -67,7 +70,7 @@ def play(size: str, keep: bool, seconds: float) -> dict[str, float]:
     from unisono.train.session import place_of
 
     if keep:
-        keep_freed_memory()
+        keep_freed_memory(os.environ)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     resolved = resolve(SIZES[size], "dp=1", 1)
     place = place_of(0, 1, 0, "gloo", 600.0)

@@ -1,26 +1,42 @@
 """Memory that a rank frees stays with it, in pieces that fit again. No torch."""
 
 import ctypes
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
 
 # malloc.h of the GNU library; elsewhere these names do not exist, or mean nothing.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MOST_MMAP = (1 << 30, 32 << 20)  # the second is what older versions allow
+_LARGE = 4 << 20
 _NEVER = 2**31 - 1
+_TUNABLES, _HUGE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def keep_freed_memory() -> bool:
+def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the environment of a process that is to be started, so that its C library asks for pages of
+    2 MiB: nothing where the system has none or the user has decided. It is read once, when a process starts."""
+    told = environ.get(_TUNABLES, "")
+    if _HUGE in told or not _has_huge_pages():
+        return {}
+    return {_TUNABLES: ":".join(filter(None, (told, f"{_HUGE}=1")))}
+
+
+def keep_freed_memory(environ: Mapping[str, str]) -> bool:
     """Have the C library keep what is freed, for the next step to use again; False where that cannot be asked for.
 
     By default it hands large blocks back to the system at once, so that each step of a training loop on processors
-    gets the same megabytes again page by page: about 1200 page faults a step for a model of a million parameters. The
-    peak of memory is the same (`benchmarks/heap.py`).
+    gets the same megabytes again page by page: about 1200 page faults a step for a model of a million parameters.
+    Where this process has huge pages, blocks of 4 MiB and more are handed back nevertheless: getting them again is
+    two faults or three, and kept ones do not fit each other, so that a rank under FSDP2 was half as large again
+    (`benchmarks/heap.py`).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    kept = any(mallopt(_MMAP_THRESHOLD, size) for size in _MOST_MMAP)
+    huge = f"{_HUGE}=1" in environ.get(_TUNABLES, "") and _has_huge_pages()
+    kept = any(mallopt(_MMAP_THRESHOLD, size) for size in ((_LARGE,) if huge else _MOST_MMAP))
     return bool(mallopt(_TRIM_THRESHOLD, _NEVER)) and kept
 
 
@@ -30,3 +46,10 @@ def remember_few_collectives(environ: MutableMapping[str, str]) -> None:
     not fit again: the memory of a rank under tp grew to twice what it needs in its first 40 steps. To be called before
     groups are made."""
     environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")
+
+
+def _has_huge_pages() -> bool:
+    try:
+        return "[never]" not in _PAGES.read_text()
+    except OSError:
+        return False

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from unisono.launch.heap import with_huge_pages
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
 from unisono.spec.errors import UsageError
@@ -51,7 +52,7 @@ class Nursery:
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what an import prints is no data
                 pass_fds=[theirs.fileno()],
-                env={**extra, **os.environ},
+                env={**extra, **os.environ, **with_huge_pages(os.environ)},
                 start_new_session=True,  # a terminal's Ctrl-C is the supervisor's to hear
             )
 

@@ -103,4 +103,4 @@ def _settle_in(seat: Seat, order: dict[str, Any]) -> None:
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(order["threads"])
-    keep_freed_memory()
+    keep_freed_memory(os.environ)

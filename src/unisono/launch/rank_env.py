@@ -43,7 +43,7 @@ def run(
     try:
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
-        keep_freed_memory()
+        keep_freed_memory(os.environ)
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
         prepare = getattr(module, "prepare", None)
