@@ -93,3 +93,22 @@ def test_gradients_that_leave_late_move_into_the_buffer_while_backward_goes_on(m
         assert p.grad is view
         (value,) = set(view.tolist())
         assert value in want[p.numel()]
+
+
+def test_in_every_step_gradients_of_earlier_micro_batches_add_up_in_the_buffer():
+    params = parameters([3, 5, 40])
+    buckets = Buckets(params)
+    for _ in range(3):
+        for p in params:
+            p.grad = None
+        for micro in range(3):
+            if micro == 2:
+                buckets.arm(lambda bucket: None)
+            sum(p.sum() for p in params).backward()
+            assert all(
+                p.grad is view
+                for bucket in buckets.early
+                for p, view in zip(bucket.params, bucket.views, strict=True)
+            )
+        buckets.finish()
+        assert all(bool((bucket.flat == 3.0).all()) for bucket in buckets.early)

@@ -129,13 +129,16 @@ class Buckets:
             bucket.waiting = len(bucket.params)
 
     def finish(self) -> None:
-        """After the last backward: hand over early buckets that never filled (unused parameters), then disarm."""
+        """After the last backward: hand over early buckets that never filled (unused parameters), then disarm, and
+        begin to count again for the next step, whose first backward may not be its last."""
         for bucket in self.early:
             if bucket.waiting:
                 bucket.fill()
                 bucket.waiting = 0
         self._depart()
         self._final = False
+        for bucket in self.early:
+            bucket.waiting = len(bucket.params)
 
     def _depart(self) -> None:
         while self._next < len(self.early) and self.early[self._next].waiting == 0:

@@ -5,11 +5,12 @@ collectives over loopback are work for the same cores, so overlap hides none of 
 waited for without work.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.memory import Memory, layers_of, row_parameters, states
+from unisono.planner.cuts import rows_of
+from unisono.planner.memory import Memory, row_parameters, states
 from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import in_flight
 from unisono.programs import schedules
@@ -124,7 +125,7 @@ def price_on_host(
     messages = micros * 2 * (latency + sum(wires) / plan.pp) if plan.pp > 1 else 0.0
     update = host.update
     tensors = 12.0 * model.n_layer / plan.pp + 4
-    own = sum(row_parameters(model, plan, 0))
+    own = _own(model, plan, 0)
     optimizer = stretch * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
     replica = plan.world // plan.dp
     optimizer += stretch * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
@@ -166,33 +167,57 @@ def memory_on_host(
 
 
 def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, micros: int, row: int) -> Memory:
-    blocks, rim = row_parameters(model, plan, row)
-    own = blocks + rim
-    params, grads, optim = states(own, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4)
-    if plan.shard > 1 and plan.zero < 3:
-        params += ITEM * own / plan.shard  # the part that the optimiser steps
-    one = _kept(model, plan, micro_batch)
-    layers = _layers(model, plan)[row]
-    held = in_flight(plan.schedule, row, plan.pp, micros)
+    params, optim, gathered = _weights(model, plan, row)
+    block, flat = block_of(model, plan.tp), 0.0
+    if plan.dp > 1:
+        flat = ITEM * _own(model, plan, row) / plan.shard
+    params, grads, optim, activations, moving = max(
+        (
+            (params, grads, optim, activations, gathered + flat + (2 * block if plan.shard > 1 and late else 0.0))
+            for grads, activations, late in _moments(model, plan, micro_batch, micros, row)
+        ),
+        key=sum,
+    )
+    needed = Memory(params, grads, optim, activations, moving)
+    axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1]
+    return replace(needed, slack=host.beside(axes, activations + moving, block))
+
+
+def _weights(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
+    """Bytes of weights, of the optimiser and of what is gathered, at any moment of a pass."""
+    own, (_, rim) = _own(model, plan, row), row_parameters(model, plan, row, True)
+    params, _, optim = states(own, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4)
+    if plan.shard == 1:
+        return params, optim, 0.0
+    if plan.zero == 3:
+        return params, optim, 2 * block_of(model, plan.tp) + ITEM * rim
+    return params + ITEM * own / plan.shard, optim, 0.0  # the part that the optimiser steps is there beside the whole
+
+
+def _moments(
+    model: Transformer, plan: Plan, micro_batch: int, micros: int, row: int
+) -> list[tuple[float, float, bool]]:
+    """(bytes of gradients, of activations, whether gradients are being dealt): moments of which one is the fullest."""
+    one = layered = _kept(model, plan, micro_batch)
+    layers, held = _layers(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
     tokens = micro_batch * model.context
     if plan.recompute == "full":
-        activations = held * layers * ITEM * tokens * model.d_model / plan.tp + one
-    else:
-        activations = held * layers * one
+        layered = ITEM * tokens * model.d_model / plan.tp
+    working = one if plan.recompute == "full" else 0.0
     if row == plan.pp - 1:
-        activations += 3.0 * ITEM * tokens * model.vocab / plan.tp
-    buffers = ITEM * own / plan.shard if plan.dp > 1 else 0.0
-    if plan.shard > 1:
-        buffers += 2 * block_of(model, plan.tp) + ITEM * rim
-    whole = params + grads + optim + activations + buffers
-    # What FSDP2 lets go between blocks stays with the C library, in pieces: a rank is as large as with zero=1.
-    kept = whole
-    if plan.shard > 1:
-        kept += (ITEM * own - params if plan.zero == 3 else 0.0) + (ITEM * own - grads)
-        kept += ITEM * own / plan.shard if plan.zero == 3 else 0.0
-    axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1]
-    slack = kept - whole + host.beside(axes, kept, block_of(model, plan.tp))
-    return Memory(params, grads, optim, activations, buffers, slack)
+        working += 3.0 * ITEM * tokens * model.vocab / plan.tp
+    own = ITEM * _own(model, plan, row)
+    dealt = plan.shard > 1
+    if dealt:
+        kept, fresh = (own / plan.shard if plan.zero > 1 else own), own / plan.shard
+    else:  # the reducer's buffer has them, but for a bucket that is not full yet
+        kept, fresh = (0.0, min(own, BUCKET)) if plan.dp > 1 else (own, own)
+    found = [(0.0, held * layers * layered + working, False), (fresh, working, dealt)]
+    if micros > 1:
+        found.append((kept, (held - 1) * layers * layered + working, dealt))
+    if micros > held:
+        found.append((kept, held * layers * layered + working, dealt))
+    return found
 
 
 def block_of(model: Transformer, tp: int) -> float:
@@ -205,7 +230,7 @@ def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:
     """Bytes that one block of one micro-batch keeps for its backward pass: inputs of both norms and both sums, of every
     product, keys, queries, values, what attention gives before and after its heads are put together."""
     h, f, t = model.d_model, model.d_ff, plan.tp
-    whole = 4 * h / t + (2 * h if t > 1 else 0)  # under tp, what is gathered is kept beside the part
+    whole = 2 * h / t + 2 * h  # under tp, what products read is gathered first
     dealt = (h + 2 * model.kv_width + 3 * h + (3 if model.gated else 2) * f) / t
     scores = 3 * model.n_head * model.context / t if model.noisy else 0.0
     return ITEM * micro_batch * model.context * (whole + dealt + scores)
@@ -267,7 +292,7 @@ def calls_of_pass(
             found.append(("tp", "all_reduce", tokens, 2.0))
     if plan.shard > 1:
         block = block_of(model, plan.tp)
-        rim = ITEM * row_parameters(model, plan, 0 if stem else plan.pp - 1)[1] if stem or head else 0.0
+        rim = ITEM * row_parameters(model, plan, 0 if stem else plan.pp - 1, True)[1] if stem or head else 0.0
         once = 1.0 / micros
         if not backward:
             gathers = 1.0 if plan.zero == 3 else once
@@ -283,9 +308,14 @@ def calls_of_pass(
     return [call for call in found if call[2] * call[3] > 0]
 
 
-def _layers(model: Transformer, plan: Plan) -> list[int]:
-    """Blocks of each row."""
-    return [layers_of(row, plan.pp, model.n_layer) for row in range(plan.pp)]
+def _layers(model: Transformer, plan: Plan) -> tuple[float, ...]:
+    """Blocks of each row, as the program cuts: where the dearest row is cheapest."""
+    return rows_of(model, plan.schedule, plan.pp, True)
+
+
+def _own(model: Transformer, plan: Plan, row: int) -> float:
+    """Parameters of one rank of a row, before `shard` deals them."""
+    return sum(row_parameters(model, plan, row, True))
 
 
 def _data(
@@ -294,7 +324,7 @@ def _data(
     """Gradients meeting on dp after the last backward pass of the first row, which ends last."""
     if plan.dp == 1:
         return {}
-    sizes, total = _sizes(model, plan), ITEM * sum(row_parameters(model, plan, 0)) / plan.shard
+    sizes, total = _sizes(model, plan), ITEM * _own(model, plan, 0) / plan.shard
     stride = plan.tp * plan.shard
     active = plan.world // plan.pp
     work = sum(host.talk("all_reduce", plan.dp, size) for size in sizes) * host.slow(active)
@@ -319,7 +349,7 @@ def buckets(model: Transformer, plan: Plan) -> int:
 
 def _sizes(model: Transformer, plan: Plan) -> list[float]:
     """Bytes of each. What is sharded leaves when backward is over, and so does the last one."""
-    total = ITEM * sum(row_parameters(model, plan, 0)) / plan.shard
+    total = ITEM * _own(model, plan, 0) / plan.shard
     early = FIRST_BUCKET if plan.shard == 1 and total > FIRST_BUCKET else 0.0
     sizes, left = ([early] if early else []), total - early
     while left > 0:

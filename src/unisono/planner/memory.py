@@ -10,7 +10,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.cuts import even, rows_of
+from unisono.planner.cuts import rows_of
 from unisono.planner.numbers import either, larger, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
@@ -115,11 +115,6 @@ def states(
         grads / (shard if zero >= 2 else 1),
         optim / shard,
     )
-
-
-def layers_of(row: int, ranks: int, n_layer: int) -> int:
-    """Blocks of one row of an even cut."""
-    return even(n_layer, ranks)[row]
 
 
 def row_parameters(
