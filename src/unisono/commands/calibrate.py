@@ -48,9 +48,10 @@ CROWDED = (ALONE[0], ALONE[4], ALONE[6])
 
 
 def together(ranks: int) -> list[dict[str, Any]]:
-    """Short runs on so many ranks, each under one axis; pipelines also with two replicas."""
+    """Short runs on so many ranks, each under one axis; pipelines also with two replicas. The last is large enough for
+    blocks of memory that the C library hands back (`launch.heap`)."""
     asks: list[dict[str, Any]] = []
-    shapes = (sizes(4, 4, 96, 64), 2), (sizes(4, 4, 192, 64), 4), (sizes(6, 8, 320, 64), 2)
+    shapes = (sizes(4, 4, 96, 64), 2), (sizes(6, 8, 320, 64), 2), (sizes(4, 8, 320, 128), 4)
     for shape, share in shapes:
         for plan in (f"shard={ranks} zero=3", f"tp={ranks}", f"dp={ranks}"):
             asks.append({"sizes": shape, "batch": share * ranks, "plan": plan})

@@ -168,19 +168,17 @@ def memory_on_host(
 
 def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, micros: int, row: int) -> Memory:
     params, optim, gathered = _weights(model, plan, row)
-    block, flat = block_of(model, plan.tp), 0.0
-    if plan.dp > 1:
-        flat = ITEM * _own(model, plan, row) / plan.shard
-    params, grads, optim, activations, moving = max(
-        (
-            (params, grads, optim, activations, gathered + flat + (2 * block if plan.shard > 1 and late else 0.0))
-            for grads, activations, late in _moments(model, plan, micro_batch, micros, row)
-        ),
-        key=sum,
-    )
-    needed = Memory(params, grads, optim, activations, moving)
-    axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1]
-    return replace(needed, slack=host.beside(axes, activations + moving, block))
+    moments = _moments(model, plan, micro_batch, micros, row)
+    grads, activations, moving = max(moments, key=sum)
+    needed = Memory(params, grads, optim, activations, gathered + moving)
+    beside = host.beside(activations + gathered + moving, moved(model, plan, micro_batch))
+    return replace(needed, slack=beside)
+
+
+def moved(model: Transformer, plan: Plan, micro_batch: int) -> dict[str, float]:
+    """The axes of a plan, and the bytes of what each gathers at once: a block's weights, a block's activations."""
+    sizes = {"shard": block_of(model, plan.tp), "tp": ITEM * micro_batch * model.context * model.d_model}
+    return {axis: sizes.get(axis, 0.0) for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1}
 
 
 def _weights(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
@@ -191,32 +189,37 @@ def _weights(model: Transformer, plan: Plan, row: int) -> tuple[float, float, fl
         return params, optim, 0.0
     if plan.zero == 3:
         return params, optim, 2 * block_of(model, plan.tp) + ITEM * rim
-    return params + ITEM * own / plan.shard, optim, 0.0  # the part that the optimiser steps is there beside the whole
+    return (
+        params + ITEM * own / plan.shard,
+        optim,
+        0.0,
+    )  # the part that the optimiser steps is there beside the whole
 
 
 def _moments(
     model: Transformer, plan: Plan, micro_batch: int, micros: int, row: int
-) -> list[tuple[float, float, bool]]:
-    """(bytes of gradients, of activations, whether gradients are being dealt): moments of which one is the fullest."""
+) -> list[tuple[float, float, float]]:
+    """(bytes of gradients, of activations, of gradients on their way) at moments of which one is the fullest: a
+    backward begins, in the first micro-batch and in later ones, or the last one ends."""
     one = layered = _kept(model, plan, micro_batch)
     layers, held = _layers(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
-    tokens = micro_batch * model.context
+    tokens, working = micro_batch * model.context, 0.0
     if plan.recompute == "full":
-        layered = ITEM * tokens * model.d_model / plan.tp
-    working = one if plan.recompute == "full" else 0.0
+        layered, working = ITEM * tokens * model.d_model / plan.tp, one
     if row == plan.pp - 1:
         working += 3.0 * ITEM * tokens * model.vocab / plan.tp
     own = ITEM * _own(model, plan, row)
-    dealt = plan.shard > 1
-    if dealt:
-        kept, fresh = (own / plan.shard if plan.zero > 1 else own), own / plan.shard
-    else:  # the reducer's buffer has them, but for a bucket that is not full yet
-        kept, fresh = (0.0, min(own, BUCKET)) if plan.dp > 1 else (own, own)
-    found = [(0.0, held * layers * layered + working, False), (fresh, working, dealt)]
+    # The reducer's buffer is there from the first step on, and takes gradients as its buckets fill.
+    flat = own / plan.shard if plan.dp > 1 else 0.0
+    moving = 2 * block_of(model, plan.tp) if plan.shard > 1 else min(own, BUCKET) if plan.dp > 1 else 0.0
+    kept = flat + (own / (plan.shard if plan.zero > 1 else 1) if plan.shard > 1 or plan.dp == 1 else 0.0)
+    last = flat + (own / plan.shard if plan.shard > 1 or plan.dp == 1 else 0.0)
+    full = held * layers * layered + working
+    found = [(flat, full, 0.0), (last, working, moving)]
     if micros > 1:
-        found.append((kept, (held - 1) * layers * layered + working, dealt))
+        found.append((kept, full - layers * layered, moving))
     if micros > held:
-        found.append((kept, held * layers * layered + working, dealt))
+        found.append((kept, full, moving))
     return found
 
 
@@ -403,4 +406,4 @@ def _between(cluster: Cluster, each: int, row: int) -> float:
     return float(bool(_wire(cluster)) and (row + 1) * each % node == 0)
 
 
-__all__ = ["block_of", "buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "price_on_host"]
+__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "moved", "price_on_host"]

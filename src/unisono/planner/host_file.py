@@ -80,11 +80,11 @@ def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str
         lines.append(f'"{key}" = [{points}]')
     lines += ["", "# What a collective of an axis costs beside itself, microseconds.", "[host.calls_us]"]
     lines += [f'"{axis}" = {seconds * 1e6:.4g}' for axis, seconds in host.calls.items()]
-    lines += ["", "# What a rank has beside what it needs: megabytes, a share of that, so many blocks' weights.",
+    lines += ["", "# What a rank has beside what it needs: megabytes, share of what passes, pieces of what is gathered.",
               "[host.memory_mb]"]  # fmt: skip
     lines += [
-        f"{axis} = [{fixed / 1e6:.5g}, {share:.4g}, {whole:.4g}]"
-        for axis, (fixed, share, whole) in host.memory.items()
+        f"{axis} = [{fixed / 1e6:.5g}, {share:.4g}, {pieces:.4g}]"
+        for axis, (fixed, share, pieces) in host.memory.items()
     ]
     return "\n".join(lines) + "\n"
 

@@ -13,12 +13,12 @@ import numpy as np
 from unisono.config import ModelConfig
 from unisono.plan import Plan
 from unisono.planner.host import (
-    block_of,
     buckets,
     calls_of_pass,
     counted,
     crowded,
     memory_on_host,
+    moved,
     price_on_host,
 )
 from unisono.planner.host_file import Measured
@@ -225,18 +225,18 @@ def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
 
 def memory(host: Host, rows: Sequence[Played]) -> dict[str, tuple[float, float, float]]:
     """What ranks have beside what they need, by axis: from the peaks of models of several sizes."""
+    bare = replace(host, memory={})
     lines: dict[str, list[list[float]]] = {}
     more: dict[str, list[float]] = {}
     for row in rows:
-        bare = replace(host, memory={})
         _, own = memory_on_host(row.model, row.plan, bare, micro_batch=row.micro_batch, micros=row.micros)
-        axes = [axis for axis in ("dp", "shard", "tp", "pp") if getattr(row.plan, axis) > 1]
+        axes = moved(row.model, row.plan, row.micro_batch)
         if len(axes) == 1 and row.peak > own.total:
-            weights = block_of(row.model, row.plan.tp)
-            lines.setdefault(axes[0], []).append([1.0, own.total, weights if axes[0] == "shard" else 0.0])
-            more.setdefault(axes[0], []).append(row.peak - own.total)
+            [(axis, piece)] = axes.items()
+            lines.setdefault(axis, []).append([1.0, own.activations + own.communication, piece])
+            more.setdefault(axis, []).append(row.peak - own.total)
     found = {axis: _positive(lines[axis], more[axis]) for axis in lines}
-    return {axis: (fixed, share, whole) for axis, (fixed, share, whole) in found.items()}
+    return {axis: (fixed, share, pieces) for axis, (fixed, share, pieces) in found.items()}
 
 
 def crowd(rows: Sequence[Played], host: Host) -> float:

@@ -5,7 +5,7 @@ the same cores, and a rank that waits leaves its core to another.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import exp, log
 
@@ -55,8 +55,9 @@ class Host:
     of one element more. step: what is left of a step (data, bookkeeping). curves: "operation:ranks" to seconds, in
     which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (copies, hooks).
     memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
-    activations and buffers: bytes, a share of all those, and so many times one block's weights, before `shard` deals
-    them; of several axes the one that says most.
+    activations and buffers: bytes, a share of what comes and goes in a pass, and so many times what the axis moves at
+    once, which is freed in pieces that others do not fit; of several axes the most bytes, the greatest share, and the
+    pieces of all.
     error: mean relative error of the steps that all this was fitted to.
     """
 
@@ -76,12 +77,16 @@ class Host:
         each = active / self.cores
         return 1.0 if each <= 1.0 else each * (1.0 + (self.crowd - 1.0) * min(1.0, each - 1.0))
 
-    def beside(self, axes: Iterable[str], nbytes: float, weights: float) -> float:
-        """Bytes that a rank of a plan with these axes has beside the `nbytes` that it needs; see `memory`."""
-        known = [self.memory[axis] for axis in axes if axis in self.memory] or [*self.memory.values()][:1]
+    def beside(self, passing: float, moved: Mapping[str, float]) -> float:
+        """Bytes that a rank has beside what it needs, see `memory`. passing: bytes of that which come and go in a
+        pass. moved: the plan's axes, and what each moves at once, in bytes."""
+        known = {axis: self.memory[axis] for axis in moved if axis in self.memory}
+        if not known:
+            known = dict([*self.memory.items()][:1])
         if not known:
             return 0.0
-        return max(fixed + share * nbytes + blocks * weights for fixed, share, blocks in known)
+        fixed, share = (max(each[i] for each in known.values()) for i in (0, 1))
+        return fixed + share * passing + sum(known[axis][2] * moved.get(axis, 0.0) for axis in known)
 
     def talk(self, op: str, ranks: int, nbytes: float) -> float:
         """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host, beside `wait`."""
