@@ -74,9 +74,9 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
         if gpus:
             return _gpus(play, gpus, out, say, begun)
         say(f"{cores} cores: kernels and steps of ranks that compute alone ...")
-        alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.7}, cores)[0]
+        alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.55}, cores)[0]
         say("the same with two ranks to a core ...")
-        crowded = play({"ask": "alone", "kernels": False, "steps": CROWDED, "least": 0.7}, 2 * cores)[0]
+        crowded = play({"ask": "alone", "kernels": False, "steps": CROWDED, "least": 0.55}, 2 * cores)[0]
         met: dict[int, Any] = {}
         for world in worlds:
             say(f"collectives and plans on {world} ranks ...")
@@ -140,7 +140,7 @@ def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int) -> dict[
     found = play({"ask": "together", "collectives": True, "steps": [], "least": 0.0}, world)[0]
     rows = []
     for ask in together(world):
-        seen = play({"ask": "together", "collectives": False, "steps": [ask], "least": 0.5}, world)
+        seen = play({"ask": "together", "collectives": False, "steps": [ask], "least": 0.35}, world)
         rows.append(
             {
                 **ask, "parts": seen[0]["steps"][0], "calls": seen[0]["calls"][0],

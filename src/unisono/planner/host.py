@@ -261,14 +261,15 @@ def _task(
             counted(model, micro_batch, plan.tp, backward=False, layers=layers, stem=False, head=False)
         )
     talk = wait = 0.0
+    full = plan.world > host.cores
     for axis, op, nbytes, times in calls_of_pass(
         model, plan, micro_batch, micros, layers, (stem, head), backward, again
     ):
         ranks = getattr(plan, axis)
         stride = plan.tp if axis == "shard" else 1
-        talk += times * (
-            host.talk(op, ranks, nbytes) + host.calls.get(crowded(axis, plan.world > host.cores), 0.0)
-        )
+        key = crowded(axis, full)
+        beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
+        talk += times * (host.talk(op, ranks, nbytes) + beside)
         wait += times * (host.wait(op, ranks) + _on_wire(cluster, plan, op, stride, ranks, nbytes))
     return _Task(compute, talk, wait)
 

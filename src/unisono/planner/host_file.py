@@ -18,6 +18,7 @@ _KEYS = (
     "backward",
     "curves",
     "calls_us",
+    "copies_us",
     "memory_mb",
 )
 
@@ -80,7 +81,9 @@ def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str
         lines.append(f'"{key}" = [{points}]')
     lines += ["", "# What a collective of an axis costs beside itself, microseconds.", "[host.calls_us]"]
     lines += [f'"{axis}" = {seconds * 1e6:.4g}' for axis, seconds in host.calls.items()]
-    lines += ["", "# What a rank has beside what it needs: megabytes, share of what passes, pieces of what is gathered.",
+    lines += ["", "# And for a million bytes of it, microseconds.", "[host.copies_us]"]
+    lines += [f'"{axis}" = {seconds * 1e12:.4g}' for axis, seconds in host.copies.items()]
+    lines += ["", "# What a rank has beside what it needs: megabytes, share of what passes, pieces gathered.",
               "[host.memory_mb]"]  # fmt: skip
     lines += [
         f"{axis} = [{fixed / 1e6:.5g}, {share:.4g}, {pieces:.4g}]"
@@ -156,7 +159,6 @@ def host_from(table: Table) -> Host:
         own = table.table("curves")
         for key, points in own.values.items():
             curves[key] = _curve(own, key, points)
-    calls = table.table("calls_us") if "calls_us" in table.values else None
     memory = table.table("memory_mb") if "memory_mb" in table.values else None
     update = _numbers(table, "update_us", 3)
     return Host(
@@ -168,9 +170,15 @@ def host_from(table: Table) -> Host:
         crowd=table.number("crowd", 1.0, 1.0)[0],
         error=table.number("error", 1.0, 0.15)[0],
         curves=curves,
-        calls={axis: calls.number(axis, 1e-6)[0] for axis in calls.values} if calls else {},
+        calls=_by_axis(table, "calls_us", 1e-6),
+        copies=_by_axis(table, "copies_us", 1e-12),
         memory=_memory(memory) if memory else {},
     )
+
+
+def _by_axis(table: Table, key: str, unit: float) -> dict[str, float]:
+    own = table.table(key) if key in table.values else None
+    return {axis: own.number(axis, unit)[0] for axis in own.values} if own else {}
 
 
 def _memory(table: Table) -> dict[str, tuple[float, float, float]]:

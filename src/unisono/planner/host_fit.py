@@ -53,7 +53,8 @@ def host(
     """All of it, each part with those before it. met: steps of ranks under one axis."""
     found = Host(cores, *paces(alone), update(alone), rest(alone), curves=lines)
     found = replace(found, crowd=crowd(doubled, found))
-    found = replace(found, calls=calls(found, met))
+    beside, copies = calls(found, met)
+    found = replace(found, calls=beside, copies=copies)
     found = _strained(found, met)
     found = replace(found, calls={**found.calls, **_sums(found, met)})
     found = replace(found, calls={**found.calls, **waking(found, met)})
@@ -92,6 +93,7 @@ def _strained(host: Host, rows: Sequence[Played]) -> Host:
         update=(fixed * more, tensor * more, element * more),
         curves={key: Curve(c.nbytes, tuple(s * more for s in c.seconds)) for key, c in host.curves.items()},
         calls={axis: seconds * more for axis, seconds in host.calls.items()},
+        copies={axis: seconds * more for axis, seconds in host.copies.items()},
     )  # fmt: skip
 
 
@@ -179,18 +181,20 @@ def _joined(alone: Mapping[float, float], seen: Mapping[float, float]) -> dict[f
     return found
 
 
-def calls(host: Host, rows: Sequence[Played]) -> dict[str, float]:
-    """Seconds that one collective of an axis costs beside itself, from steps under plans of that axis alone."""
-    found: dict[str, list[float]] = {}
+def calls(host: Host, rows: Sequence[Played]) -> tuple[dict[str, float], dict[str, float]]:
+    """Seconds that one collective of an axis costs beside itself, and for each of its bytes, from steps under plans of
+    that axis alone."""
+    lines: dict[str, list[list[float]]] = {}
+    shares: dict[str, list[float]] = {}
     for row in rows:
         if row.plan.dp > 1 or row.plan.pp > 1:
             continue
         axis = crowded("shard" if row.plan.shard > 1 else "tp", row.plan.world > host.cores)
-        more, count = 0.0, 0.0
+        more, count, nbytes, slow = 0.0, 0.0, 0.0, host.slow(row.plan.world)
         for backward in (False, True):
             part = "backward" if backward else "forward"
             pace = host.backward if backward else host.forward
-            more += row.parts[part] - row.micros * host.slow(row.plan.world) * pace.of(_work(row, part))
+            more += row.parts[part] - row.micros * slow * pace.of(_work(row, part))
             made = calls_of_pass(
                 row.model,
                 row.plan,
@@ -202,8 +206,12 @@ def calls(host: Host, rows: Sequence[Played]) -> dict[str, float]:
                 False,
             )
             count += row.micros * sum(times for *_, times in made)
-        found.setdefault(axis, []).append(max(0.0, more / count / host.slow(row.plan.world)))
-    return {axis: statistics.median(each) for axis, each in found.items()}
+            nbytes += row.micros * sum(times * size for *_, size, times in made)
+        whole = slow / row.parts["step"]  # an error counts as a share of the step
+        lines.setdefault(axis, []).append([count * whole, nbytes * whole])
+        shares.setdefault(axis, []).append(more / row.parts["step"])
+    found = {axis: _least(lines[axis], shares[axis]) for axis in lines}
+    return {axis: each[0] for axis, each in found.items()}, {axis: each[1] for axis, each in found.items()}
 
 
 def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
@@ -260,14 +268,18 @@ def _pace(rows: Sequence[Played], part: str) -> Pace:
 
 
 def _positive(lines: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Least squares of the relative error with no coefficient below 0 (Lawson and Hanson, 1974, by taking out what
-    would be negative and, at the end, trying it again)."""
-    weights = 1.0 / np.array(seconds)
-    matrix = np.array(lines) * weights[:, None]
+    """Least squares of the relative error with no coefficient below 0."""
+    each = [[value / took for value in line] for line, took in zip(lines, seconds, strict=True)]
+    return _least(each, [1.0] * len(each))
+
+
+def _least(lines: Sequence[Sequence[float]], goals: Sequence[float]) -> list[float]:
+    """Least squares with no coefficient below 0 (Lawson and Hanson, 1974, by taking out what would be negative and, at
+    the end, trying it again)."""
+    matrix, goal = np.array(lines), np.array(goals)
     scale = np.abs(matrix).max(axis=0)
     used = scale > 0
     matrix = matrix / np.where(used, scale, 1.0)
-    goal = np.ones(len(seconds))
     best = np.zeros(matrix.shape[1])
     for _ in range(3 * matrix.shape[1]):
         answer = np.zeros_like(best)

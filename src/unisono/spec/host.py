@@ -53,7 +53,8 @@ class Host:
     """cores: that ranks share, one thread each. crowd: how much longer work takes, beyond its share of the cores,
     where two ranks share each. forward, backward: of a pass. update: seconds of an optimiser step, of one tensor more,
     of one element more. step: what is left of a step (data, bookkeeping). curves: "operation:ranks" to seconds, in
-    which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (copies, hooks).
+    which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (hooks, waking);
+    copies: for each of its bytes.
     memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
     activations and buffers: bytes, a share of what comes and goes in a pass, and so many times what the axis moves at
     once, which is freed in pieces that others do not fit; of several axes the most bytes, the greatest share, and the
@@ -71,6 +72,7 @@ class Host:
     calls: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     error: float = 0.15
+    copies: Mapping[str, float] = field(default_factory=dict)
 
     def slow(self, active: float) -> float:
         """How many times longer work takes while `active` ranks compute."""
