@@ -50,7 +50,7 @@ def main() -> int:
             calibrate.run(Path(here), lambda text: print(text, file=sys.stderr))
         base = cluster(here)
     rows: list[dict[str, Any]] = []
-    heads = f"{'link':<10}{'model':<7}{'plan':<31}{'step ms':>9}{'priced':>9}"
+    heads = f"{'link':<12}{'model':<7}{'plan':<31}{'step ms':>9}{'priced':>9}"
     print(f"{heads}{'error':>8}{'MiB':>7}{'priced':>7}{'error':>8}")
     with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
@@ -131,7 +131,7 @@ def line_of(row: dict[str, Any]) -> str:
     link = f"{row['link']:.0f} Mbit/s" if row["link"] else "loopback"
     step, memory = (row[f"{what}_priced"] / row[what] - 1.0 for what in ("step", "memory"))
     return (
-        f"{link:<10}{row['model']:<7}{row['plan']:<31}{row['step'] * 1e3:>9.1f}{row['step_priced'] * 1e3:>9.1f}"
+        f"{link:<12}{row['model']:<7}{row['plan']:<31}{row['step'] * 1e3:>9.1f}{row['step_priced'] * 1e3:>9.1f}"
         f"{100 * step:>+7.1f}%{row['memory'] / 2**20:>7.0f}{row['memory_priced'] / 2**20:>7.0f}{100 * memory:>+7.1f}%"
     )
 
@@ -153,7 +153,7 @@ def summed(rows: list[dict[str, Any]], file: str | None) -> int:
         more = chosen["step"] / best["step"] - 1.0
         link = f"{key[0]:.0f} Mbit/s" if key[0] else "loopback"
         print(
-            f"chosen  {link:<10} {key[1]:<4} {key[2]} ranks: {chosen['plan']}, {100 * more:.1f} % above the best"
+            f"chosen  {link:<12} {key[1]:<4} {key[2]} ranks: {chosen['plan']}, {100 * more:.1f} % above the best"
         )
     if file:
         Path(file).write_text(json.dumps(rows))

@@ -31,10 +31,16 @@ def link(megabits: float) -> Iterator[tuple[str, ...]]:
             _sh("ip", "-n", host, "addr", "add", f"10.99.77.{number}/24", "dev", "lab0")
             _sh("ip", "-n", host, "link", "set", "lab0", "up")
             _sh("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "lab0", "root", "tbf",
-                "rate", f"{megabits}mbit", "burst", "128kb", "latency", "50ms")  # fmt: skip
+                "rate", f"{megabits}mbit", "burst", str(burst(megabits)), "latency", "50ms")  # fmt: skip
         yield HOSTS
     finally:
         _down()
+
+
+def burst(megabits: float) -> int:
+    """Bytes that may pass at once: what the link carries in a millisecond, so that messages of a hundred kilobytes do
+    take their time, but some whole frames."""
+    return max(16 << 10, round(megabits * 1e6 / 8 * 1e-3))
 
 
 def enter(host: str) -> None:

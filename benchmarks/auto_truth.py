@@ -1,0 +1,121 @@
+"""Whether the plan that `plan=auto` chooses is the best: every plan of a space, played here, in six cases.
+
+    python benchmarks/auto_truth.py                        calibrates first; about forty minutes
+    python benchmarks/auto_truth.py --cluster FILE.toml --cases 0 1
+
+Every plan that `train` plays on so many ranks is played once, for a few steps. Those within a third of the quickest,
+and the chosen one, are played again in turns, longer. Exit 1 where a chosen plan takes more than 5 % longer than the
+quickest in one of the cases.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import lab
+from cpu_truth import MODELS, between
+
+from unisono.commands import calibrate
+from unisono.commands.plan import space_on
+from unisono.config import Loaded, Recipe
+from unisono.launch.nursery import Nursery
+from unisono.plan import Plan
+from unisono.planner import search
+from unisono.planner.clusters import cluster
+from unisono.planner.stack import stack
+
+CASES = (
+    ("1M", 2, 0.0),
+    ("1M", 4, 0.0),
+    ("10M", 2, 0.0),
+    ("1M", 2, 1000.0),
+    ("1M", 4, 1000.0),
+    ("1M", 2, 100.0),
+)
+LIMIT, NEAR = 0.05, 4 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Where plans are played: ranks of one model on these hosts, for so many seconds of steps."""
+
+    nursery: Nursery
+    recipe: Recipe
+    ranks: int
+    hosts: tuple[str, ...]
+
+    def play(self, plan: Plan, micro_batch: int, seconds: float) -> float:
+        """The median seconds of a step."""
+        sized = self.recipe.train.model_copy(update={"micro_batch": micro_batch})
+        argument = {
+            "recipe": self.recipe.model_copy(update={"train": sized}).model_dump_json(exclude_unset=True),
+            "plan": str(plan), "hosts": list(self.hosts), "seconds": seconds,
+        }  # fmt: skip
+        outcome = self.nursery.run(argument, self.ranks, 1, timeout=300.0, backend="gloo")
+        if outcome.error is not None or outcome.results[0] is None:
+            raise SystemExit(
+                f"{plan}: {outcome.error.render() if outcome.error else 'no result'}\n{outcome.trace}"
+            )
+        return float(outcome.results[0]["parts"]["step"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cluster", metavar="FILE", help="a file of `unisono calibrate` (measured now)")
+    parser.add_argument("--cases", nargs="+", type=int, choices=range(len(CASES)), default=range(len(CASES)))
+    parser.add_argument("--rounds", type=int, default=3, help="of the near ones, in turns (default 3)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        here = options.cluster or str(Path(folder, "here.toml"))
+        if not options.cluster:
+            calibrate.run(Path(here), lambda text: print(text, file=sys.stderr))
+        base = cluster(here)
+    worst = 0.0
+    with Nursery("truth_rank:main", path=[str(Path(__file__).parent)]) as nursery:
+        for name, ranks, megabits in (CASES[i] for i in options.cases):
+            link = f"{megabits:.0f} Mbit/s" if megabits else "loopback"
+            if megabits and not lab.possible():
+                print(f"{name}, {ranks} ranks, {link}: skipped, needs root and the tools ip and tc")
+                continue
+            got = Loaded(MODELS[name], Plan(), {})
+            space = space_on(got, Plan(), between(base, ranks, megabits), stack("plain"))
+            with lab.link(megabits) if megabits else nullcontext(()) as hosts:
+                field = Field(nursery, MODELS[name], ranks, hosts)
+                regret, text = case(field, space, options.rounds)
+            worst = max(worst, regret)
+            print(f"{name}, {ranks} ranks, {link}: {text}", flush=True)
+    print(f"\nthe chosen plan takes at most {100 * worst:.1f} % longer than the best")
+    return 0 if worst <= LIMIT else 1
+
+
+def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
+    """(how much longer the chosen plan takes than the quickest, as a share; a line on both)."""
+    best = search.search(space, 1).best[0].question
+    chosen = (best.plan, best.micro_batch)
+    every = search.candidates(space)
+    short = {one: field.play(*one, 0.0) for one in every}
+    near = [one for one in every if short[one] <= NEAR * min(short.values()) or one == chosen]
+    near = sorted(near, key=lambda one: short[one])[:12]
+    if chosen not in near:
+        near.append(chosen)
+    took: dict[tuple[Plan, int], list[float]] = {one: [] for one in near}
+    for _ in range(rounds):
+        for one in near:
+            took[one].append(field.play(*one, 1.0))
+    long = {one: statistics.median(each) for one, each in took.items()}
+    quickest = min(long, key=lambda one: long[one])
+    regret, slowest = long[chosen] / long[quickest] - 1.0, max(short.values()) / min(short.values())
+    return regret, (
+        f"{len(every)} plans, chosen {chosen[0]} {1e3 * long[chosen]:.1f} ms, quickest {quickest[0]}"
+        f" {1e3 * long[quickest]:.1f} ms, {100 * regret:.1f} % more; the slowest {slowest:.0f} times the quickest"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
