@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 FIRST_BYTES = 1 << 20
 CAP_BYTES = 25 << 20
+EVERYTHING = slice(None)
 WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the processor's second cache
 
 
@@ -37,13 +38,13 @@ class Bucket:
         self.waiting = len(self.params)
 
     @torch.no_grad()
-    def gather(self, absent_too: bool = False) -> None:
-        """Move every gradient that there is, and that is not yet a view, into the buffer: all in one call, since
-        one call for each from a hook costs more than the copies of a small model. absent_too: and let those that
+    def gather(self, part: slice = EVERYTHING, absent_too: bool = False) -> None:
+        """Move every gradient of `part` that there is, and that is not yet a view, into the buffer: all in one call,
+        since one call for each from a hook costs more than the copies of a small model. absent_too: and let those that
         there are not be zero."""
         views: list[Tensor] = []
         grads: list[Tensor] = []
-        for p, view in zip(self.params, self.views, strict=True):
+        for p, view in zip(self.params[part], self.views[part], strict=True):
             grad = p.grad
             if grad is view:
                 continue
@@ -77,6 +78,18 @@ def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[lis
     return runs
 
 
+def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
+    """Runs of `params` of about `WARM_BYTES` each."""
+    found: list[slice] = []
+    begun, nbytes = 0, 0
+    for i, p in enumerate(params):
+        nbytes += p.nbytes
+        if nbytes >= WARM_BYTES or i == len(params) - 1:
+            found.append(slice(begun, i + 1))
+            begun, nbytes = i + 1, 0
+    return found
+
+
 class Buckets:
     """All gradients of one rank on their way out.
 
@@ -103,10 +116,10 @@ class Buckets:
                 late_runs[-1] = [both]
                 joined = runs.pop()
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
-        last = spare[0] if spare else None
-        self.early = [Bucket(run, tail if run is last else 0, multiple) for run in runs]
+        carrier = spare[0] if spare else None
+        self.early = [Bucket(run, tail if run is carrier else 0, multiple) for run in runs]
         self.late = [
-            [Bucket(run, tail if run is last else 0, multiple) for run in group] for group in late_runs
+            [Bucket(run, tail if run is carrier else 0, multiple) for run in group] for group in late_runs
         ]
         everything = [*self.early, *(bucket for group in self.late for bucket in group)]
         self.tail = everything[-1].tail if everything else None
@@ -118,9 +131,10 @@ class Buckets:
             for bucket in self.early
             for p in bucket.params
         ]
-        if joined:
-            warm = self._warm(self.late[-1][0])
-            self._hooks += [p.register_post_accumulate_grad_hook(warm) for p in joined]
+        for part in pieces(joined):
+            bucket = self.late[-1][0]
+            last = bucket.params[part.stop - 1]
+            self._hooks.append(last.register_post_accumulate_grad_hook(self._warm(bucket, part)))
 
     def arm(self, on_ready: Callable[[Bucket], Any]) -> None:
         """The backward that follows is this step's last: hand each bucket over as it fills."""
@@ -155,17 +169,12 @@ class Buckets:
 
         return arrived
 
-    def _warm(self, bucket: Bucket) -> Callable[[nn.Parameter], None]:
+    def _warm(self, bucket: Bucket, part: slice) -> Callable[[nn.Parameter], None]:
         """For gradients that leave when backward is over: they move into the buffer meanwhile, a few at a time, since
         nothing hides the time of copying once it is over."""
-        fresh = 0
 
-        def arrived(p: nn.Parameter) -> None:
-            nonlocal fresh
-            fresh += p.nbytes
-            if fresh >= WARM_BYTES:
-                fresh = 0
-                bucket.gather()
+        def arrived(_: nn.Parameter) -> None:
+            bucket.gather(part)
 
         return arrived
 
