@@ -37,7 +37,6 @@ class Bucket:
         self.tail = self.flat[numel : numel + tail] if tail else None
         self.waiting = len(self.params)
 
-    @torch.no_grad()
     def gather(self, part: slice = EVERYTHING, absent_too: bool = False) -> None:
         """Move every gradient of `part` that there is, and that is not yet a view, into the buffer: all in one call,
         since one call for each from a hook costs more than the copies of a small model. absent_too: and let those that

@@ -105,7 +105,10 @@ class Player:
                 y = self.stage(x, noise)
                 if self.stage.last:
                     y = self.stage.loss(y, leaf.targets) * self._weight
-                    self._losses[action.micro] = y.detach()
+                    if len(self._leaves) == 1:  # a look at it, and nothing to copy
+                        self._losses = y.detach().view(1).to(self.wires.dtype)
+                    else:
+                        self._losses[action.micro] = y.detach()
                 else:
                     y = y.to(self.wires.dtype)
         self._made[action.micro] = y

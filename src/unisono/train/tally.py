@@ -17,14 +17,17 @@ class Tally:
     def __init__(self, places: int, own: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         self.line = torch.zeros(places + 1, dtype=dtype, device=device)
         self.own = torch.tensor(own, device=device)
+        self._one, self._wish, self._wished = self.line[:1], self.line[-1:], False
 
     def put(self, losses: Tensor) -> None:
         """This rank's losses, one a leaf."""
         if len(self.line) == 2:
-            self.line[0] = losses.sum()
+            self._one.copy_(losses if len(losses) == 1 else losses.sum())
         else:
             self.line[self.own] = losses
 
     def wish(self, stop: bool) -> None:
         """Whether this rank was asked to stop."""
-        self.line[-1] = stop
+        if stop is not self._wished:
+            self._wish.fill_(stop)
+            self._wished = stop

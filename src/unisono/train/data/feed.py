@@ -97,6 +97,9 @@ class Feed:
         Raises ValueError if there are no samples at all, UsageError D09 where a token file holds a wrong token.
         """
         rows = [part.to(self._device, non_blocking=True) for part in self._read(step)]
+        if len(self._offsets) == self._micro_batch:
+            inputs, targets, samples = rows
+            return [Micro(inputs, targets, samples, targets.numel())]
         cut = [part.split(self._micro_batch) for part in rows]
         return [
             Micro(inputs, targets, samples, targets.numel())
