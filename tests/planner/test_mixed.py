@@ -408,3 +408,8 @@ def test_what_fits_nowhere_names_a_cluster_that_would_do(capsys: pytest.CaptureF
     name = got["try"].split("--cluster ")[1].split(",")[0]
     assert main([*words, "--cluster", name, "--json"]) == 0
     assert main([*words, "--cluster", "dgx-a100:1+dgx-v100:1", "--all-keys", "--json"]) == 2
+
+
+def test_the_example_is_a_mixture() -> None:
+    found = mixture(str(Path(__file__).parents[2] / "examples" / "clusters" / "two_generations.toml"))
+    assert [pool.devices for pool in found.pools] == [32, 64] and found.join.bandwidth == 3.1e9
