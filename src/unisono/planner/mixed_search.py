@@ -11,18 +11,23 @@ from time import perf_counter
 
 from unisono.plan import Plan
 from unisono.planner import search, space
+from unisono.planner.collectives import message
 from unisono.planner.memory import kept_of, of_share, share_in
 from unisono.planner.mixed import Answer, Placement, Question, placed, placements, slowest
 from unisono.planner.mixed_lane import Bench, detail
-from unisono.planner.price import gradients
+from unisono.planner.price import gradients, message_bytes
 from unisono.planner.simulate import Answer as Equal
 from unisono.planner.timetables import chunks, in_flight, name_of
 from unisono.spec.cluster import Cluster
 from unisono.spec.mixture import Mixture
 from unisono.spec.transformer import Transformer
 
+# (seconds of a block, seconds beside its blocks, rows) of each kind of row, of one micro-batch forward and backward.
+Kinds = tuple[tuple[float, float, int], ...]
+
 _MOST = 300  # plans that are priced whole
 _SURE = 1.03  # by how much an estimate may be above the price
+_LESS = 0.9  # of the layers that a row would have if all rows took as long as the dearest
 _TENTH = 1.1  # of the memory, for what is not linear: buffers, and blocks that offloading keeps
 
 
@@ -129,48 +134,100 @@ class _Estimates:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._blocks: dict[object, float] = {}
-        self._rows: dict[object, float] = {}
+        self._blocks: dict[object, tuple[float, float]] = {}
+        self._rows: dict[tuple[Kinds, float], tuple[float, float]] = {}
         self._meeting: dict[object, float] = {}
 
     def step(self, plan: Plan, where: Placement, micro_batch: int) -> float:
-        micros = plan.micros or 1
-        each = [(self._block(plan, pool, micro_batch), count) for pool, count in where.pools]
+        stack, micros = self._bench.stack, plan.micros or 1
+        fixed = stack.step + stack.micro * micros
         if where.kind == "stages":
-            row = self._row(tuple(each))
+            ends = min(self._block(plan, pool, micro_batch)[1] for pool in where.order)
+            row, others = self._line(plan, self._kinds(plan, where, micro_batch), ends)
         else:
-            row = -(-self._bench.model.n_layer // plan.pp) * max(block for block, _ in each)
-        passes = micros + (plan.pp - 1) / chunks(plan.schedule)
-        return passes * row + self._gradients(plan, where, row)
+            row = max(self._replica(plan, pool, count, micro_batch) for pool, count in where.pools)
+            others = (plan.pp - 1) * row
+        # The dearest row is busy all the time, and the others fill and drain the pipeline.
+        return (
+            micros * row
+            + others / chunks(plan.schedule)
+            + self._gradients(plan, where, row, micro_batch)
+            + fixed
+        )
 
-    def _block(self, plan: Plan, pool: int, micro_batch: int) -> float:
-        """Seconds of one block and micro-batch, forward and backward."""
+    def _line(self, plan: Plan, kinds: Kinds, ends: float) -> tuple[float, float]:
+        """Seconds of the dearest row, and of all others together. ends: of stem and head."""
+        key = kinds, ends
+        if key not in self._rows:
+            n = self._bench.model.n_layer
+            # If layers could be cut anywhere, all rows would take as long.
+            work = (
+                n
+                + sum(rows * beside / one for one, beside, rows in kinds)
+                + ends / max(one for one, _, _ in kinds)
+            )
+            ideal = work / sum(rows / one for one, _, rows in kinds)
+            row = max(ideal, least_row(n, kinds))
+            self._rows[key] = row, max(0.0, plan.pp * ideal - row)
+        return self._rows[key]
+
+    def _kinds(self, plan: Plan, where: Placement, micro_batch: int) -> Kinds:
+        found: list[tuple[float, float, int]] = []
+        last = len(where.order) - 1
+        over = self._message(plan, self._bench.mixture.across, plan.dp, 2, micro_batch) if last else 0.0
+        for place, (pool, count) in enumerate(where.pools):
+            one = self._block(plan, pool, micro_batch)[0]
+            inside = self._message(plan, self._bench.mixture.pools[pool], plan.dp, count, micro_batch)
+            edges = min(count, (place > 0) + (place < last))
+            found += [(one, inside, count - edges), (one, max(inside, over), edges)]
+        return tuple(kind for kind in found if kind[2])
+
+    def _replica(self, plan: Plan, pool: int, count: int, micro_batch: int) -> float:
+        """Seconds of a row of a replica in one pool."""
+        one, ends = self._block(plan, pool, micro_batch)
+        beside = self._message(plan, self._bench.mixture.pools[pool], count, plan.pp, micro_batch)
+        n = self._bench.model.n_layer
+        return max(-(-n // plan.pp) * one, (n * one + ends) / plan.pp) + beside
+
+    def _message(self, plan: Plan, net: Cluster, replicas: int, ranks: int, micro_batch: int) -> float:
+        """Seconds of a row's messages for one micro-batch, there and back."""
+        if ranks == 1:
+            return 0.0
+        bench, stride = self._bench, replicas * plan.shard * plan.cp * plan.tp
+        moved = message_bytes(bench.model, plan, bench.stack, micro_batch)
+        far = 1 if net.name == bench.mixture.name else stride  # over the join everything is as far
+        return 2 * chunks(plan.schedule) * message(net, far, moved, bench.stack.p2p, ranks)
+
+    def _block(self, plan: Plan, pool: int, micro_batch: int) -> tuple[float, float]:
+        """Seconds of one block and micro-batch, forward and backward, and of stem and head."""
         key = (
             pool, plan.tp, plan.cp, plan.ep, plan.cp_kind, plan.shard, plan.zero, plan.recompute, plan.offload,
             plan.precision, name_of(plan.schedule), micro_batch,
         )  # fmt: skip
         if key not in self._blocks:
             got = detail(self._bench, plan, pool, micro_batch).blocks
-            self._blocks[key] = got.forward + got.backward
+            self._blocks[key] = got.forward + got.backward, sum(got.stem) + sum(got.head)
         return self._blocks[key]
 
-    def _row(self, each: tuple[tuple[float, int], ...]) -> float:
-        """Seconds of the dearest row of the best cut into whole blocks, stem and head left out."""
-        if each not in self._rows:
-            self._rows[each] = least_row(self._bench.model.n_layer, each)
-        return self._rows[each]
-
-    def _gradients(self, plan: Plan, where: Placement, row: float) -> float:
-        """What shows of gradients that meet, beside two thirds of a row's micro-batch."""
+    def _gradients(self, plan: Plan, where: Placement, row: float, micro_batch: int) -> float:
+        """What shows of gradients that meet beside two thirds of a row's micro-batch, most on a row of any pool."""
         if plan.replicas == 1:
             return 0.0
         key = plan.dp, plan.shard, plan.zero, plan.tp, plan.cp, plan.pp, plan.collective, where, round(row, 6)
         if key not in self._meeting:
-            bench = self._bench
-            share = share_in(bench.model, plan, 0, [bench.model.n_layer / plan.pp] * plan.pp)
-            nets = [slowest(bench.mixture, plan)] if where.kind == "replicas" else bench.mixture.pools
-            shown = [gradients(plan, net, bench.stack, share, 2 / 3 * row) for net in nets]
-            self._meeting[key] = min(sum(t.exposed for t in one.values()) for one in shown)
+            model, stack = self._bench.model, self._bench.stack
+            found: list[float] = []
+            for place, pool in enumerate(where.order):
+                layers, net = model.n_layer / plan.pp, slowest(self._bench.mixture, plan)
+                if where.kind == "stages":
+                    net = self._bench.mixture.pools[pool]
+                    layers = min(
+                        model.n_layer, max(1.0, _LESS * row / self._block(plan, pool, micro_batch)[0])
+                    )
+                share = share_in(model, plan, plan.pp - 1 if place else 0, [layers] * plan.pp)
+                shown = gradients(plan, net, stack, share, 2 / 3 * row)
+                found.append(sum(t.exposed for t in shown.values()))
+            self._meeting[key] = max(found)
         return self._meeting[key]
 
 
@@ -206,13 +263,13 @@ def room_for(bench: Bench, plan: Plan, where: Placement, micro_batch: int) -> fl
 
 
 @cache
-def least_row(blocks: int, each: tuple[tuple[float, int], ...]) -> float:
-    """The least that the dearest of all rows can cost; each: (cost of a block, rows) of each kind of device."""
+def least_row(blocks: int, kinds: Kinds) -> float:
+    """The least that the dearest of all rows can cost: the best cut into whole blocks, at least one a row."""
 
     def room(limit: float) -> int:
-        return sum(count * max(1, int(limit / cost * (1 + 1e-12))) for cost, count in each)
+        return sum(rows * max(1, int((limit - beside) / one * (1 + 1e-12))) for one, beside, rows in kinds)
 
-    options = sorted({cost * n for cost, _ in each for n in range(1, blocks + 1)})
+    options = sorted({one * n + beside for one, beside, _ in kinds for n in range(1, blocks + 1)})
     low, high = 0, len(options) - 1
     while low < high:
         middle = (low + high) // 2
@@ -220,5 +277,4 @@ def least_row(blocks: int, each: tuple[tuple[float, int], ...]) -> float:
             high = middle
         else:
             low = middle + 1
-    # Every row has one block at least.
-    return max(options[low], *(cost for cost, _ in each))
+    return max(options[low], *(one + beside for one, beside, _ in kinds))
