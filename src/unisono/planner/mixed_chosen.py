@@ -28,10 +28,10 @@ def pays(found: Found) -> str:
     fitting = [one for one in found.alone if one.best is not None]
     if not found.best:
         names = " and ".join(one.pool.name for one in fitting)
-        return f"mixing is no use: no plan over all pools fits; {names} alone will do"
+        return f"mixing is no use: no plan deals this batch to all pools and fits; {names} alone will do"
     both = found.best[0].price.step
     if not fitting:
-        return "mixing is needed: no pool alone has a plan that fits"
+        return "mixing is needed: no pool alone has a plan that deals this batch and fits"
     first = min(fitting, key=_step)
     gain, name = _step(first) / both, first.pool.name
     devices = sum(one.pool.devices for one in found.alone) / first.pool.devices
@@ -97,7 +97,7 @@ def as_text(found: Found) -> str:
     lines += ["", "each pool alone"]
     for one in found.alone:
         if one.best is None:
-            lines.append(f"  {one.pool.name:<18}{'no plan fits':>12}")
+            lines.append(f"  {one.pool.name:<18}  no plan deals this batch to it and fits")
             continue
         ask = one.best.question
         lines.append(
