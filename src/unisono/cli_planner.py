@@ -17,7 +17,10 @@ def _simulate_parser() -> Parser:
     parser = recipe_parser("simulate", "Prices one plan on a cluster: time, bytes, memory; nothing is run.")
     parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=8 tp=8 pp=16"')
     parser.add_argument(
-        "--cluster", metavar="C", default="laptop", help="dgx-a100:64 (nodes after the colon) or FILE.toml"
+        "--cluster",
+        metavar="C",
+        default="laptop",
+        help="dgx-a100:64 (nodes after the colon), A:8+B:16, or FILE.toml",
     )
     parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
     parser.add_argument(
@@ -36,7 +39,10 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     given = _simulate_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
     from unisono.commands import simulate, studies
+    from unisono.planner.pools import is_mixture
 
+    if is_mixture(given.cluster):
+        return _on_mixture(call, got, given)
     if (given.sweep or given.networks == "best") and given.dry_run:
         call.say(f"would sweep  {given.sweep or 'networks'}  on {given.cluster}")
         return {"dry_run": True, "cluster": given.cluster, "sweep": given.sweep, "networks": given.networks}
@@ -48,6 +54,18 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}
     result, page = simulate.run(ask, given)
+    call.say(page)
+    return result
+
+
+def _on_mixture(call: Call, got: Any, given: Any) -> Mapping[str, Any]:
+    from unisono.commands import mixed
+
+    ask = mixed.question(got, given)
+    if given.dry_run:
+        call.say(f"would price  {ask.plan}  on {ask.mixture.name} with {ask.stack.name}")
+        return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.mixture.name, "stack": ask.stack.name}
+    result, page = mixed.simulate(ask)
     call.say(page)
     return result
 
@@ -65,7 +83,7 @@ def _plan_parser() -> Parser:
     parser = recipe_parser(
         "plan", "Prices all plans that train can play on a cluster, and says why one is best."
     )
-    parser.add_argument("--cluster", metavar="C", help="dgx-a100:64, or FILE.toml (laptop)")
+    parser.add_argument("--cluster", metavar="C", help="dgx-a100:64, A:8+B:16, or FILE.toml (laptop)")
     parser.add_argument(
         "--check", action="store_true",
         help="play the best for some steps here: needs unisono calibrate, or --cluster for this machine",
@@ -92,8 +110,11 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     given = _plan_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
     from unisono.commands import plan
+    from unisono.planner.pools import is_mixture
 
     given.cluster = given.cluster or (_calibrated(call) if given.check else "laptop")
+    if is_mixture(given.cluster):
+        return _plan_mixture(call, got, given)
     within = plan.space(got, given.plan, given.cluster, given.stack, given.all_keys and not given.check)
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
@@ -106,6 +127,18 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         more, page = check.run(got, within, given.top)
         call.say(f"\n{page}")
         return {**result, **more}
+    return result
+
+
+def _plan_mixture(call: Call, got: Any, given: Any) -> Mapping[str, Any]:
+    from unisono.commands import mixed
+
+    within, where = mixed.space(got, given)
+    if given.dry_run:
+        call.say(f"would search  {where.name} with {within.stack.name}")
+        return {"dry_run": True, "cluster": where.name, "stack": within.stack.name}
+    result, page = mixed.plan(within, where, given.top)
+    call.say(page)
     return result
 
 

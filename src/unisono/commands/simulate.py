@@ -9,13 +9,17 @@ from typing import Any
 from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
-from unisono.plan.checks import batch_of
+from unisono.plan import Plan
+from unisono.plan.checks import Batch, batch_of
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
+from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.timetables import chunks, serves
 from unisono.programs import schedules
+from unisono.spec.cluster import Cluster
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.spec.mixture import Mixture
 from unisono.spec.transformer import Transformer
 
 NOT_BUILT = "P10"
@@ -29,6 +33,16 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     where = cluster(cluster_name)
     made = stack(stack_name or where.stack)
     model = model_of(got, os.environ)
+    plan, batch = planned(got, where, model)
+    if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
+        raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
+    return simulate.Question(
+        model, plan, where, made, batch.micro_batch, batch.micros, got.recipe.train.steps
+    )
+
+
+def planned(got: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Plan, Batch]:
+    """The plan on all devices, and its batch. Raises UsageError, ConfigProblems with all that is wrong with it."""
     recipe = on_any_ranks(got.recipe)
     plan = got.plan.fill(where.devices)
     wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
@@ -40,9 +54,7 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
         raise ConfigProblems([unfit] if unfit else [])
     if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
         raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
-    if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
-        raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
-    return simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, recipe.train.steps)
+    return plan, batch
 
 
 def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:

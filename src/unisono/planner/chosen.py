@@ -14,12 +14,15 @@ def why(answer: Answer, best: Answer) -> str:
         over = {what: s for what, s in own.items() if not what.startswith("ideal")}
         what = max(over, key=over.__getitem__)
         return f"the best that fits; most of what it loses to the ideal: {what}, {over[what]:.3g} s"
-    other = dict(waterfall(best))
+    more = (answer.verdict.memory.total - best.verdict.memory.total) / GIB
+    return against(own, dict(waterfall(best)), answer.price.step / best.price.step - 1.0, more)
+
+
+def against(own: Mapping[str, float], other: Mapping[str, float], slower: float, more: float) -> str:
+    """Where a plan loses most against another, both by the parts of their steps. more: GiB."""
     worse = {what: own.get(what, 0.0) - other.get(what, 0.0) for what in {*own, *other}}
     what = max(sorted(worse), key=worse.__getitem__)
-    slower = answer.price.step / best.price.step - 1.0
     if slower < 5e-4:
-        more = (answer.verdict.memory.total - best.verdict.memory.total) / GIB
         return f"as fast, with {more:.3g} GiB more" if more > 0.0 else "as fast"
     if worse[what] <= 0.0:
         return f"{100 * slower:.1f} % slower"

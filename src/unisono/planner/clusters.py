@@ -20,7 +20,11 @@ _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link",
 
 def cluster(text: str) -> Cluster:
     """A cluster by built-in name or file. Raises UsageError, with file and line for what is wrong in a file."""
-    if _is_file(text):
+    if "+" in text and not is_file(text):
+        what = f"{text} is a mixture: it has no one kind of device"
+        fix = "one of its pools, or unisono simulate or plan, which take mixtures"
+        raise UsageError(what, where="--cluster", fix=fix, code="C21")
+    if is_file(text):
         return _from_file(Path(text))
     name, colon, nodes = text.partition(":")
     table = bundled("clusters.toml")
@@ -41,7 +45,7 @@ def of_size(text: str, devices: int) -> Cluster:
     Raises UsageError where its nodes do not add up to that.
     """
     name = text.partition(":")[0]
-    base = cluster(name if not _is_file(text) else text)
+    base = cluster(name if not is_file(text) else text)
     if devices < base.node:
         inner = [replace(link, size=devices) for link in base.links[:1]] if devices > 1 else []
         return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=tuple(inner))
@@ -50,10 +54,11 @@ def of_size(text: str, devices: int) -> Cluster:
         what = f"{devices} devices are no whole number of nodes of {base.node}"
         raise UsageError(what, where="--sweep", fix=f"{near} devices", code="C21")
     nodes = devices // base.node
-    return _from_file(Path(text), nodes) if _is_file(text) else cluster(f"{name}:{nodes}")
+    return _from_file(Path(text), nodes) if is_file(text) else cluster(f"{name}:{nodes}")
 
 
-def _is_file(text: str) -> bool:
+def is_file(text: str) -> bool:
+    """Whether a cluster's name is that of a file."""
     return text.endswith(".toml") or "/" in text
 
 
@@ -74,10 +79,18 @@ def names() -> tuple[str, ...]:
 
 def _from_file(path: Path, nodes: int | None = None) -> Cluster:
     table = from_file(path)
+    if "pool" in table.values:
+        raise table.wrong("a mixture of pools has no one kind of device", "pool",
+                          "unisono simulate or plan with it, or a file of one pool")  # fmt: skip
+    return cluster_of(table, path.stem, nodes)
+
+
+def cluster_of(table: Table, name: str, nodes: int | None = None) -> Cluster:
+    """The cluster that a user's table describes, alone or beside the built-in one that it is like."""
     if "like" not in table.values:
-        return _cluster(table, path.stem, nodes)
+        return _cluster(table, name, nodes)
     table.known(_CLUSTER)
-    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), path.stem, nodes)
+    return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), name, nodes)
 
 
 def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
@@ -166,38 +179,41 @@ def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
 def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
     for own in table.tables("link"):
-        own.known(_LINK)
-        size = own.count("size", 0) or total
-        if links and size < links[-1].size:
-            raise own.wrong(f"link {own.text('name')} connects fewer devices than the level inside it", "size",
+        found = link_of(own, own.count("size", 0) or total)
+        if links and found.size < links[-1].size:
+            raise own.wrong(f"link {found.name} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
-        bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
-        ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
-        over = own.number("oversubscription", 1.0, 1.0)
-        if not bandwidth[0] or over[0] < 1.0:
-            raise own.wrong(
-                "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
-            )
-        topology = own.text("topology", "switched")
-        if topology not in TOPOLOGIES:
-            what = f"no topology is called {topology!r}{meant(topology, TOPOLOGIES)}"
-            raise own.wrong(what, "topology", f"one of: {' '.join(TOPOLOGIES)}")
-        sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
-        links.append(
-            Link(
-                own.text("name"),
-                size,
-                bandwidth[0],
-                latency[0],
-                over[0],
-                ceiling[0][-1][1] if ceiling else None,
-                ceiling[0] if ceiling else (),
-                sources | ({"ceiling": ceiling[1]} if ceiling else {}),
-                topology,
-            )
-        )
-        if size >= total:
+        links.append(found)
+        if found.size >= total:
             break
     if total > 1 and (not links or links[-1].size < total):
         raise table.wrong(f"no link connects all {total} devices", "link", "a last [[link]] with size = 0")
     return tuple(links)
+
+
+def link_of(own: Table, size: int) -> Link:
+    """The link that a table describes, between so many devices. Raises UsageError."""
+    own.known(_LINK)
+    bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
+    ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
+    over = own.number("oversubscription", 1.0, 1.0)
+    if not bandwidth[0] or over[0] < 1.0:
+        raise own.wrong(
+            "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
+        )
+    topology = own.text("topology", "switched")
+    if topology not in TOPOLOGIES:
+        what = f"no topology is called {topology!r}{meant(topology, TOPOLOGIES)}"
+        raise own.wrong(what, "topology", f"one of: {' '.join(TOPOLOGIES)}")
+    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
+    return Link(
+        own.text("name"),
+        size,
+        bandwidth[0],
+        latency[0],
+        over[0],
+        ceiling[0][-1][1] if ceiling else None,
+        ceiling[0] if ceiling else (),
+        sources | ({"ceiling": ceiling[1]} if ceiling else {}),
+        topology,
+    )

@@ -4,7 +4,7 @@ Model states: ZeRO (Rajbhandari et al., 2019): weights, gradients and optimiser 
 shared out over `shard`. Activations: `spec.transformer`, times the micro-batches that the timetable holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -127,8 +127,13 @@ def row_parameters(
 
 def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Share:
     """What one row has of the model."""
+    return share_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
+
+
+def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> Share:
+    """The same where rows have `cut` blocks."""
     dealt, whole = model.block_parameters
-    layers = rows_of(model, plan.schedule, plan.pp, is_balanced)[row]
+    layers = cut[row]
     copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
     stems, heads = ends_of(plan.schedule, plan.pp)
     first, last = row in stems, row in heads
@@ -140,7 +145,7 @@ def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Sha
         matrix = 0.0 if model.tied and first else model.head_parameters[0] / plan.tp
         ends += matrix + model.head_parameters[1]
     blocks = layers * copies * (dealt / plan.tp + whole)
-    routed, ranks = row_experts(model, plan, row, is_balanced)
+    routed, ranks = _experts_in(model, plan, row, cut)
     return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, ranks)
 
 
@@ -223,9 +228,12 @@ def row_experts(model: Transformer, plan: Plan, row: int, is_balanced: bool = Fa
 
     Of a row with several stages its share of all sparse layers, of one stage those that lie there.
     """
+    return _experts_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
+
+
+def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
     if model.experts is None:
         return 0.0, 0
-    layers = rows_of(model, plan.schedule, plan.pp, is_balanced)
     first = sum(layers[:row])
     if chunks(plan.schedule) == 1 and first == int(first) and layers[row] == int(layers[row]):
         sparse = float(model.experts.layers(int(first), int(first + layers[row])))

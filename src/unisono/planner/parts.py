@@ -90,6 +90,7 @@ class Blocks:
 class Rows:
     """Seconds of one micro-batch on each row of the pipeline: forward, backward (with what it computes again). stem,
     head: what is of them in the rows that have them. send: of one message between two rows, which keeps both of them.
+    more: what a message of each row takes beyond that, where links between rows differ.
     """
 
     forward: tuple[float, ...]
@@ -97,6 +98,11 @@ class Rows:
     stem: tuple[float, float] = (0.0, 0.0)
     head: tuple[float, float] = (0.0, 0.0)
     send: float = 0.0
+    more: tuple[float, ...] = ()
+
+    def message(self, row: int) -> float:
+        """Seconds of one message of a row."""
+        return self.send + (self.more[row] if self.more else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 def _span(schedule: str, micros: int, each: Rows) -> float:
     ranks, v = len(each.forward), chunks(schedule)
     if name_of(schedule) in ("zb1p", "zb2p"):
-        f, b = sum(each.forward) / ranks + each.send, sum(each.backward) / ranks + each.send
+        send = sum(map(each.message, range(ranks))) / ranks
+        f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
         w = min(f, b / 2)
         timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
     else:
@@ -71,7 +72,10 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
     together = None
     if timetable.overlapped:
         # One number for all rows: the dearest's, which sets the pace.
-        together = max(f + b for f, b in zip(each.forward, each.backward, strict=True)) / v + 2 * each.send
+        together = max(
+            (f + b) / v + 2 * each.message(row)
+            for row, (f, b) in enumerate(zip(each.forward, each.backward, strict=True))
+        )
     split = timetable.splits_backward
     back = parts.backward if split else [b + w for b, w in zip(parts.backward, parts.weight, strict=True)]
     placed = play_costs(timetable, parts.forward, back, weight=parts.weight, together=together)
@@ -91,7 +95,7 @@ def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
         head = (place == timetable.length - 1) - (row in heads) / len(heads) / v
         f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
         b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
-        w = min(f, b / 2)
-        parts.append((f + each.send, b - w + each.send, w))
+        w, send = min(f, b / 2), each.message(row)
+        parts.append((f + send, b - w + send, w))
     forward, backward, weight = zip(*parts, strict=True)
     return Parts(forward, backward, weight)

@@ -154,7 +154,7 @@ def price(
     whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
-    data = _data(plan, cluster, stack, first, whole.cover)
+    data = gradients(plan, cluster, stack, first, whole.cover)
     if plan.dp > 1 and not replicas.plain(plan):
         elements = (first.blocks + first.ends) / plan.shard
         over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
@@ -162,10 +162,10 @@ def price(
     optimizer = offload.update(plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
-    comm = inside = _inside(model, plan, cluster, stack, each, micro_batch, micros)
+    comm = inside = inside_blocks(model, plan, cluster, stack, each, micro_batch, micros)
     shown = sum(traffic.exposed for traffic in inside.values())
     if plan.pp > 1:
-        sent = _message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
+        sent = message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
         comm = comm | {"pp": Traffic(sent, messages, messages)}
     comm = comm | data
     # In the order in which they are told, and those that are there.
@@ -194,7 +194,7 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     if plan.pp == 1:
         return 0.0
     stride = plan.dp * plan.shard * plan.cp * plan.tp
-    moved = _message_bytes(model, plan, stack, micro_batch)
+    moved = message_bytes(model, plan, stack, micro_batch)
     return message(cluster, stride, moved, stack.p2p, plan.pp)
 
 
@@ -212,7 +212,7 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
     return either(moved > 0, message(cluster, stride, moved, stack.dp_bus), 0.0)
 
 
-def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
+def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
@@ -230,7 +230,7 @@ def _mixed(each: Detail, part: str) -> float:
     return plain + each.share * (again - plain)
 
 
-def _inside(
+def inside_blocks(
     model: Transformer,
     plan: Plan,
     cluster: Cluster,
@@ -340,7 +340,7 @@ def uncovered(stack: Stack, seconds: float, cover: float) -> float:
     return larger(seconds * (1.0 - stack.dp_hidden), seconds - cover)
 
 
-def _data(plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float) -> dict[str, Traffic]:
+def gradients(plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float) -> dict[str, Traffic]:
     """Gradients meeting; what shows of them, shared out by their seconds."""
     parts = met(plan, cluster, stack, first)
     seconds = sum(part[1] for part in parts.values())

@@ -1,6 +1,6 @@
 """One plan on one cluster: seconds, memory, traffic, and where the time goes from the ideal on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,9 +179,13 @@ def in_gib(memory: Memory) -> dict[str, float]:
 
 def waterfall(answer: Answer) -> list[tuple[str, float]]:
     """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
-    ask, got = answer.question, answer.price
+    ask = answer.question
     ideal = ask.model.step_flops(ask.batch) / ask.plan.world
-    ideal /= ask.cluster.device.flops(ask.plan.precision)
+    return in_parts(ideal / ask.cluster.device.flops(ask.plan.precision), answer.price)
+
+
+def in_parts(ideal: float, got: Price) -> list[tuple[str, float]]:
+    """(what, seconds) of a price, from the ideal on."""
     steps = [
         ("ideal: the model's arithmetic at peak", ideal),
         ("products below peak, recomputation", got.arithmetic - ideal),
@@ -210,9 +214,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "capacity_gib": answer.verdict.capacity / GIB,
         "fits": answer.verdict.fits,
         "bubble": answer.bubble,
-        "comm": {
-            axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
-        },
+        "comm": comm_json(got),
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
         "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
@@ -225,6 +227,13 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
     }  # fmt: skip
+
+
+def comm_json(got: Price) -> dict[str, dict[str, float]]:
+    """Traffic by axis, as the contract has it."""
+    return {
+        axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
+    }
 
 
 def as_text(answer: Answer) -> str:
@@ -248,15 +257,21 @@ def as_text(answer: Answer) -> str:
     ]
     if ask.steps:
         lines.append(f"training   {answer.days:.3g} days for {ask.steps} steps")
-    lines += [f"bubble     {100 * answer.bubble:.1f} %", "", "where a step goes"]
-    for what, seconds in waterfall(answer):
+    lines += [f"bubble     {100 * answer.bubble:.1f} %", "", *drawn(waterfall(answer), got)]
+    parts = "  ".join(f"{name} {size:.2f}" for name, size in in_gib(memory).items())
+    lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
+    lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
+    return "\n".join(lines)
+
+
+def drawn(steps: Sequence[tuple[str, float]], got: Price) -> list[str]:
+    """Lines of a waterfall, and of each axis's traffic."""
+    lines = ["where a step goes"]
+    for what, seconds in steps:
         bar = "#" * max(0, round(40 * seconds / got.step))
         lines.append(f"  {what:<38}{seconds:>10.4f} s {100 * seconds / got.step:>6.1f} %  {bar}".rstrip())
     if got.comm:
         lines += ["", f"{'axis':<7}{'GB sent':>10}{'seconds':>11}{'exposed':>11}"]
         for axis, t in got.comm.items():
             lines.append(f"{axis:<7}{t.bytes / 1e9:>10.3f}{t.seconds:>11.4f}{t.exposed:>11.4f}")
-    parts = "  ".join(f"{name} {size:.2f}" for name, size in in_gib(memory).items())
-    lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
-    lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
-    return "\n".join(lines)
+    return lines

@@ -2,13 +2,25 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 
-def balance(costs: Sequence[float], first: float, last: float, stages: int) -> list[range]:
+def balance(
+    costs: Sequence[float],
+    first: float,
+    last: float,
+    stages: int,
+    *,
+    speeds: Sequence[float] = (),
+    beside: Sequence[float] = (),
+    rooms: Sequence[float] = (),
+) -> list[range]:
     """Consecutive blocks per stage so that the dearest stage is as cheap as can be; `first` and `last` are what
     stem and head add to the outer stages. Every stage gets at least one block.
 
-    Raises ValueError if there are fewer blocks than stages.
+    speeds: of each stage, by which its costs are divided; all the same where not given. beside: what each stage has
+    to do beside its blocks. rooms: blocks that each has memory for. Raises ValueError if there are fewer blocks than
+    stages, or more than there is room for.
     """
     n = len(costs)
     if stages > n:
@@ -17,18 +29,29 @@ def balance(costs: Sequence[float], first: float, last: float, stages: int) -> l
     for cost in costs:
         total.append(total[-1] + cost)
 
-    def price(lo: int, hi: int) -> float:
-        return total[hi] - total[lo] + first * (lo == 0) + last * (hi == n)
+    def price(stage: int, lo: int, hi: int) -> float:
+        if rooms and hi - lo > rooms[stage]:
+            return inf
+        cost = total[hi] - total[lo] + first * (lo == 0) + last * (hi == n)
+        if beside:
+            cost += beside[stage]
+        return cost / speeds[stage] if speeds else cost
 
     best = {(0, 0): (0.0, 0)}  # (stages made, blocks used) → (dearest so far, where the last stage began)
     for made in range(1, stages + 1):
         for hi in range(made, n - (stages - made) + 1):
-            options = [
-                (max(best[made - 1, lo][0], price(lo, hi)), lo)
-                for lo in range(made - 1, hi)
-                if (made - 1, lo) in best
-            ]
-            best[made, hi] = min(options, key=lambda option: (option[0], -option[1]))
+            # Of equally good cuts the one whose last stage is shortest. A longer one is never cheaper itself.
+            found, began = inf, hi - 1
+            for lo in range(hi - 1, made - 2, -1):
+                own = price(made - 1, lo, hi)
+                if own >= found:
+                    break
+                whole = max(best.get((made - 1, lo), (inf, 0))[0], own)
+                if whole < found:
+                    found, began = whole, lo
+            best[made, hi] = found, began
+    if best[stages, n][0] == inf:
+        raise ValueError(f"{n} blocks are more than {stages} stages have room for")
     edges = [n]
     for made in range(stages, 0, -1):
         edges.append(best[made, edges[-1]][1])

@@ -1,0 +1,82 @@
+"""Mixtures by name (`dgx-a100:16+dgx-v100:16`) or from a user's TOML file of several `[[pool]]` and a `[join]`."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from unisono.planner.clusters import cluster, cluster_of, is_file, link_of
+from unisono.planner.tables import from_file
+from unisono.spec.cluster import Cluster, Link, Source
+from unisono.spec.errors import UsageError
+from unisono.spec.mixture import Mixture
+
+_KEYS = ("name", "stack", "pool", "join")
+_SLOWER = Source("assumed", "as the slower of the pools' own links between nodes")
+
+
+def is_mixture(text: str) -> bool:
+    """Whether `--cluster` names several pools. Raises UsageError where a file cannot be read."""
+    if is_file(text):
+        return "pool" in from_file(Path(text)).values
+    return "+" in text
+
+
+def mixture(text: str) -> Mixture:
+    """The mixture of that name or file; its join, where nobody has said, is the slower of the pools' own links between
+    nodes. Raises UsageError, with file and line for what is wrong in a file."""
+    if is_file(text):
+        return _from_file(Path(text))
+    names = [name.strip() for name in text.split("+")]
+    if not all(names):
+        raise UsageError(
+            f"{text}: a pool has no name", where="--cluster", fix="dgx-a100:16+dgx-v100:16", code="C21"
+        )
+    pools = tuple(replace(cluster(name), host=None) for name in names)
+    outer = [_between_nodes(name, pool) for name, pool in zip(names, pools, strict=True)]
+    slowest = min(outer, key=lambda link: link.bandwidth / link.oversubscription)
+    join = Link(
+        slowest.name,
+        sum(pool.devices for pool in pools),
+        slowest.bandwidth,
+        max(link.latency for link in outer),
+        slowest.oversubscription,
+        sources=dict.fromkeys(("bandwidth", "latency", "oversubscription"), _SLOWER),
+    )
+    return Mixture("+".join(pool.name for pool in pools), pools, join, _stack(pools))
+
+
+def _between_nodes(name: str, pool: Cluster) -> Link:
+    """What connects nodes of this kind, also where the pool has one alone."""
+    if pool.devices == pool.node and not is_file(name):
+        return cluster(f"{name.partition(':')[0]}:2").links[-1]
+    if not pool.links:
+        raise UsageError(f"{name} has one device and no link: what joins it to others is not known",
+                         where="--cluster", fix="a file of several [[pool]] and a [join]", code="C21")  # fmt: skip
+    return pool.links[-1]
+
+
+def _stack(pools: tuple[Cluster, ...]) -> str:
+    """One software runs on all pools: that of the one whose devices are fastest."""
+    return max(pools, key=lambda pool: pool.device.flops("bf16")).stack
+
+
+def _from_file(path: Path) -> Mixture:
+    table = from_file(path)
+    table.known(_KEYS)
+    given = table.tables("pool")
+    if len(given) < 2:
+        raise table.wrong("a mixture has two pools at least", "pool", "another [[pool]]")
+    named = [own.text("name", own.text("like", f"pool {place}")) for place, own in enumerate(given, 1)]
+    pools = tuple(cluster_of(own, name) for own, name in zip(given, named, strict=True))
+    if "join" not in table.values:
+        what = "what joins the pools is not said"
+        raise table.wrong(
+            what, "pool", '[join] with name = "ethernet", bandwidth_gb_s = 3.1, latency_us = 30'
+        )
+    join = link_of(table.table("join"), sum(pool.devices for pool in pools))
+    if join.topology != "switched":
+        raise table.wrong(
+            f"pools joined as {join.topology} cannot be priced", "join", 'topology = "switched"'
+        )
+    name = table.text("name", path.stem)
+    pools = tuple(replace(pool, host=None) for pool in pools)
+    return Mixture(name, pools, join, table.text("stack", _stack(pools)))
