@@ -12,9 +12,10 @@ from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.algorithms import NAMES
 from unisono.planner.clusters import cluster
-from unisono.planner.memory import verdict
 from unisono.planner.price import price
-from unisono.planner.screen import Axes, Bench, least_memory, least_seconds, screen
+from unisono.planner.priced import verdict
+from unisono.planner.bench import Axes, Bench
+from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
 from unisono.spec.experts import Experts
 from unisono.spec.transformer import Transformer
@@ -105,7 +106,7 @@ def held_together(model: Transformer, name: tuple[str, str], meshes: Sequence[st
                 continue
             plan, micro_batch, micros = plan_at(mesh, own, at)
             alone = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-            own_verdict = verdict(model, plan, made, where.device, micro_batch=micro_batch, micros=micros)
+            own_verdict = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros)
             assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
             assert memory[at] == pytest.approx(own_verdict.memory.total, rel=1e-9), plan
             assert fits[at] == own_verdict.fits, plan

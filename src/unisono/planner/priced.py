@@ -1,11 +1,12 @@
 """One door for what can be priced: a transformer, dealt along every axis, or a network of parts."""
 
+from collections.abc import Sequence
 from typing import TypeGuard
 
 from unisono.plan import Plan
 from unisono.planner import general, host, memory
 from unisono.planner import price as transformers
-from unisono.planner.memory import Verdict
+from unisono.planner.memory import Again, Verdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
@@ -32,9 +33,9 @@ def price(
 
 
 def rows(
-    model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float = 0.0
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
 ) -> Rows:
-    """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
+    """What each row of the pipeline takes for one micro-batch. again: by row, what recompute=auto computes again."""
     if isinstance(model, Network):
         each = general.rows(model, plan, cluster, stack, micro_batch)
         ways = tuple(row.forward for row in each), tuple(row.backward for row in each)
@@ -52,4 +53,6 @@ def verdict(
         return Verdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
         return general.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
-    return memory.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
+    sizes = {"micro_batch": micro_batch, "micros": micros}
+    again = transformers.computed_again(model, plan, cluster, stack, **sizes)
+    return memory.verdict(model, plan, stack, cluster.device, again=again, **sizes)

@@ -15,7 +15,8 @@ import numpy as np
 from unisono.plan import Plan
 from unisono.planner.played import actions, span
 from unisono.planner.priced import price, shares_cores, verdict
-from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
+from unisono.planner.bench import Array, Bench
+from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster

@@ -15,7 +15,7 @@ from unisono.plan.checks import divisors
 from unisono.plan.grammar import BUILT, VALUES
 from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.priced import Model
-from unisono.planner.screen import Axes, like
+from unisono.planner.bench import Axes, like
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
