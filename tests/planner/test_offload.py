@@ -97,7 +97,7 @@ def test_the_parts_still_add_up() -> None:
     ):  # fmt: skip
         got = step(text, 4)
         parts = (
-            got.arithmetic, got.kernels, got.host, got.idle, got.uneven, got.optimizer, got.fixed, got.exposed
+            got.arithmetic, got.kernels, got.recompute, got.host, got.idle, got.uneven, got.optimizer, got.fixed, got.exposed
         )  # fmt: skip
         assert sum(parts) == pytest.approx(got.step), text
         assert got.host >= -1e-9 * got.step, text

@@ -324,8 +324,8 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
 
 def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterator[tuple[str, Plan, int, int]]:
     """(what to change, the plan, its micro-batch, its micros) that need less memory on as many ranks."""
-    for mode in ("selective", "full"):
-        if plan.recompute == "none" or (plan.recompute == "selective" and mode == "full"):
+    for mode in ("auto", "selective", "full"):
+        if plan.recompute == "none" or (plan.recompute == "selective" and mode != "selective"):
             yield f"recompute={mode}", replace(plan, recompute=mode), micro_batch, micros
     if micro_batch > 1 and micro_batch % 2 == 0:
         yield (
@@ -356,4 +356,4 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
                 changed = replace(plan, **smaller, micros=micros * 2)
                 said = f"{axis}={size} {spare}={smaller[spare]}"
                 yield said, changed, micro_batch, micros * 2
-                yield f"{said} recompute=full", replace(changed, recompute="full"), micro_batch, micros * 2
+                yield f"{said} recompute=auto", replace(changed, recompute="auto"), micro_batch, micros * 2

@@ -19,7 +19,7 @@ class Traffic:
 class Price:
     """Seconds of a step, taken apart. The parts add up to `step`.
 
-    arithmetic: matrix products. kernels: what else the device computes. host: waiting for kernels to be started.
+    arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time. host: waiting for kernels to be started.
     idle: the timetable's bubble. uneven: what the busiest row computes beyond the mean. comm: by axis. optimizer,
     fixed: per step. Not a part: busiest, seconds in which the busiest row computes; again, by row what recompute=auto
     computes again, empty otherwise.
@@ -35,6 +35,7 @@ class Price:
     optimizer: float
     fixed: float
     comm: dict[str, Traffic] = field(default_factory=dict)
+    recompute: float = 0.0
     again: tuple[Again, ...] = ()
 
     @property
@@ -44,11 +45,12 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Passes over one block, and seconds of stem and head, (forward, backward), for one micro-batch: what needs the
-    shapes of kernels, the dear part of a price."""
+    """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
+    (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price."""
 
     ahead: Pass
     back: Pass
+    more: Pass
     stem: tuple[float, float]
     head: tuple[float, float]
 
@@ -111,8 +113,12 @@ class Detail:
         return sum(share for mode, share, _, _ in self.ways if mode == "full")
 
     def back(self, part: str) -> float:
-        """A part of the backward pass over the mean block."""
+        """A part of the backward pass over the mean block, with what it computes a second time."""
         return sum(share * getattr(kernels.back, part) for _, share, kernels, _ in self.ways)
+
+    def more(self, part: str) -> float:
+        """A part of what is computed a second time, over the mean block."""
+        return sum(share * getattr(kernels.more, part) for _, share, kernels, _ in self.ways)
 
     def shown(self, part: str) -> float:
         """What shows of the mean block on `shard` or `host`."""

@@ -45,11 +45,11 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
     """What depends on tp, cp, ep, the micro-batch, recompute and precision alone."""
     on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
     how = dealt(model, plan, cluster, stack, micro_batch)
-    back = block.backward(model, stack, on, how) + block.again(model, stack, on, how, plan.recompute)
+    back, more = block.backward(model, stack, on, how), block.again(model, stack, on, how, plan.recompute)
     stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
     head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
     ahead = block.forward(model, stack, on, how)
-    return Kernels(ahead, back, (stem[0], stem[1]), (head[0], head[1]))
+    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]))
 
 
 def blocks(
@@ -196,13 +196,14 @@ def price(
     # In the order in which they are told, and those that are there.
     comm = {axis: comm[axis] for axis in AXES if axis in comm}
     ahead, layers = each.first.ahead, model.n_layer / plan.pp * micros
-    arithmetic = (ahead.arithmetic + each.back("arithmetic")) * layers
+    once, second = each.back("arithmetic") - each.more("arithmetic"), each.more("device") * layers
+    arithmetic = (ahead.arithmetic + once) * layers
     on_device = (ahead.device + each.back("device")) * layers
     over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head))
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
         arithmetic=arithmetic,
-        kernels=on_device - arithmetic + over,
+        kernels=on_device - second - arithmetic + over,
         host=micros * whole.mean - on_device - over - shown,
         idle=whole.idle,
         uneven=micros * (whole.slowest - whole.mean),
@@ -210,6 +211,7 @@ def price(
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
+        recompute=second,
         again=again,
     )
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.planner import stages
 from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
+from unisono.planner.stages import Stage, told
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
@@ -61,6 +63,12 @@ class Answer:
     def mfu(self) -> float:
         """Share of the device's peak in the plan's precision (Chowdhery et al., 2022)."""
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What each stage has, and computes again."""
+        ask = self.question
+        return told(ask.model, ask.plan, ask.stack, ask.cluster, self.price.again)
 
     @property
     def trust(self) -> Trust:
@@ -182,10 +190,14 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     ask, got = answer.question, answer.price
     ideal = ask.model.step_flops(ask.batch) / ask.plan.world
     ideal /= ask.cluster.device.flops(ask.plan.precision)
+    # Where ranks share a host's cores, passes are priced whole.
+    whole = ask.plan.recompute != "none" and not got.kernels
+    products = "products below peak, recomputation" if whole else "products below peak"
     steps = [
         ("ideal: the model's arithmetic at peak", ideal),
-        ("products below peak, recomputation", got.arithmetic - ideal),
+        (products, got.arithmetic - ideal),
         ("other kernels, embedding, classifier", got.kernels),
+        ("computed a second time (recompute)", got.recompute),
         ("waiting for the host", got.host),
         *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
         ("bubble", got.idle),
@@ -222,6 +234,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "plan": str(ask.plan),
         "cluster": ask.cluster.name,
         "stack": ask.stack.name,
+        "stages": stages.as_json(answer.stages),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
     }  # fmt: skip
@@ -242,6 +255,7 @@ def as_text(answer: Answer) -> str:
             if answer.error_pct is not None
         ),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
+        *stages.as_lines(ask.plan, answer.stages),
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
