@@ -30,7 +30,9 @@ def with_memory(gib: float) -> Cluster:
     return replace(where, device=replace(where.device, memory=gib * 2.0**30))
 
 
-def answer(text: str, gib: float = 80.0, micro_batch: int = 2, made: object = MADE, model: object = MODEL) -> Answer:
+def answer(
+    text: str, gib: float = 80.0, micro_batch: int = 2, made: object = MADE, model: object = MODEL
+) -> Answer:
     plan = Plan.parse(f"precision=bf16 {text}")
     return simulate(Question(model, plan, with_memory(gib), made, micro_batch, 8))  # type: ignore[arg-type]
 
@@ -189,7 +191,9 @@ def test_networks_of_parts_are_recomputed_whole_or_not() -> None:
     seen = set[str]()
     for size in (64, 512, 1024, 2048, 3072, 4096):
         got = {
-            mode: simulate(Question(network, Plan.parse(f"dp=8 precision=bf16 recompute={mode}"), where, MADE, size, 1))
+            mode: simulate(
+                Question(network, Plan.parse(f"dp=8 precision=bf16 recompute={mode}"), where, MADE, size, 1)
+            )
             for mode in ("none", "full", "auto")
         }
         same = "none" if got["none"].verdict.fits else "full"

@@ -12,7 +12,16 @@ import numpy as np
 from unisono.plan import Plan
 from unisono.planner import recompute
 from unisono.planner.bench import (
-    Array, Axes, Bench, array, blocks_by, covers, held_by, kept_by, like, share_by,
+    Array,
+    Axes,
+    Bench,
+    array,
+    blocks_by,
+    covers,
+    held_by,
+    kept_by,
+    like,
+    share_by,
 )  # fmt: skip
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Kept, Share, of_share

@@ -28,7 +28,8 @@ _FIELDS = tuple(f.name for f in fields(Plan))
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What is combined on one mesh. ways: (zero, offload). sizes: micro-batches and how many of them a step has."""
+    """What is combined on one mesh. ways: (zero, offload). sizes: micro-batches and how many of them a step has.
+    exchanges: (sync, codec) that stand after the collectives on the last axis, beside the plan's own."""
 
     ways: tuple[tuple[int, str], ...]
     modes: tuple[str, ...]
@@ -36,11 +37,12 @@ class Axes:
     kinds: tuple[str, ...]
     schedules: tuple[str, ...]
     collectives: tuple[str, ...]
+    exchanges: tuple[tuple[str, str], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        parts = (self.ways, self.modes, self.sizes, self.kinds, self.schedules, self.collectives)
-        return tuple(len(part) for part in parts)
+        parts = (self.ways, self.modes, self.sizes, self.kinds, self.schedules)
+        return (*(len(part) for part in parts), len(self.collectives) + len(self.exchanges))
 
     def by_mode(self) -> "list[Axes]":
         """The same in order, auto apart from modes that treat all blocks alike."""
@@ -114,7 +116,7 @@ def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
         bench.memo.totals[key] = Totals(
             field_of("ahead"),
             field_of("back"),
-                    (field_of("stem", 0), field_of("stem", 1)),
+            (field_of("stem", 0), field_of("stem", 1)),
             (field_of("head", 0), field_of("head", 1)),
         )
     return bench.memo.totals[key]

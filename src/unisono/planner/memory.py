@@ -67,9 +67,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all; in
-    the one block that is being computed again (full: always there, auto: where any is); in stem and head. Numbers, or
-    arrays."""
+    """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all;
+    in the one block that is being computed again (full: always there, auto: where any is); in stem and head. Numbers,
+    or arrays."""
 
     block: float
     partly: float

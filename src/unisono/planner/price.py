@@ -159,7 +159,9 @@ def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> Work:
 def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> Line:
     """The pipeline of rows with so much work."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
-    others = (made.forward + made.backward - made.slowest) / (made.forward + made.backward) / max(1, ranks - 1)
+    others = (
+        (made.forward + made.backward - made.slowest) / (made.forward + made.backward) / max(1, ranks - 1)
+    )
     other_f, other_b = made.forward * others, made.backward * others
     # Towards the weights a backward pass has the forward pass's products.
     waits = idle(schedule, ranks, micros, other_f, other_b, smaller(other_f, other_b / 2))
@@ -245,7 +247,7 @@ def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: fl
 
 
 def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on tp for one block, forward and backward. share: of blocks that are computed again as a whole."""
+    """Bytes that a rank sends on tp for one block, forward and backward. share: of blocks that are wholly computed again."""
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
     times = 4 + (1 if stack.sequence_parallel else 0) + 2 * share
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole

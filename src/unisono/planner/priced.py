@@ -37,7 +37,9 @@ def price(
         return transformers.price(model, plan, cluster, stack, **sizes)
     if own is plan:
         return found
-    again = tuple(Again(0.0, count * (own.recompute == "full")) for count in blocks(model, plan, stack, cluster))
+    again = tuple(
+        Again(0.0, count * (own.recompute == "full")) for count in blocks(model, plan, stack, cluster)
+    )
     return replace(found, again=again)
 
 
@@ -59,7 +61,9 @@ def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[fl
         return tuple(float(count) for count in even(model.n_layer, plan.pp))
     if isinstance(model, Network):
         ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
-        return tuple(float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(general.cut(model, plan.pp)))
+        return tuple(
+            float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(general.cut(model, plan.pp))
+        )
     return rows_of(model, plan.schedule, plan.pp, stack.balanced)
 
 

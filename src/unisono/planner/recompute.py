@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.planner.memory import Again, Kept, Share, kept_of, of_share, share_of
-from unisono.planner.numbers import either, largest, larger, smaller, whole
+from unisono.planner.numbers import either, larger, largest, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import in_flight
 from unisono.spec.cluster import Device
@@ -29,7 +29,14 @@ class Extra:
 
 
 def chosen(
-    model: Transformer, plan: Plan, stack: Stack, device: Device, extra: Extra, *, micro_batch: int, micros: int
+    model: Transformer,
+    plan: Plan,
+    stack: Stack,
+    device: Device,
+    extra: Extra,
+    *,
+    micro_batch: int,
+    micros: int,
 ) -> tuple[Again, ...]:
     """Of each row, under recompute=auto."""
     kept = kept_of(model, plan, stack, micro_batch)

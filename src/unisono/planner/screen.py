@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner import offload
+from unisono.planner import offload, replicas
 from unisono.planner.again import auto
 from unisono.planner.bench import (
     Array,
@@ -27,8 +27,8 @@ from unisono.planner.bench import (
     totals_by,
 )
 from unisono.planner.memory import Kept, Memory, Share, of_share, rows_seen, share_of
-from unisono.planner.price import COVERING, line, met, row_seconds, tied, uncovered, work
 from unisono.planner.parts import Blocks, Work
+from unisono.planner.price import COVERING, line, met, row_seconds, tied, uncovered, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _steps(
     if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
         covered = blocks_by(bench, like(mesh, schedule=COVERING[0]), axes, ways)
     first = share_by(bench, mesh, axes, 0)
-    meeting = _meeting(bench, axes, ways, first)
+    shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
     updates: list[Array] = [offload.update(plan, bench.cluster.device, bench.stack, first) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
@@ -159,9 +159,59 @@ def _steps(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
-        shown = uncovered(bench.stack, meeting[:, None, None, None, at], array(whole.cover)[..., None])
-        step[..., at, :] = alone[..., None] + shown
+        step[..., at, :] = alone[..., None] + shown(at, array(whole.cover), array(micros * whole.slowest))
     return step
+
+
+def _shown(
+    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: Share
+) -> Callable[[int, Array, Array], Array]:
+    """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
+    meets: (way, mode, size, kind, collective or exchange)."""
+    meeting = _meeting(bench, axes, ways, first)
+    alike = mesh.dp == 1 or replicas.plain(mesh)
+    pairs = (*(() if alike else ((mesh.sync, mesh.codec),) * len(axes.collectives)), *axes.exchanges)
+    if not pairs:
+        return lambda at, cover, inside: uncovered(
+            bench.stack, meeting[:, None, None, None, at], cover[..., None]
+        )
+    sharded = _sharded(bench, axes, ways, first)
+    # What shows on shard is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
+    totals = [] if alike else [meeting[..., i] for i in range(len(axes.collectives))]
+    totals += [meeting[..., 0]] * len(axes.exchanges)
+
+    def exchanged(at: int, over: replicas.Cover, pair: tuple[str, str], total: Array) -> Array:
+        both = total[:, None, None, None, at]
+        rest = uncovered(bench.stack, both, over.backward) * (sharded[:, None, None, None, at] / both)
+        plan = like(mesh, sync=pair[0], codec=pair[1])
+        elements = float((array(first.blocks) + array(first.ends))[at]) / mesh.shard
+        return (
+            array(replicas.traffic(bench.model, plan, bench.cluster, bench.stack, elements, over)[2]) + rest
+        )
+
+    def found(at: int, cover: Array, inside: Array) -> Array:
+        over = replicas.Cover(cover, inside, bench.stack.dp_hidden)
+        parts = [exchanged(at, over, pair, total) for pair, total in zip(pairs, totals, strict=True)]
+        shape = np.broadcast_shapes(*(part.shape for part in parts))
+        other = np.stack([np.broadcast_to(part, shape) for part in parts], axis=-1)
+        if not alike:
+            return other
+        own = uncovered(bench.stack, meeting[:, None, None, None, at], cover[..., None])
+        shape = np.broadcast_shapes(own.shape[:-1], shape)
+        return np.concatenate(
+            [np.broadcast_to(one, (*shape, one.shape[-1])) for one in (own, other)], axis=-1
+        )
+
+    return found
+
+
+def _sharded(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+    """Seconds in which gradients meet on shard: (way, schedule)."""
+    found: dict[int, Array] = {}
+    for plan in ways:
+        _, seconds = met(plan, bench.cluster, bench.stack, first).get("shard", (0.0, 0.0))
+        found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
+    return np.stack([found[plan.zero] for plan in ways])
 
 
 def _columns(found: Sequence[Array], count: int) -> list[Array]:

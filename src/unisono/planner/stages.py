@@ -32,9 +32,7 @@ def told(
     counts = blocks(model, plan, stack, cluster)
     if plan.recompute == "auto":
         rows = again or [NEVER] * plan.pp
-        return tuple(
-            Stage(count, one.selective, one.full) for count, one in zip(counts, rows, strict=True)
-        )
+        return tuple(Stage(count, one.selective, one.full) for count, one in zip(counts, rows, strict=True))
     return tuple(
         Stage(count, count * (plan.recompute == "selective"), count * (plan.recompute == "full"))
         for count in counts
@@ -85,7 +83,9 @@ def _alike(each: Sequence[Stage]) -> list[tuple[Stage, list[int]]]:
 def _some(one: Stage, count: float, where: str) -> str:
     if not where:
         return f"{count:g} of {one.blocks:g} blocks" if count < one.blocks else f"all {one.blocks:g} blocks"
-    return f"{count:g} of {one.blocks:g} blocks of {where}" if count < one.blocks else f"all blocks of {where}"
+    return (
+        f"{count:g} of {one.blocks:g} blocks of {where}" if count < one.blocks else f"all blocks of {where}"
+    )
 
 
 def _rows(plan: Plan, rows: Sequence[int], of: int) -> str:
