@@ -82,7 +82,7 @@ def _shares(bench: Bench, mesh: Plan, axes: Axes) -> Share:
     """Of all rows: arrays (row, 1, 1, schedule)."""
     rows = [share_by(bench, mesh, axes, row) for row in range(mesh.pp)]
     names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
-    parts = (np.stack([getattr(row, name) for row in rows])[:, None, None, :] for name in names)
+    parts: list[Array] = [np.stack([getattr(row, name) for row in rows])[:, None, None, :] for name in names]
     return Share(*parts, ranks=rows[0].ranks)
 
 

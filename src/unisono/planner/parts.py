@@ -21,8 +21,8 @@ class Price:
 
     arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
     host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
-    the mean. comm: by axis. optimizer, fixed: per step. Not a part: busiest, seconds in which the busiest row computes; again, by row what recompute=auto
-    computes again, empty otherwise.
+    the mean. comm: by axis. optimizer, fixed: per step. Not a part: busiest, seconds in which the busiest row computes;
+    again, by row what recompute=auto computes again, empty otherwise.
     """
 
     step: float

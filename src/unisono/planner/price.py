@@ -247,7 +247,7 @@ def _message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: fl
 
 
 def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on tp for one block, forward and backward. share: of blocks that are wholly computed again."""
+    """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
     times = 4 + (1 if stack.sequence_parallel else 0) + 2 * share
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole

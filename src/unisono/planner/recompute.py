@@ -71,6 +71,8 @@ def fewest(layers: float, missing: float, saved: Extra, live: float, extra: Extr
     computed again. Where those cost less for each byte by more than rounding can take, the least number is best;
     elsewhere all are tried.
     """
+    if largest(missing) <= 0.0:
+        return Again(0.0 * missing, 0.0 * missing)
     some = missing > 0
     alone = _needed(missing, saved.selective)
     partly, fully = layers * saved.selective, layers * saved.full - live
@@ -104,8 +106,8 @@ def _needed(missing: float, each: float) -> float:
 def _tried(layers: float, saved: Extra, extra: Extra) -> int:
     """How many numbers of whole blocks can be best."""
     pays = extra.full * saved.selective >= extra.selective * (saved.full + saved.selective)
-    plain = either(saved.selective > 0, pays, extra.full >= 0)
-    return 1 if largest(either(plain, 0.0, 1.0)) == 0.0 else int(largest(layers)) + 1
+    unsure = either(saved.selective > 0, either(pays, 0.0, 1.0), either(extra.full >= 0, 0.0, 1.0))
+    return int(largest(layers)) + 1 if largest(unsure) else 1
 
 
 def _alike(

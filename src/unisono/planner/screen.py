@@ -191,12 +191,14 @@ def _shown(
 
     def found(at: int, cover: Array, inside: Array) -> Array:
         over = replicas.Cover(cover, inside, bench.stack.dp_hidden)
-        parts = [exchanged(at, over, pair, total) for pair, total in zip(pairs, totals, strict=True)]
+        parts: list[Array] = [
+            exchanged(at, over, pair, total) for pair, total in zip(pairs, totals, strict=True)
+        ]
         shape = np.broadcast_shapes(*(part.shape for part in parts))
         other = np.stack([np.broadcast_to(part, shape) for part in parts], axis=-1)
         if not alike:
             return other
-        own = uncovered(bench.stack, meeting[:, None, None, None, at], cover[..., None])
+        own: Array = uncovered(bench.stack, meeting[:, None, None, None, at], cover[..., None])
         shape = np.broadcast_shapes(own.shape[:-1], shape)
         return np.concatenate(
             [np.broadcast_to(one, (*shape, one.shape[-1])) for one in (own, other)], axis=-1
