@@ -119,8 +119,8 @@ def simulate(ask: Question) -> Answer:
     return Answer(ask, *_as_played(ask, got, fits))
 
 
-def demand(answer: Answer) -> None:
-    """Raises DoesNotFit, with the cheapest remedy, where memory is short."""
+def demand(answer: Answer, cut: str = "") -> None:
+    """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits."""
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
@@ -140,7 +140,7 @@ def demand(answer: Answer) -> None:
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
         likely=f"GiB: {largest}",
-        fix=_remedy(ask),
+        fix=f"{_remedy(ask)}; or {cut}" if cut else _remedy(ask),
     )
 
 

@@ -6,6 +6,7 @@ The timetable is the value that the runtime plays; here it is played against the
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from unisono.planner.cuts import given, with_cut
 from unisono.planner.memory import Again
 from unisono.planner.price import Price
 from unisono.planner.priced import rows
@@ -88,7 +89,9 @@ def timetable(ask: Question) -> Timetable:
 def stages(ask: Question, made: Timetable, again: Sequence[Again] = ()) -> Stages:
     """What each stage of a timetable costs. again: by row, what recompute=auto computes again."""
     # A chain of stages is priced as a pipeline of as many rows: stem on the first, head on the last, layers between.
-    chain = replace(ask.plan, pp=made.length, schedule="1f1b")
+    told = given(ask.plan.schedule)
+    schedule = with_cut("1f1b", told) if told is not None else "1f1b"
+    chain = replace(ask.plan, pp=made.length, schedule=schedule)
     per = made.length // ask.plan.pp  # stages on a row, which share what it computes again
     more = [again[row] for row in made.placement[: made.length]] if again else []
     shared = tuple(Again(one.selective / per, one.full / per) for one in more)
