@@ -86,7 +86,9 @@ def test_more_shards_and_stages_need_less_memory_of_their_own():
         return memory.params + memory.grads + memory.optim
 
     assert own("shard=4 zero=3") < own("shard=2 zero=3") < own("shard=2 zero=2") <= own("shard=2 zero=1")
-    several = [own(f"shard=2 zero={zero} micros=2") for zero in (3, 2, 1)]  # gradients of earlier ones are there
+    several = [
+        own(f"shard=2 zero={zero} micros=2") for zero in (3, 2, 1)
+    ]  # gradients of earlier ones are there
     assert several == sorted(set(several))
     assert own("tp=2") < own("dp=2")
     assert own("pp=2 micros=4") < own("dp=2")

@@ -7,6 +7,7 @@ from tests.planner.published import gpt, table
 from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
+from unisono.planner.cuts import even
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import in_flight
 from unisono.programs.pipeline import peak_held
@@ -70,4 +71,4 @@ def test_the_verdict_says_by_how_much_it_is_short() -> None:
 
 def test_uneven_layers_are_all_dealt() -> None:
     for ranks in range(1, 12):
-        assert sum(memory.layers_of(row, ranks, 11) for row in range(ranks)) == 11
+        assert sum(even(11, ranks)) == 11

@@ -7,7 +7,7 @@ from typing import TypeGuard
 from unisono.plan import Plan
 from unisono.planner import general, host, memory
 from unisono.planner import price as transformers
-from unisono.planner.cuts import even, rows_of
+from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Verdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
@@ -58,7 +58,7 @@ def settled(
 def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[float, ...]:
     """How many each row of the pipeline has, stem and head not counted."""
     if shares_cores(model, cluster):
-        return tuple(float(count) for count in even(model.n_layer, plan.pp))
+        return rows_of(model, plan.schedule, plan.pp, True)
     if isinstance(model, Network):
         ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
         return tuple(
