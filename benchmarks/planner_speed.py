@@ -8,8 +8,9 @@ import sys
 from time import perf_counter, process_time
 
 from unisono.plan import Plan
+from unisono.planner.bench import Bench
 from unisono.planner.clusters import cluster
-from unisono.planner.screen import Bench, screen
+from unisono.planner.screen import screen
 from unisono.planner.search import search
 from unisono.planner.space import Space, meshes
 from unisono.planner.stack import stack

@@ -95,6 +95,10 @@ def _plan_parser() -> Parser:
     parser.add_argument(
         "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
     )
+    parser.add_argument(
+        "--any-fidelity", action="store_true",
+        help="beside these the best of other precisions, policies and codecs: what exactness costs",
+    )  # fmt: skip
     parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
     parser.add_argument(
         "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
@@ -119,7 +123,15 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
-    result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer)
+    wider = None
+    if given.any_fidelity:
+        if given.objective != "time":
+            raise UsageError(
+                "--any-fidelity asks what exactness costs in time", where="--any-fidelity, --objective",
+                fix="without --objective memory", code="C04",
+            )  # fmt: skip
+        wider = plan.space(got, given.plan, given.cluster, given.stack, within.all_keys, priced=True)
+    result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer, wider)
     call.say(page)
     if given.check:
         from unisono.commands import check

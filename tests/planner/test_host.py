@@ -51,7 +51,16 @@ def priced(plan: str, where: Cluster, batch: int = 16):
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_parts_add_up_to_the_step(plan):
     got = priced(plan, here())
-    parts = got.arithmetic + got.kernels + got.host + got.idle + got.uneven + got.optimizer + got.fixed
+    parts = (
+        got.arithmetic
+        + got.kernels
+        + got.recompute
+        + got.host
+        + got.idle
+        + got.uneven
+        + got.optimizer
+        + got.fixed
+    )
     assert parts + got.exposed == pytest.approx(got.step)
 
 

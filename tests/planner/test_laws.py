@@ -58,7 +58,16 @@ def cost(
 @settings(max_examples=60, deadline=None)
 def test_parts_are_there_and_add_up(ask: tuple[Transformer, Plan, Cluster, stack.Stack, int, int]) -> None:
     got = cost(*ask)
-    parts = (got.arithmetic, got.kernels, got.host, got.idle, got.uneven, got.optimizer, got.fixed)
+    parts = (
+        got.arithmetic,
+        got.kernels,
+        got.recompute,
+        got.host,
+        got.idle,
+        got.uneven,
+        got.optimizer,
+        got.fixed,
+    )
     assert min(parts) >= -1e-9 * got.step
     assert sum(parts) + got.exposed == pytest.approx(got.step)
     for traffic in got.comm.values():

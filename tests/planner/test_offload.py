@@ -7,8 +7,9 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.memory import layers_again, of_row, verdict
-from unisono.planner.price import Price, price
+from unisono.planner.memory import Again, of_row
+from unisono.planner.price import Price, computed_again, price
+from unisono.planner.priced import verdict
 from unisono.planner.simulate import DoesNotFit, Question, demand, simulate
 from unisono.planner.stack import stack
 
@@ -22,7 +23,7 @@ def step(text: str, micro_batch: int = 2) -> Price:
 
 def fits(text: str, micro_batch: int = 2, micros: int = 8):
     plan = Plan.parse(f"precision=bf16 {text}")
-    return verdict(MODEL, plan, MADE, WHERE.device, micro_batch=micro_batch, micros=micros)
+    return verdict(MODEL, plan, MADE, WHERE, micro_batch=micro_batch, micros=micros)
 
 
 @pytest.mark.parametrize("mode", ["optimizer", "params", "activations"])
@@ -55,11 +56,11 @@ def test_a_slow_host_link_shows_and_a_fast_one_does_not() -> None:
 
 
 def test_the_host_has_an_end_too() -> None:
-    small = replace(WHERE.device, host_memory=1e9)
+    small = replace(WHERE, device=replace(WHERE.device, host_memory=1e9))
     plan = Plan.parse("precision=bf16 tp=8 offload=optimizer")
     got = verdict(MODEL, plan, MADE, small, micro_batch=1, micros=8)
     assert not got.fits and got.short == pytest.approx(got.memory.host - 1e9)
-    ask = Question(MODEL, plan, replace(WHERE, device=small), MADE, 1, 8)
+    ask = Question(MODEL, plan, small, MADE, 1, 8)
     with pytest.raises(DoesNotFit) as caught:
         demand(simulate(ask))
     assert "host" in caught.value.what
@@ -72,18 +73,21 @@ def test_as_few_layers_are_computed_again_as_just_fit() -> None:
     assert between, sizes
     for b in between:
         plan = Plan.parse(f"precision=bf16 {mesh} recompute=auto")
-        again = layers_again(MODEL, plan, MADE, WHERE.device, micro_batch=b, micros=8)
-        assert 0 < again < 32 and again == int(again)
+        (again,) = computed_again(MODEL, plan, WHERE, MADE, micro_batch=b, micros=8)
+        assert 0 < again.selective + again.full <= 32
+        assert (again.selective, again.full) == (int(again.selective), int(again.full))
         assert fits(f"{mesh} recompute=auto", b).fits
-        fewer = of_row(MODEL, plan, MADE, micro_batch=b, micros=8, row=0, again=again - 1)
-        assert fewer.total > WHERE.device.memory - WHERE.device.reserved
+        for fewer in (Again(again.selective - 1, again.full), Again(again.selective, again.full - 1)):
+            if min(fewer.selective, fewer.full) >= 0:
+                memory = of_row(MODEL, plan, MADE, micro_batch=b, micros=8, row=0, again=fewer)
+                assert memory.total > WHERE.device.memory - WHERE.device.reserved
         assert (
             step(mesh, b).step
             < step(f"{mesh} recompute=auto", b).step
             < step(f"{mesh} recompute=full", b).step
         )
     small = step(f"{mesh} recompute=auto", 1)
-    assert small.again == 0 and small.step == step(mesh, 1).step
+    assert small.again == (Again(),) and small.step == step(mesh, 1).step
 
 
 def test_the_parts_still_add_up() -> None:
@@ -93,7 +97,7 @@ def test_the_parts_still_add_up() -> None:
     ):  # fmt: skip
         got = step(text, 4)
         parts = (
-            got.arithmetic, got.kernels, got.host, got.idle, got.uneven, got.optimizer, got.fixed, got.exposed
+            got.arithmetic, got.kernels, got.recompute, got.host, got.idle, got.uneven, got.optimizer, got.fixed, got.exposed
         )  # fmt: skip
         assert sum(parts) == pytest.approx(got.step), text
         assert got.host >= -1e-9 * got.step, text

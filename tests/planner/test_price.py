@@ -24,6 +24,7 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
         parts = (
             got.arithmetic
             + got.kernels
+            + got.recompute
             + got.host
             + got.idle
             + got.uneven

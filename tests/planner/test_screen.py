@@ -11,10 +11,11 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.algorithms import NAMES
+from unisono.planner.bench import Axes, Bench
 from unisono.planner.clusters import cluster
-from unisono.planner.memory import verdict
 from unisono.planner.price import price
-from unisono.planner.screen import Axes, Bench, least_memory, least_seconds, screen
+from unisono.planner.priced import verdict
+from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
 from unisono.spec.experts import Experts
 from unisono.spec.transformer import Transformer
@@ -23,6 +24,8 @@ SCHEDULES = (
     "1f1b", "gpipe", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe",
     "dualpipev",
 )  # fmt: skip
+EXCHANGES = (("every_step", "int8"), ("every_step", "topk+ef"), ("delayed", "plain"), ("diloco:h=500", "plain"),
+             ("ssp:s=3", "plain"), ("gossip", "plain"))  # fmt: skip
 OFFLOADS = ("none", "optimizer", "params", "activations")
 MODELS = (
     gpt(24, 16, 2048, 1024),
@@ -47,6 +50,7 @@ def axes(mesh: Plan, batch: int) -> Axes:
         kinds=("ring", "ulysses") if mesh.cp > 1 else ("ring",),
         schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
         collectives=NAMES if mesh.dp > 1 else ("auto",),
+        exchanges=EXCHANGES if mesh.dp > 1 else (),
     )
 
 
@@ -67,14 +71,19 @@ def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, i
     (zero, offload), (micro_batch, micros) = all_of.ways[way], all_of.sizes[size]
     plan = replace(
         mesh, zero=zero, offload=offload, recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
-        schedule=all_of.schedules[schedule], collective=all_of.collectives[collective],
+        schedule=all_of.schedules[schedule],
     )  # fmt: skip
+    last = len(all_of.collectives)
+    if collective < last:
+        return replace(plan, collective=all_of.collectives[collective]), micro_batch, micros
+    sync, codec = all_of.exchanges[collective - last]
+    plan = replace(plan, sync=sync, codec=codec, collective=all_of.collectives[0])
     return plan, micro_batch, micros
 
 
 MESHES = (
     "dp=4 tp=2 pp=8", "dp=2 shard=2 pp=4 tp=2 cp=2", "shard=8 tp=8", "dp=64", "pp=16 tp=4", "dp=2 shard=16 pp=2",
-    "cp=4 tp=4 pp=4", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
+    "cp=4 tp=4 pp=4", "dp=8 shard=2 pp=4 codec=int8 zero=2", "dp=4 shard=4 tp=4 sync=local_sgd:h=8", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
 )  # fmt: skip
 
 
@@ -105,7 +114,7 @@ def held_together(model: Transformer, name: tuple[str, str], meshes: Sequence[st
                 continue
             plan, micro_batch, micros = plan_at(mesh, own, at)
             alone = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-            own_verdict = verdict(model, plan, made, where.device, micro_batch=micro_batch, micros=micros)
+            own_verdict = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros)
             assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
             assert memory[at] == pytest.approx(own_verdict.memory.total, rel=1e-9), plan
             assert fits[at] == own_verdict.fits, plan

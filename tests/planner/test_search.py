@@ -9,9 +9,10 @@ import pytest
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
+from unisono.planner.bench import Bench
 from unisono.planner.clusters import cluster
 from unisono.planner.price import price
-from unisono.planner.screen import Bench, screen
+from unisono.planner.screen import screen
 from unisono.planner.search import Space, candidates, on_fewer, search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import meshes, plans

@@ -11,7 +11,7 @@ from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import chosen, search
+from unisono.planner import chosen, fidelities, search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.stack import Stack, stack
@@ -20,24 +20,27 @@ from unisono.spec.errors import Infeasible
 
 
 def space(
-    got: Loaded, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
-) -> search.Space:
+    got: Loaded, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False,
+    *, priced: bool = False,
+) -> search.Space:  # fmt: skip
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
-    since that changes what is computed. Raises UsageError."""
+    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
     if "precision" not in keys.said:
         keys = replace(keys, precision=got.plan.precision)
-    return space_on(got, keys, where, stack(stack_name or where.stack), all_keys)
+    return space_on(got, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
 
 
-def space_on(got: Loaded, held: Plan, where: Cluster, made: Stack, all_keys: bool = False) -> search.Space:
+def space_on(
+    got: Loaded, held: Plan, where: Cluster, made: Stack, all_keys: bool = False, *, priced: bool = False
+) -> search.Space:
     """The same for a cluster and keys that are there already."""
     recipe = on_any_ranks(got.recipe)
     model = model_of(got, os.environ)
     asked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or (recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind)
+    later = all_keys or priced or (recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind)
 
     def legal(plan: Plan) -> bool:
         return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
@@ -55,15 +58,26 @@ def space_on(got: Loaded, held: Plan, where: Cluster, made: Stack, all_keys: boo
 
 
 def run(
-    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
-) -> tuple[Mapping[str, Any], str]:
-    """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
+    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False,
+    wider: search.Space | None = None,
+) -> tuple[Mapping[str, Any], str]:  # fmt: skip
+    """(the object of --json, the page). wider: where precision, sync and codec are looked at too. Raises Infeasible
+    with the smallest cluster that would do."""
     found = search.search(within, top, objective)
+    told = fidelities.costs(wider, found) if wider is not None else None
+    if not found.best and told is not None and told.best:
+        return {"plans": [], **fidelities.as_json(told)}, fidelities.as_text(told).lstrip("\n")
     if not found.best:
         raise _nothing(within, found, cluster_name)
     if fewer:
         found = search.on_fewer(within, found, objective)
-    return chosen.as_json(found), chosen.as_text(found)
+    result, page = chosen.as_json(found), chosen.as_text(found)
+    if told is None:
+        return result, page
+    asked = within.held.precision
+    for row, answer in zip(result["plans"], found.best, strict=True):
+        row["fidelity"] = fidelities.judged(answer, asked).fidelity.name
+    return {**result, **fidelities.as_json(told)}, f"{page}\n{fidelities.as_text(told)}"
 
 
 def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:

@@ -11,7 +11,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of
-from unisono.planner import simulate
+from unisono.planner import recut, simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
@@ -66,9 +66,12 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
 
     ask = studies.asked(ask, given)
     answer = simulate.simulate(ask)
-    simulate.demand(answer)
+    better = recut.better(answer)
+    simulate.demand(answer, recut.sentence(better, fits=False) if better is not None else "")
     keys, text = studies.extras(answer, given)
-    facts, page = {**simulate.as_json(answer), **keys}, f"{simulate.as_text(answer)}\n\n{text}"
+    facts = {**simulate.as_json(answer), **recut.as_json(better), **keys}
+    cut = f"\n\ncut        {recut.sentence(better, fits=True)}" if better is not None else ""
+    page = f"{simulate.as_text(answer)}{cut}\n\n{text}"
     if given.out is None and given.trace is None:
         return facts, page
     from unisono.commands.pictures import pictures

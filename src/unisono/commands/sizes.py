@@ -11,6 +11,7 @@ from unisono.config import Loaded
 from unisono.config.models import ModelConfig, Recipe
 from unisono.config.resolve import KINDS, located, recipe_problems
 from unisono.plan import Plan
+from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
 from unisono.spec import workload
@@ -58,10 +59,11 @@ def judged(recipe: Recipe, model: Model) -> Any:
 
 
 def problems(model: Model, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced for a network of parts."""
+    """What keeps a plan from being priced: axes of a network of parts, and a cut that does not suit the model."""
     found: list[Problem] = []
     if not isinstance(model, Network):
-        return found
+        wrong = cut_problem(model, plan.schedule, plan.pp)
+        return [wrong] if wrong else found
     for axis in ("tp", "cp"):
         if getattr(plan, axis) > 1:
             what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"

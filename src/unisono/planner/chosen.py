@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from unisono.planner import stages
 from unisono.planner.search import Found
 from unisono.planner.simulate import GIB, Answer, waterfall
 
@@ -67,7 +68,8 @@ def as_json(found: Found) -> Mapping[str, Any]:
                 "mfu": answer.mfu,
                 "bubble": answer.bubble,
                 "exposed_comm_s": sum(traffic.exposed for traffic in answer.price.comm.values()),
-                "layers_again": answer.price.again,
+                "layers_again": max(one.selective + one.full for one in answer.stages),
+                "stages": stages.as_json(answer.stages),
                 "bound": bound(answer),
                 "why": why(answer, best[0]),
             }
@@ -110,9 +112,7 @@ def as_text(found: Found) -> str:
             f"   {why(answer, found.best[0])}",
         ]
         if answer.price.again:
-            lines.insert(
-                -1, f"   recompute=auto: {answer.price.again:.0f} blocks of every rank are computed again"
-            )
+            lines.insert(-1, f"   recompute=auto: {stages.sentence(answer.question.plan, answer.stages)}")
     if len(found.front) > 1:
         sizes = len({answer.question.plan.world for answer in found.front}) > 1
         last = "slower, larger and dearer" if sizes else "slower and larger"

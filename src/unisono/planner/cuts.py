@@ -1,9 +1,14 @@
 """How many blocks each row of the pipeline has, as `parallel.cut` cuts at run time or as Megatron does: evenly."""
 
+from collections.abc import Sequence
 from functools import cache
 
+from unisono.plan import choice
 from unisono.planner.timetables import chunks, name_of
+from unisono.spec.errors import Problem
 from unisono.spec.transformer import Transformer
+
+CUTTABLE = ("1f1b", "gpipe", "zb1p", "zb2p")  # timetables with one stage a rank, which may be cut anywhere
 
 
 @cache
@@ -44,11 +49,48 @@ def head_share(model: Transformer) -> float:
     return model.vocab * model.d_model / products
 
 
+@cache
+def given(schedule: str) -> tuple[int, ...] | None:
+    """Blocks by stage that a plan says, `cut=13/12/12/11` among the schedule's options; None where it says none."""
+    parts = choice(schedule).options.get("cut", "").split("/")
+    return (
+        tuple(int(part) for part in parts)
+        if all(part.isascii() and part.isdigit() for part in parts)
+        else None
+    )
+
+
+def with_cut(schedule: str, blocks: Sequence[int]) -> str:
+    """The schedule with these blocks by stage."""
+    return f"{name_of(schedule)}:cut={'/'.join(str(count) for count in blocks)}"
+
+
+def cut_problem(model: Transformer, schedule: str, ranks: int) -> Problem | None:
+    """What is wrong with the cut that a plan says, if it says one."""
+    if "cut" not in choice(schedule).options:
+        return None
+    told = given(schedule)
+    if name_of(schedule) not in CUTTABLE:
+        what, fix = "a cut is for timetables with one stage a rank", f"one of {' '.join(CUTTABLE)}"
+    elif told is None or 0 in told:
+        what, fix = "a cut is whole numbers above 0 between slashes", "cut=13/12/12/11"
+    elif len(told) != ranks or sum(told) != model.n_layer:
+        what = f"{len(told)} stages, {sum(told)} blocks; the plan has {ranks} stages, the model {model.n_layer} blocks"
+        fix = f"{ranks} numbers whose sum is {model.n_layer}"
+    else:
+        return None
+    return Problem("P13", f"schedule={schedule}: {what}", "plan.schedule", fix)
+
+
 def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
     """Blocks of each row of the pipeline, for one micro-batch; of DualPipe's two stages the mean.
 
-    Rows with several stages have the sum of theirs, where the timetable places them.
+    Rows with several stages have the sum of theirs, where the timetable places them. A cut that the schedule says
+    (`1f1b:cut=13/12/12/11`) is taken as it is.
     """
+    told = given(schedule)
+    if told is not None and len(told) == ranks and sum(told) == model.n_layer:
+        return told
     v = chunks(schedule)
     if not is_balanced or ranks == 1 or ranks * v > model.n_layer:
         return even(model.n_layer, ranks)

@@ -55,11 +55,15 @@ class Row:
 
     @property
     def device(self) -> float:
-        return sum(way.device for ways in self.spent for way in ways)
+        return sum(way.device for ways in self.spent for way in ways[:2])
+
+    @property
+    def again(self) -> float:
+        return sum(more.device for _, _, more in self.spent)
 
     @property
     def arithmetic(self) -> float:
-        return sum(way.arithmetic for ways in self.spent for way in ways)
+        return sum(way.arithmetic for ways in self.spent for way in ways[:2])
 
     @property
     def routed(self) -> float:
@@ -121,7 +125,7 @@ def _way(part: Part, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *
 
 def _again(part: Part, forward: Spent, plan: Plan) -> Spent:
     """What is computed once more in the backward pass: all of a part between stem and head, or nothing."""
-    return forward if plan.recompute in ("full", "auto") and not part.tables else Spent()
+    return forward if plan.recompute == "full" and not part.tables else Spent()
 
 
 def _gathering(part: Part, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
@@ -177,6 +181,7 @@ def price(
 
     share = micros / plan.pp
     arithmetic, device = share * sum(row.arithmetic for row in each), share * sum(row.device for row in each)
+    second = share * sum(row.again for row in each)
     waited, crossed = share * sum(sum(row.waits) for row in each), share * sum(row.routed for row in each)
     given = sum(part.tables.given for row in each for part in row.parts if part.tables)
     sent = 2 * share * given * micro_batch * ITEM[plan.precision] * (plan.ep - 1) / plan.ep
@@ -189,13 +194,14 @@ def price(
         step=step,
         arithmetic=arithmetic,
         kernels=device - arithmetic,
-        host=micros * mean - device - waited - routed.exposed,
+        host=micros * mean - device - second - waited - routed.exposed,
         idle=bubble,
         uneven=micros * (slowest - mean),
         busiest=micros * slowest,
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
+        recompute=second,
     )
 
 
@@ -275,7 +281,7 @@ def of_row(
     params = copies * item * (dense / deal[3][0] + tables / deal[3][1])
     grads = copies * each * (dense / deal[2][0] + read / deal[2][1])
     optim = states * (dense / plan.shard + tables / left)
-    full = plan.recompute in ("full", "auto")
+    full = plan.recompute == "full"
     kept = [part.output if full and part.kernels and not part.tables else part.activations for part in parts]
     live = max(part.activations for part in parts) if full else 0
     flying = in_flight(plan.schedule, row, plan.pp, micros)

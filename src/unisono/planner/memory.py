@@ -11,7 +11,7 @@ from typing import Annotated
 from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.cuts import rows_of
-from unisono.planner.numbers import either, larger, smaller, whole
+from unisono.planner.numbers import either, smaller
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
@@ -67,15 +67,28 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that one micro-batch keeps: in a block; in a block that recompute=auto computes again; in the one block
-    that is being computed again (full: always there, auto: where any is); in stem and head. Numbers, or arrays."""
+    """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all;
+    in the one block that is being computed again (full: always there, auto: where any is); in stem and head. Numbers,
+    or arrays."""
 
     block: float
+    partly: float
     again: float
     live: float
     always: float
     stem: float
     head: float
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Blocks of one pipeline row of which recompute=auto computes the scores again, or all. Numbers, or arrays."""
+
+    selective: float = 0.0
+    full: float = 0.0
+
+
+NEVER = Again()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +183,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
         )  # fmt: skip
     return Kept(
         block=own,
+        partly=block("selective") if plan.recompute == "auto" else own,
         again=block("full") if plan.recompute == "auto" else own,
         live=live,
         always=live if plan.recompute == "full" else 0.0,
@@ -179,9 +193,9 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
 
 
 def of_share(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, again: float
+    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, again: Again = NEVER
 ) -> Memory:
-    """Memory of a rank with this share, `held` micro-batches in flight and `again` blocks computed again.
+    """Memory of a rank with this share, `held` micro-batches in flight and `again` of its blocks computed again.
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
     """
@@ -191,10 +205,10 @@ def of_share(
         more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     optim = optim / share.copies  # each copy's optimiser is that of the other
-    fewer = smaller(again, share.layers)
-    blocks = share.layers * kept.block - fewer * (kept.block - kept.again)
-    inside = blocks * held
-    rest = either(again > 0, kept.live, kept.always) + share.stem * kept.stem * held + share.head * kept.head
+    blocks = share.layers * kept.block - again.selective * (kept.block - kept.partly)
+    inside = (blocks - again.full * (kept.block - kept.again)) * held
+    live = either(again.full > 0, kept.live, kept.always)
+    rest = live + share.stem * kept.stem * held + share.head * kept.head
     host = 0.0
     # Two blocks are there of what comes and goes: the one in use, and the next or the one before.
     part = smaller(1.0, OFFLOAD_BLOCKS / share.layers)
@@ -203,24 +217,13 @@ def of_share(
     if plan.offload == "params":
         host, params, grads = host + (params + grads) * (1.0 - part), params * part, grads * part
     if plan.offload == "activations":
-        here = smaller(inside, OFFLOAD_BLOCKS * kept.block)
+        fewest = either(again.full < share.layers, kept.partly, kept.again)
+        one = either(again.selective + again.full < share.layers, kept.block, fewest)
+        here = smaller(inside, OFFLOAD_BLOCKS * one)
         host, inside = host + inside - here, here
     communication = _buffers(model, plan, share.blocks, share.ends)
     allocated = params + grads + optim + inside + rest + communication
     return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
-
-
-def again_in(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, capacity: float
-) -> float:
-    """Blocks of a row that recompute=auto computes again, so that it just fits in `capacity` bytes; all, where nothing
-    helps. Numbers, or arrays."""
-    missing = of_share(model, plan, stack, share, kept, held, 0.0).total - capacity
-    saved = (kept.block - kept.again) * held
-    if plan.offload == "activations":
-        saved = 0.0 * saved
-    count = either(saved > 0, (missing / (1.0 + stack.slack) + kept.live) / larger(saved, 1e-9), 0.0)
-    return either(missing > 0, smaller(share.layers, larger(0.0, whole(count))), 0.0)
 
 
 def row_experts(model: Transformer, plan: Plan, row: int, is_balanced: bool = False) -> tuple[float, int]:
@@ -251,9 +254,9 @@ def of_row(
     micro_batch: int,
     micros: int,
     row: int,
-    again: float = 0.0,
+    again: Again = NEVER,
 ) -> Memory:
-    """Memory of the ranks of one pipeline row, of which `again` blocks are computed again under recompute=auto."""
+    """Memory of the ranks of one pipeline row, `again` of its blocks computed again under recompute=auto."""
     share = share_of(model, plan, row, stack.balanced)
     kept = kept_of(model, plan, stack, micro_batch)
     held = in_flight(plan.schedule, row, plan.pp, micros)
@@ -265,31 +268,15 @@ def rows_seen(ranks: int) -> list[int]:
     return sorted({0, min(1, ranks - 1), ranks // 2, ranks - 1})
 
 
-def layers_again(
-    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
-) -> float:
-    """Blocks of every row that are computed again: what the fullest row needs under recompute=auto, 0 otherwise."""
-    if plan.recompute != "auto":
-        return 0.0
-    kept = kept_of(model, plan, stack, micro_batch)
-    room = device.memory - device.reserved
-    return max(
-        again_in(
-            model, plan, stack, share_of(model, plan, row, stack.balanced), kept,
-            in_flight(plan.schedule, row, plan.pp, micros), room,
-        )
-        for row in rows_seen(plan.pp)
-    )  # fmt: skip
-
-
 def verdict(
-    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
-) -> Verdict:
-    """The fullest row against the device. Only rows that can be fullest are looked at."""
-    again = layers_again(model, plan, stack, device, micro_batch=micro_batch, micros=micros)
+    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int,
+    again: Sequence[Again] = (),
+) -> Verdict:  # fmt: skip
+    """The fullest row against the device. again: by row, under recompute=auto (`recompute.chosen`); then all rows are
+    looked at, otherwise those that can be fullest."""
     each = [
-        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row, again=again), row)
-        for row in rows_seen(plan.pp)
+        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row, again=more), row)
+        for row, more in (enumerate(again) if again else ((row, NEVER) for row in rows_seen(plan.pp)))
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
     memory = replace(memory, host=max(one.host for one, _ in each))
@@ -320,6 +307,7 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
     whole = block("none")
     return Kept(
         block=block("full") if plan.recompute == "full" else whole,
+        partly=block("selective") if plan.recompute == "auto" else whole,
         again=block("full") if plan.recompute in ("full", "auto") else whole,
         live=whole if plan.recompute in ("full", "auto") else 0.0,
         always=whole if plan.recompute == "full" else 0.0,
@@ -344,8 +332,8 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
 
 def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterator[tuple[str, Plan, int, int]]:
     """(what to change, the plan, its micro-batch, its micros) that need less memory on as many ranks."""
-    for mode in ("selective", "full"):
-        if plan.recompute == "none" or (plan.recompute == "selective" and mode == "full"):
+    for mode in ("auto", "selective", "full"):
+        if plan.recompute == "none" or (plan.recompute == "selective" and mode != "selective"):
             yield f"recompute={mode}", replace(plan, recompute=mode), micro_batch, micros
     if micro_batch > 1 and micro_batch % 2 == 0:
         yield (
@@ -376,4 +364,4 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
                 changed = replace(plan, **smaller, micros=micros * 2)
                 said = f"{axis}={size} {spare}={smaller[spare]}"
                 yield said, changed, micro_batch, micros * 2
-                yield f"{said} recompute=full", replace(changed, recompute="full"), micro_batch, micros * 2
+                yield f"{said} recompute=auto", replace(changed, recompute="auto"), micro_batch, micros * 2

@@ -135,7 +135,7 @@ def detail(bench: Bench, plan: Plan, pool: int, micro_batch: int) -> Detail:
     made = bench.memo[key]
     kept = kept_of(bench.model, plan, bench.stack, micro_batch).block
     each = blocks(bench.model, plan, where, bench.stack, micro_batch, made.totals, kept)
-    return Detail(Rows((), ()), made, each, 0.0)
+    return Detail(Rows((), ()), ((plan.recompute, 1.0, made, each),))
 
 
 def messages(bench: Bench, plan: Plan, way: Way, micro_batch: int) -> tuple[float, ...]:
@@ -228,7 +228,7 @@ def _one(each: Detail) -> tuple[float, float]:
 
 def _seconds(plan: Plan, each: Detail, row: int, layers: float) -> tuple[float, float]:
     stems, heads = ends(plan.schedule, plan.pp)
-    return row_seconds(each.blocks, layers, (row in stems) / len(stems), (row in heads) / len(heads), 0.0)
+    return row_seconds(each.blocks, layers, (row in stems) / len(stems), (row in heads) / len(heads))
 
 
 def _memory(
@@ -237,7 +237,7 @@ def _memory(
     share = share_in(bench.model, plan, row, cut)
     kept = kept_of(bench.model, plan, bench.stack, micro_batch)
     return of_share(
-        bench.model, plan, bench.stack, share, kept, in_flight(plan.schedule, row, plan.pp, micros), 0.0
+        bench.model, plan, bench.stack, share, kept, in_flight(plan.schedule, row, plan.pp, micros)
     )
 
 
@@ -270,10 +270,10 @@ def _price(
     sent = 2 * busy.message * micros * v
     idle = max(0.0, _played(bench, plan, each, rows, micros) - busiest - sent)
     comm: dict[str, Traffic] = {}
-    arithmetic = device = over = 0.0
+    arithmetic = device = second = over = 0.0
     for pool, own in each.items():
         layers = sum(row.layers for row in rows if row.pool == pool)
-        part, made = layers / model.n_layer, own.kernels
+        part, times = layers / model.n_layer, layers * micros / plan.pp
         for axis, t in inside_blocks(
             model, plan, bench.mixture.pools[pool], stack, own, micro_batch, micros
         ).items():
@@ -281,8 +281,10 @@ def _price(
             comm[axis] = Traffic(
                 old.bytes + part * t.bytes, old.seconds + part * t.seconds, old.exposed + part * t.exposed
             )
-        arithmetic += (made.ahead.arithmetic + made.back.arithmetic) * layers * micros / plan.pp
-        device += (made.ahead.device + made.back.device) * layers * micros / plan.pp
+        once = own.back("arithmetic") - own.more("arithmetic")
+        arithmetic += (own.first.ahead.arithmetic + once) * times
+        device += (own.first.ahead.device + own.back("device")) * times
+        second += own.more("device") * times
     for row, own in enumerate(rows):
         over += sum(_seconds(plan, each[own.pool], row, 0.0)) * micros / plan.pp
     shown = sum(traffic.exposed for traffic in comm.values())
@@ -294,7 +296,8 @@ def _price(
     return Price(
         step=busiest + idle + exposed + update + fixed,
         arithmetic=arithmetic,
-        kernels=device - arithmetic + over,
+        kernels=device - second - arithmetic + over,
+        recompute=second,
         host=mean - device - over - shown,
         idle=idle,
         uneven=busiest - mean,

@@ -238,7 +238,7 @@ def room_for(bench: Bench, plan: Plan, where: Placement, micro_batch: int) -> fl
 
     def of(row: int, layers: float, held: float) -> float:
         share = share_in(bench.model, plan, row, [layers] * plan.pp)
-        return of_share(bench.model, plan, bench.stack, share, kept, held, 0.0).total
+        return of_share(bench.model, plan, bench.stack, share, kept, held).total
 
     def line(row: int) -> tuple[float, float, float, float]:
         """Bytes of one block and one micro-batch held; more of a second block, micro-batch, of either beside both."""

@@ -43,3 +43,12 @@ def whole(a: float) -> float:
     import numpy as np
 
     return np.ceil(a)
+
+
+def largest(a: float) -> float:
+    """Of all its elements."""
+    if isinstance(a, _PLAIN):
+        return float(a)
+    import numpy as np
+
+    return float(np.max(a))

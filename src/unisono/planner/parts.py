@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from unisono.planner.block import Pass
+from unisono.planner.memory import Again
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,10 @@ class Traffic:
 class Price:
     """Seconds of a step, taken apart. The parts add up to `step`.
 
-    arithmetic: matrix products. kernels: what else the device computes. host: waiting for kernels to be started.
-    idle: the timetable's bubble. uneven: what the busiest row computes beyond the mean. comm: by axis. optimizer,
-    fixed: per step. Not a part: busiest, seconds in which the busiest row computes; again, blocks of each row that
-    recompute=auto computes again.
+    arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
+    host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
+    the mean. comm: by axis. optimizer, fixed: per step. Not a part: busiest, seconds in which the busiest row computes;
+    again, by row what recompute=auto computes again, empty otherwise.
     """
 
     step: float
@@ -34,7 +35,8 @@ class Price:
     optimizer: float
     fixed: float
     comm: dict[str, Traffic] = field(default_factory=dict)
-    again: float = 0.0
+    recompute: float = 0.0
+    again: tuple[Again, ...] = ()
 
     @property
     def exposed(self) -> float:
@@ -43,19 +45,18 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Passes over one block, `again` the backward one of a block that recompute=auto computes again, and seconds of
-    stem and head, (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price.
-    """
+    """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
+    (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price."""
 
     ahead: Pass
     back: Pass
-    again: Pass
+    more: Pass
     stem: tuple[float, float]
     head: tuple[float, float]
 
     @property
     def totals(self) -> "Totals":
-        return Totals(self.ahead.total, self.back.total, self.again.total, self.stem, self.head)
+        return Totals(self.ahead.total, self.back.total, self.stem, self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class Totals:
 
     ahead: float
     back: float
-    again: float
     stem: tuple[float, float]
     head: tuple[float, float]
 
@@ -72,17 +72,14 @@ class Totals:
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head;
-    one message between two rows. The last three: what shows on shard in forward and backward, also of a block that is
-    computed again, and on the host link."""
+    one message between two rows. The last two: what shows on shard in forward and backward, and on the host link."""
 
     forward: float
     backward: float
-    again: float
     stem: tuple[float, float]
     head: tuple[float, float]
     send: float
     shard: float = 0.0
-    shard_again: float = 0.0
     host: float = 0.0
 
 
@@ -107,12 +104,47 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Rows, and what they come from. share: of all blocks, those that recompute=auto computes again."""
+    """Rows, and what they come from: kernels and blocks of each way to recompute, and its share of all blocks."""
 
     rows: Rows
-    kernels: Kernels
-    blocks: Blocks
-    share: float
+    ways: tuple[tuple[str, float, Kernels, Blocks], ...]
+
+    @property
+    def first(self) -> Kernels:
+        return self.ways[0][2]
+
+    @property
+    def blocks(self) -> Blocks:
+        """Of the first way."""
+        return self.ways[0][3]
+
+    @property
+    def share(self) -> float:
+        """Of the blocks, those that are computed again as a whole."""
+        return sum(share for mode, share, _, _ in self.ways if mode == "full")
+
+    def back(self, part: str) -> float:
+        """A part of the backward pass over the mean block, with what it computes a second time."""
+        return sum(share * getattr(kernels.back, part) for _, share, kernels, _ in self.ways)
+
+    def more(self, part: str) -> float:
+        """A part of what is computed a second time, over the mean block."""
+        return sum(share * getattr(kernels.more, part) for _, share, kernels, _ in self.ways)
+
+    def shown(self, part: str) -> float:
+        """What shows of the mean block on `shard` or `host`."""
+        return sum(share * getattr(blocks, part) for _, share, _, blocks in self.ways)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of one micro-batch on the rows of a pipeline; numbers, or arrays. slowest: both passes of the dearest
+    row. cover: the shortest backward pass. forward, backward: of all rows together."""
+
+    slowest: float
+    cover: float
+    forward: float
+    backward: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,18 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unisono.plan import Plan
-from unisono.planner import block, experts, offload, replicas
+from unisono.planner import block, experts, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import Dealt
 from unisono.planner.collectives import Bus, bus, exchange, message
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, Share, kept_of, layers_again, share_of
+from unisono.planner.memory import ITEM, Again, Share, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
-from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, Totals, Traffic
+from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, Totals, Traffic, Work
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.spec.cluster import Cluster
@@ -44,14 +45,11 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
     """What depends on tp, cp, ep, the micro-batch, recompute and precision alone."""
     on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
     how = dealt(model, plan, cluster, stack, micro_batch)
-    plain = block.backward(model, stack, on, how)
-    mode = "none" if plan.recompute == "auto" else plan.recompute
-    back = plain + block.again(model, stack, on, how, mode)
-    again = plain + block.again(model, stack, on, how, "full") if plan.recompute == "auto" else back
+    back, more = block.backward(model, stack, on, how), block.again(model, stack, on, how, plan.recompute)
     stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
     head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
     ahead = block.forward(model, stack, on, how)
-    return Kernels(ahead, back, again, (stem[0], stem[1]), (head[0], head[1]))
+    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]))
 
 
 def blocks(
@@ -68,90 +66,119 @@ def blocks(
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
     """
     gathered = _gathered(model, plan, cluster, stack, made.ahead, made.back)
-    twice = _gathered(model, plan, cluster, stack, made.ahead, made.again)
     loaded = offload.shown(model, plan, cluster.device, stack, kept, made.ahead, made.back)
     return Blocks(
         forward=made.ahead + gathered[0] + loaded[0],
         backward=made.back + gathered[1] + loaded[1],
-        again=made.again + twice[1] + loaded[1],
         stem=made.stem,
         head=made.head,
         send=_send(model, plan, cluster, stack, micro_batch),
         shard=sum(gathered),
-        shard_again=sum(twice),
         host=sum(loaded),
     )
 
 
-def row_seconds(each: Blocks, layers: float, stem: float, head: float, again: float) -> tuple[float, float]:
+def row_seconds(each: Blocks, layers: float, stem: float, head: float) -> tuple[float, float]:
     """Seconds, forward and backward, of a row with so many blocks and such a share of stem and head."""
     return (
         layers * each.forward + stem * each.stem[0] + head * each.head[0],
-        layers * each.backward
-        + smaller(again, layers) * (each.again - each.backward)
-        + stem * each.stem[1]
-        + head * each.head[1],
+        layers * each.backward + stem * each.stem[1] + head * each.head[1],
     )
 
 
 def rows(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float = 0.0
-) -> Rows:
-    """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
+) -> Rows:  # fmt: skip
+    """What each row of the pipeline takes for one micro-batch. again: by row, of recompute=auto."""
     return detail(model, plan, cluster, stack, micro_batch, again).rows
 
 
+def ways(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, modes: Sequence[str]
+) -> list[tuple[Kernels, Blocks]]:
+    """One block under each way to recompute."""
+    found: list[tuple[Kernels, Blocks]] = []
+    for mode in modes:
+        own = plan if plan.recompute == mode else replace(plan, recompute=mode)
+        made = kernels(model, own, cluster, stack, micro_batch)
+        kept = kept_of(model, own, stack, micro_batch).block
+        found.append((made, blocks(model, own, cluster, stack, micro_batch, made.totals, kept)))
+    return found
+
+
+def computed_again(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
+) -> tuple[Again, ...]:
+    """What each row computes again under recompute=auto; empty for every other way."""
+    if plan.recompute != "auto":
+        return ()
+    each = [one for _, one in ways(model, plan, cluster, stack, micro_batch, recompute.MODES)]
+    whole = [one.forward + one.backward for one in each]
+    extra = recompute.Extra(whole[1] - whole[0], whole[2] - whole[0])
+    sizes = {"micro_batch": micro_batch, "micros": micros}
+    return recompute.chosen(model, plan, stack, cluster.device, extra, **sizes)
+
+
 def detail(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float
-) -> Detail:
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
+) -> Detail:  # fmt: skip
     """The rows, and what they come from."""
-    made = kernels(model, plan, cluster, stack, micro_batch)
-    kept = kept_of(model, plan, stack, micro_batch).block
-    each = blocks(model, plan, cluster, stack, micro_batch, made.totals, kept)
     layers = rows_of(model, plan.schedule, plan.pp, stack.balanced)
+    modes, counts = (plan.recompute,), [[float(count)] for count in layers]
+    if plan.recompute == "auto":
+        modes = recompute.MODES
+        told = list(again) or [Again()] * plan.pp
+        counts = [
+            [count - one.selective - one.full, one.selective, one.full]
+            for count, one in zip(layers, told, strict=True)
+        ]
+    each = ways(model, plan, cluster, stack, micro_batch, modes)
     stems, heads = ends(plan.schedule, plan.pp)
-    pairs = [
-        row_seconds(each, count, (row in stems) / len(stems), (row in heads) / len(heads), again)
-        for row, count in enumerate(layers)
-    ]
-    share = sum(min(again, count) for count in layers) / model.n_layer
-    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
-    return Detail(found, made, each, share)
+    pairs: list[tuple[float, float]] = []
+    for row, many in enumerate(counts):
+        f, b = row_seconds(each[0][1], many[0], (row in stems) / len(stems), (row in heads) / len(heads))
+        for (_, one), count in zip(each[1:], many[1:], strict=True):
+            f, b = f + count * one.forward, b + count * one.backward
+        pairs.append((f, b))
+    ends_ = each[0][1]
+    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), ends_.stem, ends_.head, ends_.send)
+    shares = [sum(many[i] for many in counts) / model.n_layer for i in range(len(modes))]
+    return Detail(found, tuple((m, s, *one) for m, s, one in zip(modes, shares, each, strict=True)))
 
 
-def line(
-    schedule: str,
-    ranks: int,
-    micros: float,
-    pairs: Sequence[tuple[float, float]],
-    many: Sequence[int],
-    send: float,
-) -> Line:
-    """The pipeline of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
+def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> Work:
+    """Of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
     f, b = pairs[0]
     slowest, cover, sum_f, sum_b = f + b, b, many[0] * f, many[0] * b
     for (f, b), count in zip(pairs[1:], many[1:], strict=True):
         slowest, cover = larger(slowest, f + b), smaller(cover, b)
         sum_f, sum_b = sum_f + count * f, sum_b + count * b
+    return Work(slowest, cover, sum_f, sum_b)
+
+
+def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> Line:
+    """The pipeline of rows with so much work."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
-    others = (sum_f + sum_b - slowest) / (sum_f + sum_b) / max(1, ranks - 1)
-    other_f, other_b = sum_f * others, sum_b * others
+    others = (
+        (made.forward + made.backward - made.slowest) / (made.forward + made.backward) / max(1, ranks - 1)
+    )
+    other_f, other_b = made.forward * others, made.backward * others
     # Towards the weights a backward pass has the forward pass's products.
     waits = idle(schedule, ranks, micros, other_f, other_b, smaller(other_f, other_b / 2))
     v = chunks(schedule)
     # Only the last micro-batch's backward pass can hide gradients, and of several stages on a rank the last one's.
     messages = 2 * send * (micros * v + ranks - 1) if ranks > 1 else 0.0 * micros
-    return Line(slowest, (sum_f + sum_b) / ranks, cover / v, waits, messages)
+    return Line(made.slowest, (made.forward + made.backward) / ranks, made.cover / v, waits, messages)
 
 
 def price(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
     """A step of `micros` micro-batches on every data rank."""
-    again = layers_again(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
+    again = computed_again(model, plan, cluster, stack, micro_batch=micro_batch, micros=micros)
     each = detail(model, plan, cluster, stack, micro_batch, again)
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
-    whole = line(plan.schedule, plan.pp, micros, pairs, [1] * plan.pp, each.rows.send)
+    whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
     data = gradients(plan, cluster, stack, first, whole.cover)
@@ -170,14 +197,15 @@ def price(
     comm = comm | data
     # In the order in which they are told, and those that are there.
     comm = {axis: comm[axis] for axis in AXES if axis in comm}
-    made, layers = each.kernels, model.n_layer / plan.pp * micros
-    arithmetic = (made.ahead.arithmetic + _mixed(each, "arithmetic")) * layers
-    on_device = (made.ahead.device + _mixed(each, "device")) * layers
-    over = micros / plan.pp * (sum(each.blocks.stem) + sum(each.blocks.head))
+    ahead, layers = each.first.ahead, model.n_layer / plan.pp * micros
+    once, second = each.back("arithmetic") - each.more("arithmetic"), each.more("device") * layers
+    arithmetic = (ahead.arithmetic + once) * layers
+    on_device = (ahead.device + each.back("device")) * layers
+    over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head))
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
         arithmetic=arithmetic,
-        kernels=on_device - arithmetic + over,
+        kernels=on_device - second - arithmetic + over,
         host=micros * whole.mean - on_device - over - shown,
         idle=whole.idle,
         uneven=micros * (whole.slowest - whole.mean),
@@ -185,6 +213,7 @@ def price(
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
+        recompute=second,
         again=again,
     )
 
@@ -218,16 +247,10 @@ def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: flo
 
 
 def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on tp for one block, forward and backward. share: of blocks that are computed again."""
+    """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
-    times = 4 + (1 if stack.sequence_parallel else 0) + 2 * (1.0 if plan.recompute == "full" else share)
+    times = 4 + (1 if stack.sequence_parallel else 0) + 2 * share
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
-
-
-def _mixed(each: Detail, part: str) -> float:
-    """A part of the backward pass over the mean block."""
-    plain, again = getattr(each.kernels.back, part), getattr(each.kernels.again, part)
-    return plain + each.share * (again - plain)
 
 
 def inside_blocks(
@@ -241,43 +264,46 @@ def inside_blocks(
 ) -> dict[str, Traffic]:
     """What is sent, and what of it shows, inside the passes over blocks: by axis, and to the host."""
     layers = model.n_layer / plan.pp * micros
-    ahead = each.kernels.ahead
+    ahead = each.first.ahead
     found: dict[str, Traffic] = {}
     if plan.tp > 1:
-        exposed, hidden = ahead.exposed + _mixed(each, "exposed"), ahead.hidden + _mixed(each, "hidden")
+        exposed, hidden = ahead.exposed + each.back("exposed"), ahead.hidden + each.back("hidden")
         sent = _tensor_bytes(model, plan, stack, micro_batch, each.share)
         found["tp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
     if plan.cp > 1:
-        exposed, hidden = ahead.context + _mixed(each, "context"), ahead.ringed + _mixed(each, "ringed")
+        exposed, hidden = ahead.context + each.back("context"), ahead.ringed + each.back("ringed")
         how = dealt(model, plan, cluster, stack, micro_batch)
         once = block.context_bytes(model, how, ITEM[plan.precision], 1)
         sent = once + block.context_bytes(model, how, ITEM[plan.precision], 2)
-        sent += once * (1.0 if plan.recompute == "full" else each.share)
+        sent += once * each.share
         found["cp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
     if plan.ep > 1:
-        exposed, hidden = ahead.routing + _mixed(each, "routing"), ahead.routed + _mixed(each, "routed")
+        exposed, hidden = ahead.routing + each.back("routing"), ahead.routed + each.back("routed")
         sent = _routed_bytes(model, plan, micro_batch, each.share)
         found["ep"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
     if plan.shard > 1 and plan.zero == 3:
         sent, seconds = _weights(model, plan, cluster, stack)
         sent, seconds = 1.5 * sent, 3 * seconds
-        shown = each.blocks.shard + each.share * (each.blocks.shard_again - each.blocks.shard)
-        found["shard"] = Traffic(sent * layers, seconds * layers, shown * layers)
+        found["shard"] = Traffic(sent * layers, seconds * layers, each.shown("shard") * layers)
     if plan.offload in ("params", "activations"):
-        moved = sum(offload.block_bytes(model, plan, stack, kept_of(model, plan, stack, micro_batch).block))
+        kept = sum(
+            share * kept_of(model, replace(plan, recompute=mode), stack, micro_batch).block
+            for mode, share, _, _ in each.ways
+        )
+        moved = sum(offload.block_bytes(model, plan, stack, kept))
         seconds = moved / max(offload.rate(cluster.device, stack), 1e-9)
-        found["host"] = Traffic(moved * layers, seconds * layers, each.blocks.host * layers)
+        found["host"] = Traffic(moved * layers, seconds * layers, each.shown("host") * layers)
     return found
 
 
 def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float) -> float:
     """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice.
-    share: of blocks that are computed again."""
+    share: of blocks that are computed again as a whole."""
     if model.experts is None or plan.ep == 1:
         return 0.0
     tokens = micro_batch * model.context / plan.cp
     held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
-    times = 4 + 2 * (1.0 if plan.recompute == "full" else share)
+    times = 4 + 2 * share
     return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 

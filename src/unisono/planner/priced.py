@@ -1,11 +1,14 @@
 """One door for what can be priced: a transformer, dealt along every axis, or a network of parts."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
 from unisono.planner import general, host, memory
 from unisono.planner import price as transformers
-from unisono.planner.memory import Verdict
+from unisono.planner.cuts import rows_of
+from unisono.planner.memory import Again, Verdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
@@ -24,18 +27,53 @@ def price(
     model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
     """Seconds of a step of `micros` micro-batches on every data rank."""
+    sizes = {"micro_batch": micro_batch, "micros": micros}
+    own = settled(model, plan, stack, cluster, **sizes)
     if shares_cores(model, cluster):
-        return host.price_on_host(model, plan, cluster, micro_batch=micro_batch, micros=micros)
+        found = host.price_on_host(model, own, cluster, **sizes)
+    elif isinstance(model, Network):
+        found = general.price(model, own, cluster, stack, **sizes)
+    else:
+        return transformers.price(model, plan, cluster, stack, **sizes)
+    if own is plan:
+        return found
+    again = tuple(
+        Again(0.0, count * (own.recompute == "full")) for count in blocks(model, plan, stack, cluster)
+    )
+    return replace(found, again=again)
+
+
+def settled(
+    model: Model, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
+) -> Plan:
+    """Of networks of parts, and where ranks share a host's cores, recompute=auto is none where that fits, else full."""
+    alike = isinstance(model, Network) or shares_cores(model, cluster)
+    if plan.recompute != "auto" or not alike:
+        return plan
+    none = replace(plan, recompute="none")
+    fits = verdict(model, none, stack, cluster, micro_batch=micro_batch, micros=micros).fits
+    return none if fits else replace(plan, recompute="full")
+
+
+def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[float, ...]:
+    """How many each row of the pipeline has, stem and head not counted."""
+    if shares_cores(model, cluster):
+        return rows_of(model, plan.schedule, plan.pp, True)
     if isinstance(model, Network):
-        return general.price(model, plan, cluster, stack, micro_batch=micro_batch, micros=micros)
-    return transformers.price(model, plan, cluster, stack, micro_batch=micro_batch, micros=micros)
+        ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
+        return tuple(
+            float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(general.cut(model, plan.pp))
+        )
+    return rows_of(model, plan.schedule, plan.pp, stack.balanced)
 
 
 def rows(
-    model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: float = 0.0
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
 ) -> Rows:
-    """What each row of the pipeline takes for one micro-batch, `again` blocks of it computed again (auto)."""
+    """What each row of the pipeline takes for one micro-batch. again: by row, what recompute=auto computes again."""
     if isinstance(model, Network):
+        if plan.recompute == "auto":
+            plan = replace(plan, recompute="full" if any(one.full for one in again) else "none")
         each = general.rows(model, plan, cluster, stack, micro_batch)
         ways = tuple(row.forward for row in each), tuple(row.backward for row in each)
         return Rows(*ways, send=general.send(each, plan, cluster, stack, micro_batch))
@@ -46,10 +84,13 @@ def verdict(
     model: Model, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
 ) -> Verdict:
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
+    plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
         row, held = host.memory_on_host(model, plan, cluster.host, micro_batch=micro_batch, micros=micros)
         ranks = min(plan.world, cluster.links[0].size if cluster.links else 1)
         return Verdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
         return general.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
-    return memory.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
+    sizes = {"micro_batch": micro_batch, "micros": micros}
+    again = transformers.computed_again(model, plan, cluster, stack, **sizes)
+    return memory.verdict(model, plan, stack, cluster.device, again=again, **sizes)

@@ -11,6 +11,7 @@ from math import ceil, log2
 from unisono.plan import Plan
 from unisono.plan.grammar import Choice, choice
 from unisono.planner.collectives import Bus, bus
+from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.fidelity import Fidelity
@@ -105,19 +106,19 @@ def low_rank(model: Transformer, tp: int) -> Callable[[int], float]:
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Seconds that communication may hide behind. backward: of the last micro-batch. step: of all computing. hidden:
-    the share of gradients that software hides behind backward at most."""
+    """Seconds that communication may hide behind; numbers, or arrays. backward: of the last micro-batch. step: of all
+    computing. hidden: the share of gradients that software hides behind backward at most."""
 
     backward: float
     step: float
     hidden: float
 
     def beside_backward(self, talk: float) -> float:
-        return max(talk * (1.0 - self.hidden), talk - self.backward)
+        return larger(talk * (1.0 - self.hidden), talk - self.backward)
 
     def beside_step(self, talk: float) -> float:
         """Of a policy that is made to talk while it computes, whatever the software does with gradients."""
-        return max(talk * (1.0 - _BESIDE), talk - self.step)
+        return larger(talk * (1.0 - _BESIDE), talk - self.step)
 
 
 def wired(made: Code, net: Bus, elements: float) -> tuple[float, float]:

@@ -1,65 +1,34 @@
 """Many plans priced at once: all combinations of the other keys on one mesh, as arrays.
 
-What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
-The formulas that combine it are those of `price` and `memory` themselves, fed with arrays, so that a plan of the screen
-costs what it costs alone.
-
-Axes of the arrays, in this order: way (zero, offload), mode (recompute), size (micro-batch), kind (cp_kind), schedule,
-collective. Where a quantity does not depend on an axis, its length there is 1.
+The formulas are those of `price` and `memory` themselves, fed with arrays, so that a plan of the screen costs what it
+costs alone. The axes of the arrays: `bench`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner import offload
-from unisono.planner.cuts import rows_of
-from unisono.planner.memory import Kept, Memory, Share, again_in, kept_of, of_share, rows_seen, share_of
-from unisono.planner.price import (
-    COVERING,
-    Blocks,
-    Kernels,
-    Totals,
-    blocks,
-    kernels,
-    line,
-    met,
-    row_seconds,
-    tied,
-    uncovered,
+from unisono.planner import offload, replicas
+from unisono.planner.again import auto
+from unisono.planner.bench import (
+    Array,
+    Axes,
+    Bench,
+    array,
+    blocks_by,
+    covers,
+    held_by,
+    kept_by,
+    layout_of,
+    like,
+    share_by,
+    totals_by,
 )
-from unisono.planner.stack import Stack
-from unisono.planner.timetables import ends, in_flight, name_of, serves
-from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
-
-Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
-
-_FIELDS = tuple(f.name for f in fields(Plan))
-
-
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """What is combined on one mesh. ways: (zero, offload). sizes: micro-batches and how many of them a step has."""
-
-    ways: tuple[tuple[int, str], ...]
-    modes: tuple[str, ...]
-    sizes: tuple[tuple[int, int], ...]
-    kinds: tuple[str, ...]
-    schedules: tuple[str, ...]
-    collectives: tuple[str, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        parts = (self.ways, self.modes, self.sizes, self.kinds, self.schedules, self.collectives)
-        return tuple(len(part) for part in parts)
-
-    def served(self, ranks: int, n_layer: int) -> Array:
-        """(sizes, schedules): which timetables exist for which numbers of micro-batches."""
-        return np.array([[serves(s, ranks, m, n_layer) for s in self.schedules] for _, m in self.sizes], bool)
+from unisono.planner.memory import Kept, Memory, Share, of_share, rows_seen, share_of
+from unisono.planner.parts import Blocks, Work
+from unisono.planner.price import COVERING, line, met, row_seconds, tied, uncovered, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,57 +41,38 @@ class Screened:
     fits: Array
 
 
-@dataclass(slots=True)
-class Memo:
-    """What the meshes of one search share: kernels, shares of rows, what is held."""
-
-    kernels: dict[Any, Kernels] = field(default_factory=dict)
-    totals: dict[Any, Totals] = field(default_factory=dict)
-    kept: dict[Any, Kept] = field(default_factory=dict)
-    shares: dict[Any, Share] = field(default_factory=dict)
-    held: dict[Any, Array] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What is the same for all plans of a search."""
-
-    model: Transformer
-    cluster: Cluster
-    stack: Stack
-    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
-
-    @property
-    def capacity(self) -> float:
-        return self.cluster.device.memory - self.cluster.device.reserved
-
-
-def array(values: Any, *shape: int) -> Array:
-    """Of floats; what it is made of may be arrays itself."""
-    made = np.array(values, float)
-    return made.reshape(shape) if shape else made
-
-
-def like(plan: Plan, **changes: Any) -> Plan:
-    """The plan with other values, which are known to be of the contract and not looked at again."""
-    made = object.__new__(Plan)
-    for key in _FIELDS:
-        object.__setattr__(made, key, changes[key] if key in changes else getattr(plan, key))
-    return made
-
-
 def screen(bench: Bench, mesh: Plan, axes: Axes) -> Screened:
     """All plans of one mesh. mesh: a plan with its sizes; the keys of the axes are not read."""
-    ways = [like(mesh, zero=zero, offload=mode) for zero, mode in axes.ways]
-    memory, fits, again = _memory(bench, mesh, axes, ways)
+    each = [_screened(bench, mesh, part) for part in axes.by_mode()]
     served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :, None]
-    step = _steps(bench, mesh, axes, ways, again)
-    return Screened(step, memory, fits & served)
+    memory, fits = each[0].memory, each[0].fits
+    if len(each) > 1:
+        # Under auto, what is cheapest to compute again may depend on what is sent, and memory on what is cheapest.
+        memory, fits = (
+            np.concatenate([_spread(getattr(one, name), len(axes.kinds)) for one in each], axis=1)
+            for name in ("memory", "fits")
+        )
+    steps = [one.step for one in each]
+    return Screened(np.concatenate(steps, axis=1) if len(steps) > 1 else steps[0], memory, fits & served)
+
+
+def _spread(found: Array, kinds: int) -> Array:
+    return np.broadcast_to(found, (*found.shape[:3], kinds, *found.shape[4:]))
+
+
+def _screened(bench: Bench, mesh: Plan, axes: Axes) -> Screened:
+    """Of modes that treat all blocks alike, or of auto alone."""
+    ways = [like(mesh, zero=zero, offload=mode) for zero, mode in axes.ways]
+    if axes.modes == ("auto",):
+        memory, fits, works = auto(bench, mesh, axes, ways)
+        return Screened(_steps(bench, mesh, axes, ways, works), memory, fits)
+    memory, fits = _memory(bench, mesh, axes, ways)
+    return Screened(_steps(bench, mesh, axes, ways, _works(bench, mesh, axes)), memory, fits)
 
 
 def least_memory(bench: Bench, mesh: Plan, axes: Axes) -> float:
     """Bytes that the fullest rank needs at least: model states, by the way that shares out most of them."""
-    nothing = Kept(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    nothing = Kept(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     zero = max(zero for zero, _ in axes.ways)
     modes = {mode for _, mode in axes.ways}
     best = like(mesh, zero=zero, offload=next((m for m in ("params", "optimizer") if m in modes), "none"))
@@ -131,7 +81,7 @@ def least_memory(bench: Bench, mesh: Plan, axes: Axes) -> float:
         own, found = like(best, schedule=schedule), 0.0
         for row in rows_seen(mesh.pp):
             share = share_of(bench.model, own, row, bench.stack.balanced)
-            got = of_share(bench.model, own, bench.stack, share, nothing, 0.0, 0.0)
+            got = of_share(bench.model, own, bench.stack, share, nothing, 0.0)
             found = max(found, (got.params + got.grads + got.optim) * (1.0 + bench.stack.slack))
         least = min(least, found)
     return float(least)
@@ -140,7 +90,7 @@ def least_memory(bench: Bench, mesh: Plan, axes: Axes) -> float:
 def least_seconds(bench: Bench, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
     plain = Axes(axes.ways[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
-    made = _totals(bench, mesh, plain)
+    made = totals_by(bench, mesh, plain)
     both = np.broadcast_to(made.ahead + made.back, (1, 1, len(axes.sizes), len(axes.kinds)))
     micros = np.array([m for _, m in axes.sizes], float)[:, None]
     ends_ = np.broadcast_to(sum(made.stem) + sum(made.head), both.shape)[0, 0]
@@ -148,121 +98,20 @@ def least_seconds(bench: Bench, mesh: Plan, axes: Axes) -> float:
     return float(work.min()) + bench.stack.step
 
 
-def _totals(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
-    """Kernels of all modes, sizes and kinds: arrays (1, mode, size, kind)."""
-    sizes = tuple(b for b, _ in axes.sizes)
-    key = (mesh.tp, mesh.cp, mesh.ep, _covers(mesh), axes.modes, sizes, axes.kinds)
-    if key not in bench.memo.totals:
-        each = [
-            _kernels(bench, like(mesh, recompute=mode, cp_kind=kind), size).totals
-            for mode in axes.modes
-            for size in sizes
-            for kind in axes.kinds
-        ]
-        shape = (1, len(axes.modes), len(sizes), len(axes.kinds))
-
-        def field_of(name: str, way: int | None = None) -> Array:
-            values = [getattr(t, name) if way is None else getattr(t, name)[way] for t in each]
-            return array(values, *shape)
-
-        bench.memo.totals[key] = Totals(
-            field_of("ahead"),
-            field_of("back"),
-            field_of("again"),
-            (field_of("stem", 0), field_of("stem", 1)),
-            (field_of("head", 0), field_of("head", 1)),
-        )
-    return bench.memo.totals[key]
-
-
-def _covers(plan: Plan) -> bool:
-    """Whether its timetable hides what ep sends behind another micro-batch."""
-    return plan.ep > 1 and name_of(plan.schedule) in COVERING
-
-
-def _kernels(bench: Bench, plan: Plan, size: int) -> Kernels:
-    key = (plan.tp, plan.cp, plan.ep, _covers(plan), plan.cp_kind, plan.recompute, size)
-    if key not in bench.memo.kernels:
-        bench.memo.kernels[key] = kernels(bench.model, plan, bench.cluster, bench.stack, size)
-    return bench.memo.kernels[key]
-
-
-def _kept(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
-    """Bytes that one micro-batch keeps: arrays (mode, size, 1)."""
-    sizes = tuple(b for b, _ in axes.sizes)
-    key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes)
-    if key not in bench.memo.kept:
-        each = [
-            kept_of(bench.model, like(mesh, recompute=mode), bench.stack, size)
-            for mode in axes.modes
-            for size in sizes
-        ]
-        names = ("block", "again", "live", "always", "stem", "head")
-        shape = (len(axes.modes), len(sizes), 1)
-        bench.memo.kept[key] = Kept(*(array([getattr(k, n) for k in each], *shape) for n in names))
-    return bench.memo.kept[key]
-
-
-def _share(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
-    """A row's share under each timetable: arrays (schedule,)."""
-    key = (
-        mesh.tp,
-        mesh.pp,
-        mesh.ep,
-        row,
-        axes.schedules,
-        (mesh.cp, mesh.shard) if bench.model.experts else (),
-    )
-    if key not in bench.memo.shares:
-        each = [
-            share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
-            for name in axes.schedules
-        ]
-        names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
-        parts = (array([getattr(s, n) for s in each]) for n in names)
-        bench.memo.shares[key] = Share(*parts, ranks=each[0].ranks)
-    return bench.memo.shares[key]
-
-
-def _held(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Array:
-    """Micro-batches in flight: (size, schedule)."""
-    micros = tuple(m for _, m in axes.sizes)
-    key = (row, mesh.pp, micros, axes.schedules)
-    if key not in bench.memo.held:
-        column = array(micros)
-        each = [np.broadcast_to(in_flight(s, row, mesh.pp, column), column.shape) for s in axes.schedules]
-        bench.memo.held[key] = np.stack(each, axis=-1)
-    return bench.memo.held[key]
-
-
-def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple[Array, Array, Array]:
-    """(bytes of the fullest rank, whether it fits, blocks that recompute=auto computes again), of all axes but kind
-    and collective."""
-    kept = _kept(bench, mesh, axes)
-    rows = [(_share(bench, mesh, axes, r), _held(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
+def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple[Array, Array]:
+    """(bytes of the fullest rank, whether it fits), of all axes but kind and collective."""
+    kept = kept_by(bench, mesh, axes)
+    rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
     beside = bench.cluster.device.host_memory or np.inf
     shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
-    auto = axes.modes.index("auto") if "auto" in axes.modes else None
-    totals, fits, agains = [], [], []
+    totals: list[Array] = []
+    fits: list[Array] = []
     for plan in ways:
-        again: Array = np.zeros(shape)
-        if auto is not None:
-            own = Kept(
-                *(getattr(kept, n)[auto] for n in ("block", "again", "live", "always", "stem", "head"))
-            )
-            for share, held in rows:
-                more = again_in(bench.model, plan, bench.stack, share, own, held, bench.capacity)
-                again[auto] = np.maximum(again[auto], more)
-        each = [of_share(bench.model, plan, bench.stack, share, kept, held, again) for share, held in rows]
+        each = [of_share(bench.model, plan, bench.stack, share, kept, held) for share, held in rows]
         total, host = _fullest(each, shape)
         totals.append(total)
         fits.append((total <= bench.capacity) & (host <= beside))
-        agains.append(again)
-
-    def spread(found: list[Array]) -> Array:
-        return np.stack(found)[:, :, :, None, :, None]
-
-    return spread(totals), spread(fits), np.stack(agains)[:, :, :, None, :]
+    return np.stack(totals)[:, :, :, None, :, None], np.stack(fits)[:, :, :, None, :, None]
 
 
 def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Array]:
@@ -273,71 +122,102 @@ def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Arr
     return total, host
 
 
-def _steps(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], again: Array) -> Array:
+def _works(bench: Bench, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], Work]:
+    """(place of a timetable, blocks) -> what its rows compute; of the same layout and blocks once."""
+    memo: dict[tuple[object, int], Work] = {}
+
+    def found(at: int, each: Blocks) -> Work:
+        layout = layout_of(bench, mesh, axes.schedules[at])
+        key = layout, id(each)  # which its caller keeps
+        if key not in memo:
+            pairs = [row_seconds(each, count, stem, head) for count, stem, head, _ in layout]
+            memo[key] = work(pairs, [many for _, _, _, many in layout])
+        return memo[key]
+
+    return found
+
+
+def _steps(
+    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], works: Callable[[int, Blocks], Work]
+) -> Array:
     """Seconds of a step, of all axes."""
-    plain = _blocks(bench, like(mesh, schedule="1f1b"), axes, ways)
+    plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes, ways)
     covered = plain
-    if any(_covers(like(mesh, schedule=name)) for name in axes.schedules):
-        covered = _blocks(bench, like(mesh, schedule=COVERING[0]), axes, ways)
-    first = _share(bench, mesh, axes, 0)
-    meeting = _meeting(bench, axes, ways, first)
+    if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
+        covered = blocks_by(bench, like(mesh, schedule=COVERING[0]), axes, ways)
+    first = share_by(bench, mesh, axes, 0)
+    shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
     updates: list[Array] = [offload.update(plan, bench.cluster.device, bench.stack, first) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
     step = np.empty(axes.shape)
-    lines: dict[Any, tuple[list[tuple[float, float]], list[int]]] = {}
     for at, name in enumerate(axes.schedules):
-        more = again[..., at]
-        layout = _layout(bench, mesh, name)
-        each = covered if _covers(like(mesh, schedule=name)) else plain
-        key = (layout, each is covered, name if more.any() else "")
-        if key not in lines:
-            kinds = [row_seconds(each, count, stem, head, more) for count, stem, head, _ in layout]
-            lines[key] = kinds, [many for _, _, _, many in layout]
-        whole = line(name, mesh.pp, micros, *lines[key], each.send)
+        each = covered if covers(like(mesh, schedule=name)) else plain
+        whole = line(name, mesh.pp, micros, works(at, each), each.send)
         once = np.array(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
-        shown = uncovered(bench.stack, meeting[:, None, None, None, at], array(whole.cover)[..., None])
-        step[..., at, :] = alone[..., None] + shown
+        step[..., at, :] = alone[..., None] + shown(at, array(whole.cover), array(micros * whole.slowest))
     return step
+
+
+def _shown(
+    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: Share
+) -> Callable[[int, Array, Array], Array]:
+    """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
+    meets: (way, mode, size, kind, collective or exchange)."""
+    meeting = _meeting(bench, axes, ways, first)
+    alike = mesh.dp == 1 or replicas.plain(mesh)
+    pairs = (*(() if alike else ((mesh.sync, mesh.codec),) * len(axes.collectives)), *axes.exchanges)
+    if not pairs:
+        return lambda at, cover, inside: uncovered(
+            bench.stack, meeting[:, None, None, None, at], cover[..., None]
+        )
+    sharded = _sharded(bench, axes, ways, first)
+    # What shows on shard is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
+    totals = [] if alike else [meeting[..., i] for i in range(len(axes.collectives))]
+    totals += [meeting[..., 0]] * len(axes.exchanges)
+
+    def exchanged(at: int, over: replicas.Cover, pair: tuple[str, str], total: Array) -> Array:
+        both = total[:, None, None, None, at]
+        rest = uncovered(bench.stack, both, over.backward) * (sharded[:, None, None, None, at] / both)
+        plan = like(mesh, sync=pair[0], codec=pair[1])
+        elements = float((array(first.blocks) + array(first.ends))[at]) / mesh.shard
+        return (
+            array(replicas.traffic(bench.model, plan, bench.cluster, bench.stack, elements, over)[2]) + rest
+        )
+
+    def found(at: int, cover: Array, inside: Array) -> Array:
+        over = replicas.Cover(cover, inside, bench.stack.dp_hidden)
+        parts: list[Array] = [
+            exchanged(at, over, pair, total) for pair, total in zip(pairs, totals, strict=True)
+        ]
+        shape = np.broadcast_shapes(*(part.shape for part in parts))
+        other = np.stack([np.broadcast_to(part, shape) for part in parts], axis=-1)
+        if not alike:
+            return other
+        own: Array = uncovered(bench.stack, meeting[:, None, None, None, at], cover[..., None])
+        shape = np.broadcast_shapes(own.shape[:-1], shape)
+        return np.concatenate(
+            [np.broadcast_to(one, (*shape, one.shape[-1])) for one in (own, other)], axis=-1
+        )
+
+    return found
+
+
+def _sharded(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+    """Seconds in which gradients meet on shard: (way, schedule)."""
+    found: dict[int, Array] = {}
+    for plan in ways:
+        _, seconds = met(plan, bench.cluster, bench.stack, first).get("shard", (0.0, 0.0))
+        found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
+    return np.stack([found[plan.zero] for plan in ways])
 
 
 def _columns(found: Sequence[Array], count: int) -> list[Array]:
     return [np.broadcast_to(one, (count,)) for one in found]
-
-
-def _layout(bench: Bench, mesh: Plan, schedule: str) -> tuple[tuple[float, float, float, int], ...]:
-    """Kinds of rows: (blocks, share of the stem, of the head, how many such rows)."""
-    layers = rows_of(bench.model, schedule, mesh.pp, bench.stack.balanced)
-    stems, heads = ends(schedule, mesh.pp)
-    kinds: dict[tuple[float, float, float], int] = {}
-    for row, count in enumerate(layers):
-        kind = (count, (row in stems) / len(stems), (row in heads) / len(heads))
-        kinds[kind] = kinds.get(kind, 0) + 1
-    return tuple((*kind, many) for kind, many in kinds.items())
-
-
-def _blocks(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
-    """Blocks of all ways: arrays (way, mode, size, kind)."""
-    made, kept = _totals(bench, mesh, axes), array(_kept(bench, mesh, axes).block)[None]
-    sizes = array([b for b, _ in axes.sizes], -1, 1)
-    found: dict[Any, Blocks] = {}
-    for plan in ways:
-        key = (plan.zero == 3, plan.offload)
-        if key not in found:
-            found[key] = blocks(bench.model, plan, bench.cluster, bench.stack, sizes, made, kept)
-    each = [found[plan.zero == 3, plan.offload] for plan in ways]
-    shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
-
-    def stacked(name: str) -> Array:
-        return np.concatenate([np.broadcast_to(getattr(one, name), shape) for one in each])
-
-    return Blocks(
-        stacked("forward"), stacked("backward"), stacked("again"), made.stem, made.head, stacked("send")
-    )
 
 
 def _meeting(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
+from unisono.planner.bench import Array, Bench
 from unisono.planner.played import actions, span
 from unisono.planner.priced import price, shares_cores, verdict
-from unisono.planner.screen import Array, Bench, Screened, least_memory, least_seconds, screen
+from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-__all__ = ["Found", "Space", "candidates", "on_fewer", "search", "smallest"]
+__all__ = ["Found", "Space", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
@@ -111,7 +112,7 @@ class _Pool:
 def search(space: Space, top: int = 4, objective: str = "time") -> Found:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
-    least, priced_at = _pricer(space)
+    least, priced_at = pricer(space)
     capacity = space.cluster.device.memory - space.cluster.device.reserved
     found = [(*least(mesh), mesh) for mesh in meshes(space)]
     found.sort(key=lambda one: one[0])
@@ -179,7 +180,7 @@ def _exists(mesh: Mesh, space: Space) -> Array:
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
 
-def _pricer(
+def pricer(
     space: Space,
 ) -> tuple[Callable[[Mesh], tuple[float, float]], Callable[[Mesh], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""

@@ -54,12 +54,13 @@ def _hardware(ask: Question, now: float) -> Iterator[Change]:
 
 def _planned(ask: Question, now: float) -> Iterator[Change]:
     """Other ways to compute the same step on the same devices."""
-    for mode in ("none", "selective", "full"):
+    for mode in ("none", "selective", "full", "auto"):
         if mode != ask.plan.recompute:
             other = replace(ask, plan=replace(ask.plan, recompute=mode))
             said = {"none": "keep all activations (recompute=none)",
                     "selective": "compute attention's scores again (recompute=selective)",
-                    "full": "compute every block again (recompute=full)"}[mode]  # fmt: skip
+                    "full": "compute every block again (recompute=full)",
+                    "auto": "compute again only what does not fit (recompute=auto)"}[mode]  # fmt: skip
             yield Change("plan", said, rate(other) / now - 1.0, str(other.plan), judged(other).fits)
     for other, said in _micro_batches(ask):
         yield Change(

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.planner import stages
 from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
+from unisono.planner.stages import Stage, told
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
@@ -63,6 +65,12 @@ class Answer:
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
 
     @property
+    def stages(self) -> tuple[Stage, ...]:
+        """What each stage has, and computes again."""
+        ask = self.question
+        return told(ask.model, ask.plan, ask.stack, ask.cluster, self.price.again)
+
+    @property
     def trust(self) -> Trust:
         """How far the step's seconds may be off, and why."""
         ask = self.question
@@ -111,8 +119,8 @@ def simulate(ask: Question) -> Answer:
     return Answer(ask, *_as_played(ask, got, fits))
 
 
-def demand(answer: Answer) -> None:
-    """Raises DoesNotFit, with the cheapest remedy, where memory is short."""
+def demand(answer: Answer, cut: str = "") -> None:
+    """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits."""
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
@@ -132,7 +140,7 @@ def demand(answer: Answer) -> None:
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
         likely=f"GiB: {largest}",
-        fix=_remedy(ask),
+        fix=f"{_remedy(ask)}; or {cut}" if cut else _remedy(ask),
     )
 
 
@@ -181,15 +189,20 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
     ask = answer.question
     ideal = ask.model.step_flops(ask.batch) / ask.plan.world
-    return in_parts(ideal / ask.cluster.device.flops(ask.plan.precision), answer.price)
+    return in_parts(
+        ideal / ask.cluster.device.flops(ask.plan.precision), answer.price, ask.plan.recompute != "none"
+    )
 
 
-def in_parts(ideal: float, got: Price) -> list[tuple[str, float]]:
-    """(what, seconds) of a price, from the ideal on."""
+def in_parts(ideal: float, got: Price, again: bool = False) -> list[tuple[str, float]]:
+    """(what, seconds) of a price, from the ideal on. again: some of it is computed a second time."""
+    # Where ranks share a host's cores, passes are priced whole.
+    products = "products below peak, recomputation" if again and not got.kernels else "products below peak"
     steps = [
         ("ideal: the model's arithmetic at peak", ideal),
-        ("products below peak, recomputation", got.arithmetic - ideal),
+        (products, got.arithmetic - ideal),
         ("other kernels, embedding, classifier", got.kernels),
+        ("computed a second time (recompute)", got.recompute),
         ("waiting for the host", got.host),
         *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
         ("bubble", got.idle),
@@ -224,6 +237,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "plan": str(ask.plan),
         "cluster": ask.cluster.name,
         "stack": ask.stack.name,
+        "stages": stages.as_json(answer.stages),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
     }  # fmt: skip
@@ -251,6 +265,7 @@ def as_text(answer: Answer) -> str:
             if answer.error_pct is not None
         ),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
+        *stages.as_lines(ask.plan, answer.stages),
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",

@@ -14,8 +14,8 @@ from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import BUILT, VALUES
 from unisono.planner.algorithms import NAMES as ALGORITHMS
+from unisono.planner.bench import Axes, like
 from unisono.planner.priced import Model
-from unisono.planner.screen import Axes, like
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
@@ -27,7 +27,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16)
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
-    play yet."""
+    play yet. exchanges: (sync, codec) that are tried beside the held ones where replicas meet."""
 
     model: Model
     cluster: Cluster
@@ -37,6 +37,7 @@ class Space:
     held: Plan
     legal: Callable[[Plan], bool] = lambda plan: True
     all_keys: bool = False
+    exchanges: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,12 @@ def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
     (zero, offload), (micro_batch, micros) = axes.ways[at[0]], axes.sizes[at[2]]
     named: dict[str, Any] = {
         "zero": zero, "offload": offload, "recompute": axes.modes[at[1]], "micros": micros,
-        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[at[5]],
+        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[0],
     }  # fmt: skip
+    if at[5] < len(axes.collectives):
+        named["collective"] = axes.collectives[at[5]]
+    else:
+        named["sync"], named["codec"] = axes.exchanges[at[5] - len(axes.collectives)]
     said = frozenset({*named, "dp", "shard", "tp", "pp", "cp", "ep"})
     return replace(mesh.plan, **named, said=said), micro_batch
 
@@ -102,7 +107,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[Mesh]:
                 continue
             axes = _axes(space, plan, sizes)
             served = int(axes.served(plan.pp, space.model.n_layer).sum())
-            others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * len(axes.collectives)
+            others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * axes.shape[-1]
             if served:
                 yield Mesh(plan, axes, served * others)
 
@@ -142,6 +147,7 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
         kinds=tuple(kinds),
         schedules=tuple(schedules),
         collectives=tuple(_values(space, "collective", ALGORITHMS if every and plan.dp > 1 else ("auto",))),
+        exchanges=space.exchanges if plan.dp > 1 else (),
     )
 
 

@@ -3,8 +3,11 @@
 The timetable is the value that the runtime plays; here it is played against the clock with the planner's prices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from unisono.planner.cuts import given, with_cut
+from unisono.planner.memory import Again
 from unisono.planner.price import Price
 from unisono.planner.priced import rows
 from unisono.planner.simulate import Question
@@ -52,7 +55,7 @@ class Timeline:
 def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan. Raises UsageError where the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    each = stages(ask, made)
+    each = stages(ask, made, price.again)
     placed = play_costs(made, each.forward, each.backward, each.send, each.weight)
     shown = [
         (f"comm {axis}", traffic.exposed)
@@ -83,11 +86,16 @@ def timetable(ask: Question) -> Timetable:
     return made
 
 
-def stages(ask: Question, made: Timetable) -> Stages:
-    """What each stage of a timetable costs."""
+def stages(ask: Question, made: Timetable, again: Sequence[Again] = ()) -> Stages:
+    """What each stage of a timetable costs. again: by row, what recompute=auto computes again."""
     # A chain of stages is priced as a pipeline of as many rows: stem on the first, head on the last, layers between.
-    chain = replace(ask.plan, pp=made.length, schedule="1f1b")
-    cut = rows(ask.model, chain, ask.cluster, ask.stack, ask.micro_batch)
+    told = given(ask.plan.schedule)
+    schedule = with_cut("1f1b", told) if told is not None else "1f1b"
+    chain = replace(ask.plan, pp=made.length, schedule=schedule)
+    per = made.length // ask.plan.pp  # stages on a row, which share what it computes again
+    more = [again[row] for row in made.placement[: made.length]] if again else []
+    shared = tuple(Again(one.selective / per, one.full / per) for one in more)
+    cut = rows(ask.model, chain, ask.cluster, ask.stack, ask.micro_batch, shared)
     forward, both = cut.forward * made.chains, cut.backward * made.chains
     send = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch).send
     if not made.splits_backward:

@@ -40,7 +40,9 @@ def names() -> list[str]:
 
 def get(text: str) -> Schedule:
     """The schedule of a plan's `schedule=` value. Raises UsageError for a name or option that does not exist."""
-    name, *options = text.split(":")
+    name, *options = [
+        part for part in text.split(":") if not part.startswith("cut=")
+    ]  # says which blocks, not when
     if name not in names():
         raise UsageError(f"there is no pipeline schedule {name!r}", fix=f"one of: {', '.join(names())}")
     schedule: Schedule = importlib.import_module(f"{__name__}.{module_of(name)}").timetable

@@ -1,0 +1,211 @@
+"""What the meshes of one search share: what is combined on each, and the arrays that its screens are made of.
+
+What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
+
+Axes of the arrays, in this order: way (zero, offload), mode (recompute), size (micro-batch), kind (cp_kind), schedule,
+collective. Where a quantity does not depend on an axis, its length there is 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from unisono.plan import Plan
+from unisono.planner.cuts import rows_of
+from unisono.planner.memory import Kept, Share, kept_of, share_of
+from unisono.planner.price import COVERING, Blocks, Kernels, Totals, blocks, kernels
+from unisono.planner.stack import Stack
+from unisono.planner.timetables import ends, in_flight, name_of, serves
+from unisono.spec.cluster import Cluster
+from unisono.spec.transformer import Transformer
+
+Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
+
+_FIELDS = tuple(f.name for f in fields(Plan))
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """What is combined on one mesh. ways: (zero, offload). sizes: micro-batches and how many of them a step has.
+    exchanges: (sync, codec) that stand after the collectives on the last axis, beside the plan's own."""
+
+    ways: tuple[tuple[int, str], ...]
+    modes: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]
+    kinds: tuple[str, ...]
+    schedules: tuple[str, ...]
+    collectives: tuple[str, ...]
+    exchanges: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        parts = (self.ways, self.modes, self.sizes, self.kinds, self.schedules)
+        return (*(len(part) for part in parts), len(self.collectives) + len(self.exchanges))
+
+    def by_mode(self) -> "list[Axes]":
+        """The same in order, auto apart from modes that treat all blocks alike."""
+        if "auto" not in self.modes or len(self.modes) == 1:
+            return [self]
+        at = self.modes.index("auto")
+        before, after = self.modes[:at], self.modes[at + 1 :]
+        return [replace(self, modes=modes) for modes in (before, ("auto",), after) if modes]
+
+    def served(self, ranks: int, n_layer: int) -> Array:
+        """(sizes, schedules): which timetables exist for which numbers of micro-batches."""
+        return np.array([[serves(s, ranks, m, n_layer) for s in self.schedules] for _, m in self.sizes], bool)
+
+
+@dataclass(slots=True)
+class Memo:
+    """What the meshes of one search share: kernels, shares of rows, what is held."""
+
+    kernels: dict[Any, Kernels] = field(default_factory=dict)
+    totals: dict[Any, Totals] = field(default_factory=dict)
+    kept: dict[Any, Kept] = field(default_factory=dict)
+    shares: dict[Any, Share] = field(default_factory=dict)
+    held: dict[Any, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is the same for all plans of a search."""
+
+    model: Transformer
+    cluster: Cluster
+    stack: Stack
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    @property
+    def capacity(self) -> float:
+        return self.cluster.device.memory - self.cluster.device.reserved
+
+
+def array(values: Any, *shape: int) -> Array:
+    """Of floats; what it is made of may be arrays itself."""
+    made = np.array(values, float)
+    return made.reshape(shape) if shape else made
+
+
+def like(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other values, which are known to be of the contract and not looked at again."""
+    made = object.__new__(Plan)
+    for key in _FIELDS:
+        object.__setattr__(made, key, changes[key] if key in changes else getattr(plan, key))
+    return made
+
+
+def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
+    """Kernels of all modes, sizes and kinds: arrays (1, mode, size, kind)."""
+    sizes = tuple(b for b, _ in axes.sizes)
+    key = (mesh.tp, mesh.cp, mesh.ep, covers(mesh), axes.modes, sizes, axes.kinds)
+    if key not in bench.memo.totals:
+        each = [
+            kernels_of(bench, like(mesh, recompute=mode, cp_kind=kind), size).totals
+            for mode in axes.modes
+            for size in sizes
+            for kind in axes.kinds
+        ]
+        shape = (1, len(axes.modes), len(sizes), len(axes.kinds))
+
+        def field_of(name: str, way: int | None = None) -> Array:
+            values = [getattr(t, name) if way is None else getattr(t, name)[way] for t in each]
+            return array(values, *shape)
+
+        bench.memo.totals[key] = Totals(
+            field_of("ahead"),
+            field_of("back"),
+            (field_of("stem", 0), field_of("stem", 1)),
+            (field_of("head", 0), field_of("head", 1)),
+        )
+    return bench.memo.totals[key]
+
+
+def covers(plan: Plan) -> bool:
+    """Whether its timetable hides what ep sends behind another micro-batch."""
+    return plan.ep > 1 and name_of(plan.schedule) in COVERING
+
+
+def kernels_of(bench: Bench, plan: Plan, size: int) -> Kernels:
+    key = (plan.tp, plan.cp, plan.ep, covers(plan), plan.cp_kind, plan.recompute, size)
+    if key not in bench.memo.kernels:
+        bench.memo.kernels[key] = kernels(bench.model, plan, bench.cluster, bench.stack, size)
+    return bench.memo.kernels[key]
+
+
+def kept_by(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
+    """Bytes that one micro-batch keeps: arrays (mode, size, 1)."""
+    sizes = tuple(b for b, _ in axes.sizes)
+    key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes)
+    if key not in bench.memo.kept:
+        each = [
+            kept_of(bench.model, like(mesh, recompute=mode), bench.stack, size)
+            for mode in axes.modes
+            for size in sizes
+        ]
+        names = ("block", "partly", "again", "live", "always", "stem", "head")
+        shape = (len(axes.modes), len(sizes), 1)
+        bench.memo.kept[key] = Kept(*(array([getattr(k, n) for k in each], *shape) for n in names))
+    return bench.memo.kept[key]
+
+
+def share_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
+    """A row's share under each timetable: arrays (schedule,)."""
+    key = (
+        mesh.tp,
+        mesh.pp,
+        mesh.ep,
+        row,
+        axes.schedules,
+        (mesh.cp, mesh.shard) if bench.model.experts else (),
+    )
+    if key not in bench.memo.shares:
+        each = [
+            share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
+            for name in axes.schedules
+        ]
+        names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
+        parts = (array([getattr(s, n) for s in each]) for n in names)
+        bench.memo.shares[key] = Share(*parts, ranks=each[0].ranks)
+    return bench.memo.shares[key]
+
+
+def held_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Array:
+    """Micro-batches in flight: (size, schedule)."""
+    micros = tuple(m for _, m in axes.sizes)
+    key = (row, mesh.pp, micros, axes.schedules)
+    if key not in bench.memo.held:
+        column = array(micros)
+        each = [np.broadcast_to(in_flight(s, row, mesh.pp, column), column.shape) for s in axes.schedules]
+        bench.memo.held[key] = np.stack(each, axis=-1)
+    return bench.memo.held[key]
+
+
+def layout_of(bench: Bench, mesh: Plan, schedule: str) -> tuple[tuple[float, float, float, int], ...]:
+    """Kinds of rows: (blocks, share of the stem, of the head, how many such rows)."""
+    layers = rows_of(bench.model, schedule, mesh.pp, bench.stack.balanced)
+    stems, heads = ends(schedule, mesh.pp)
+    kinds: dict[tuple[float, float, float], int] = {}
+    for row, count in enumerate(layers):
+        kind = (count, (row in stems) / len(stems), (row in heads) / len(heads))
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return tuple((*kind, many) for kind, many in kinds.items())
+
+
+def blocks_by(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
+    """Blocks of all ways: arrays (way, mode, size, kind)."""
+    made, kept = totals_by(bench, mesh, axes), array(kept_by(bench, mesh, axes).block)[None]
+    sizes = array([b for b, _ in axes.sizes], -1, 1)
+    found: dict[Any, Blocks] = {}
+    for plan in ways:
+        key = (plan.zero == 3, plan.offload)
+        if key not in found:
+            found[key] = blocks(bench.model, plan, bench.cluster, bench.stack, sizes, made, kept)
+    each = [found[plan.zero == 3, plan.offload] for plan in ways]
+    shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
+
+    def stacked(name: str) -> Array:
+        return np.concatenate([np.broadcast_to(getattr(one, name), shape) for one in each])
+
+    return Blocks(stacked("forward"), stacked("backward"), made.stem, made.head, stacked("send"))

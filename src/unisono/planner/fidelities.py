@@ -1,0 +1,271 @@
+"""What exactness costs: the search over precision, sync and codec too, which change what is computed.
+
+For each of them the best plan is found by the same screen, and the best of those that change nothing stands beside
+them. What a policy keeps beside the model (what was not sent, an outer optimiser's state) is not in the memory that is
+priced.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Annotated, Any
+
+import numpy as np
+
+from unisono.plan import choice
+from unisono.plan.grammar import BUILT
+from unisono.planner import replicas
+from unisono.planner.priced import shares_cores
+from unisono.planner.search import Found, pricer
+from unisono.planner.simulate import GIB, Answer, Question, simulate
+from unisono.planner.space import Mesh, Space, meshes, plan_at
+from unisono.spec.cluster import Source
+from unisono.spec.fidelity import Fidelity
+from unisono.spec.transformer import Transformer
+
+_H = "steps between meetings: 8 of post-local SGD (Lin et al., 2020), 500 of DiLoCo (Douillard et al., 2023)"
+POLICIES: Annotated[tuple[str, ...], Source("specification", _H)] = (
+    "delayed", "local_sgd:h=8", "diloco:h=500", "gossip", "ssp:s=3", "async",
+)  # fmt: skip
+_R = "rank 4 (Vogels et al., 2019); error feedback where codes are biased (Karimireddy et al., 2019); else defaults"
+CODECS: Annotated[tuple[str, ...], Source("specification", _R)] = (
+    "cast:bf16", "int8", "qsgd", "ternary", "sign+ef", "topk+ef", "randomk+ef", "powersgd:r=4+ef",
+)  # fmt: skip
+BITS: Annotated[dict[str, int], Source("specification", "significant bits, IEEE 754 and bfloat16")] = {
+    "fp64": 53, "fp32": 24, "fp16": 11, "bf16": 8,
+}  # fmt: skip
+_PLAYED = 3  # plans of each kind whose timetables are played
+_WORTH = 0.01  # of the step: who gives up more for less than that is not shown
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An answer, how close its result comes to one device's in the precision that was asked for, and why not closer."""
+
+    answer: Answer
+    fidelity: Fidelity
+    why: str
+
+    @property
+    def step(self) -> float:
+        return self.answer.price.step
+
+    @property
+    def given_up(self) -> frozenset[str]:
+        """Keys that change what is computed."""
+        lossy = self.fidelity is Fidelity.LOSSY
+        return frozenset(part.partition("=")[0] for part in self.why.split("; ")) if lossy else frozenset()
+
+    @property
+    def trains(self) -> bool:
+        """Whether this version plays such a policy, codec and precision, and does not only price them."""
+        plan = self.answer.question.plan
+        return all(choice(getattr(plan, key)).name in BUILT[key] for key in ("sync", "codec", "precision"))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """exact: the best of those that change nothing, as found without looking further; None where none fits. best: of
+    each precision, policy and codec that is quicker than that the best plan, the quickest first. tried: how many plans
+    were priced for that, in `seconds`."""
+
+    exact: Judged | None
+    best: tuple[Judged, ...]
+    tried: int
+    seconds: float
+
+    @property
+    def worth(self) -> tuple[Judged, ...]:
+        """Of these what is quicker by a per cent than everything that gives up less."""
+        some = (*self.best, *([self.exact] if self.exact is not None else ()))
+        return tuple(
+            one
+            for one in self.best
+            if all(one.step <= (1 - _WORTH) * other.step for other in some if other.given_up < one.given_up)
+        )
+
+
+def costs(space: Space, found: Found) -> Costs:
+    """The best plans that change what is computed, beside `found`, which changes nothing. space: of what can be priced,
+    its held keys held here too."""
+    begun, tried = perf_counter(), 0
+    asked = space.held.precision
+    exact = judged(found.best[0], asked) if found.best else None
+    best: list[Judged] = []
+    for precision in _precisions(space):
+        count, answers = _of_precision(replace(space, held=replace(space.held, precision=precision)))
+        tried += count
+        best += [judged(answer, asked) for answer in answers]
+    lossy = [one for one in best if one.fidelity is Fidelity.LOSSY]
+    quicker = [one for one in lossy if exact is None or one.step < exact.step]
+    quicker.sort(key=lambda one: (one.step, one.why.count(";")))
+    return Costs(exact, tuple(quicker), tried, perf_counter() - begun)
+
+
+def judged(answer: Answer, precision: str) -> Judged:
+    """How close an answer's plan comes to one device in `precision`."""
+    ask = answer.question
+    thin = (
+        (lambda rank: 1.0)
+        if not isinstance(ask.model, Transformer)
+        else replicas.low_rank(ask.model, ask.plan.tp)
+    )
+    made = replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
+    fidelity, why = replicas.fidelity(ask.plan, made)
+    own = BITS[ask.plan.precision]
+    if own >= BITS[precision]:
+        return Judged(answer, fidelity, why)
+    less = f"precision={ask.plan.precision}: numbers have {own} significant bits, not {BITS[precision]}"
+    return Judged(answer, Fidelity.LOSSY, f"{less}; {why}" if fidelity is Fidelity.LOSSY else less)
+
+
+def _precisions(space: Space) -> Iterator[str]:
+    """What was asked for, and what has fewer bits and a rate of its own on the device; all, where it is not held."""
+    asked = space.held.precision
+    yield asked
+    if "precision" in space.held.said or shares_cores(space.model, space.cluster):
+        return
+    for other in ("fp32", "bf16", "fp16"):
+        twin = other == "fp16" and "bf16" in space.cluster.device.peak
+        if BITS[other] < BITS[asked] and other in space.cluster.device.peak and not twin:
+            yield other
+
+
+def pairs(space: Space) -> tuple[tuple[str, str], ...]:
+    """(sync, codec) that are tried where there are replicas; what meets rarely needs no codec, what meets by peers or
+    over a server has none here."""
+    held = space.held
+    if not isinstance(space.model, Transformer) or shares_cores(space.model, space.cluster):
+        return ()
+    found = [("every_step", codec) for codec in CODECS] + [(sync, "plain") for sync in POLICIES]
+    return tuple(
+        pair
+        for pair in found
+        if ("sync" not in held.said or pair[0] == held.sync)
+        and ("codec" not in held.said or pair[1] == held.codec)
+    )
+
+
+def _of_precision(space: Space) -> tuple[int, list[Answer]]:
+    """(plans priced, the best plan of each pair that fits), in one precision."""
+    ways = pairs(space)
+    wide = replace(space, exchanges=ways)
+    least, priced_at = pricer(wide)
+    capacity = space.cluster.device.memory - space.cluster.device.reserved
+    kept: dict[int, list[tuple[float, Mesh, int]]] = {}
+    tried = 0
+    for mesh in meshes(wide):
+        if least(mesh)[1] > capacity:
+            continue
+        got = priced_at(mesh)
+        step, fits = np.broadcast_arrays(got.step, got.fits)
+        seconds = np.where(fits, step, np.inf)
+        tried += mesh.count
+        plain = len(mesh.axes.collectives)
+        for way in range(-1, len(mesh.axes.exchanges)):
+            part = seconds[..., :plain] if way < 0 else seconds[..., plain + way]
+            place = int(np.argmin(part))
+            if np.isfinite(part.flat[place]):
+                at = np.unravel_index(place, part.shape)
+                flat = int(np.ravel_multi_index((*at, plain + way) if way >= 0 else at, seconds.shape))
+                some = kept.setdefault(way, [])
+                some.append((float(part.flat[place]), mesh, flat))
+                some.sort(key=lambda one: one[0])
+                del some[_PLAYED:]
+    return tried, [min(_played(space, some), key=lambda one: one.price.step) for some in kept.values()]
+
+
+def _played(space: Space, some: Sequence[tuple[float, Mesh, int]]) -> list[Answer]:
+    answers: list[Answer] = []
+    for _, mesh, flat in some:
+        plan, size = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
+        answers.append(
+            simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
+        )
+    return answers
+
+
+def sentence(told: Costs) -> str:
+    """What is given up for how much."""
+    if told.exact is None:
+        if not told.best:
+            return "nothing fits, also where what is computed may change"
+        first = told.best[0]
+        return f"nothing that keeps what is computed fits; {first.step:.4g} s a step if given up: {first.why}"
+    if not told.best:
+        return "giving up exactness buys nothing here: no precision, policy or codec is quicker"
+    first = (told.worth or told.best)[0]
+    gain = told.exact.step / first.step - 1.0
+    what = f"{gain + 1.0:.3g} times as fast" if gain >= 1.0 else f"{100 * gain:.1f} % faster"
+    error = first.answer.error_pct
+    if error is not None and 100.0 * gain < error:
+        what += f", which is less than the {error:.0f} % by which prices err,"
+    return f"{what} with {_named(first)}, and given up for it: {first.why}"
+
+
+def _named(one: Judged) -> str:
+    plan = one.answer.question.plan
+    return " and ".join(f"{key}={getattr(plan, key)}" for key in sorted(one.given_up))
+
+
+def as_json(told: Costs) -> Mapping[str, Any]:
+    """The key that `plan --json` gains."""
+    return {
+        "fidelities": {
+            "says": sentence(told),
+            "priced": told.tried,
+            "seconds": told.seconds,
+            "exact": None if told.exact is None else _row(told.exact, told.exact),
+            "lossy": [_row(one, told.exact) for one in told.best],
+        }
+    }
+
+
+def _row(one: Judged, exact: Judged | None) -> Mapping[str, Any]:
+    ask = one.answer.question
+    return {
+        "plan": str(ask.plan),
+        "micro_batch": ask.micro_batch,
+        "step_s": one.step,
+        "mem_gib": one.answer.verdict.memory.total / GIB,
+        "fidelity": one.fidelity.name,
+        "gives_up": one.why if one.fidelity is Fidelity.LOSSY else None,
+        "trains": one.trains,
+        "faster_pct": None if exact is None else 100.0 * (exact.step / one.step - 1.0),
+    }
+
+
+def as_text(told: Costs, most: int = 8) -> str:
+    """The same for people: the exact plan, and the quickest of those that are not."""
+    lines = ["", f"what exactness costs: {sentence(told)}"]
+    shown = (told.worth or told.best[:1])[:most]
+    rows = [*shown, *([told.exact] if told.exact is not None else [])]
+    if rows:
+        lines.append(f"  {'fidelity':<10}{'s a step':>10}  plan")
+    for one in rows:
+        ask = one.answer.question
+        lines.append(
+            f"  {one.fidelity.name:<10}{one.step:>10.4g}  {ask.plan}   (micro_batch {ask.micro_batch})"
+        )
+        only = "" if one.trains else " (priced only: not yet in train)"
+        lines.append(f"{'':<24}{one.why}{only}")
+    if len(told.best) > len(shown):
+        lines.append(
+            f"  {len(told.best) - len(shown)} more are quicker than exact, but by less than a per cent beyond what"
+            " gives up less: --json has them"
+        )
+    return "\n".join(lines)
+
+
+__all__ = [
+    "CODECS",
+    "POLICIES",
+    "Costs",
+    "Judged",
+    "as_json",
+    "as_text",
+    "costs",
+    "judged",
+    "pairs",
+    "sentence",
+]

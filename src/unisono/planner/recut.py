@@ -1,0 +1,137 @@
+"""Where the model is better cut into stages: the cut whose dearest stage is cheapest of all whose stages fit.
+
+A stage's seconds and bytes grow with its blocks, so for a given most of seconds each stage takes as many as it can; the
+least most by which all blocks find a place is the best (as in the partitioning of PipeDream, Narayanan et al., 2019,
+with memory as a second limit). What recompute=auto computes again is part of both.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unisono.planner.cuts import CUTTABLE, rows_of, with_cut
+from unisono.planner.memory import Share, kept_of, of_share, share_of
+from unisono.planner.price import ways
+from unisono.planner.priced import shares_cores
+from unisono.planner.recompute import MODES, Extra, of_rank
+from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.timetables import ends, in_flight, name_of
+from unisono.spec.transformer import Transformer
+
+_WORTH = 1e-3  # of a step: less than that is not said
+
+
+@dataclass(frozen=True, slots=True)
+class Better:
+    """Another cut: blocks by stage, and its answer. gain: share of the step that it saves."""
+
+    blocks: tuple[int, ...]
+    answer: Answer
+    gain: float
+
+    @property
+    def schedule(self) -> str:
+        return self.answer.question.plan.schedule
+
+
+def better(answer: Answer) -> Better | None:
+    """A cut that is quicker, or that fits where the plan's own does not; None where there is none."""
+    ask = answer.question
+    blocks = best(ask)
+    if blocks is None:
+        return None
+    plan = replace(ask.plan, schedule=with_cut(ask.plan.schedule, blocks))
+    other = simulate(replace(ask, plan=plan))
+    gain = 1.0 - other.price.step / answer.price.step
+    helps = other.verdict.fits and (not answer.verdict.fits or gain >= _WORTH)
+    return Better(blocks, other, gain) if helps else None
+
+
+def best(ask: Question) -> tuple[int, ...] | None:
+    """Blocks by stage; None where no cut fits, or where rows have several stages."""
+    model, plan = ask.model, ask.plan
+    if not isinstance(model, Transformer) or shares_cores(model, ask.cluster):
+        return None
+    if plan.pp == 1 or name_of(plan.schedule) not in CUTTABLE:
+        return None
+    each = _seconds(ask, model)
+    limits = sorted({seconds for row in each for seconds in row})
+    low, high = 0, len(limits)
+    while low < high:
+        middle = (low + high) // 2
+        if sum(_most(row, limits[middle]) for row in each) >= model.n_layer and all(
+            _most(row, limits[middle]) for row in each
+        ):
+            high = middle
+        else:
+            low = middle + 1
+    if low == len(limits):
+        return None
+    counts = [_most(row, limits[low]) for row in each]
+    while sum(counts) > model.n_layer:  # one block less where it is dearest
+        row = max((r for r in range(plan.pp) if counts[r] > 1), key=lambda r: each[r][counts[r] - 1])
+        counts[row] -= 1
+    return tuple(counts)
+
+
+def _most(row: Sequence[float], limit: float) -> int:
+    """Blocks that a stage takes in so many seconds; of a stage with k blocks row[k - 1]."""
+    return sum(seconds <= limit for seconds in row)
+
+
+def _seconds(ask: Question, model: Transformer) -> list[list[float]]:
+    """Of each stage, with 1, 2, 3 … blocks while it fits, seconds of one micro-batch."""
+    plan, stack = ask.plan, ask.stack
+    auto = plan.recompute == "auto"
+    made = [
+        one
+        for _, one in ways(
+            model, plan, ask.cluster, stack, ask.micro_batch, MODES if auto else (plan.recompute,)
+        )
+    ]
+    passes = [one.forward + one.backward for one in made]
+    extra = Extra(passes[1] - passes[0], passes[2] - passes[0]) if auto else Extra(0.0, 0.0)
+    kept = kept_of(model, plan, stack, ask.micro_batch)
+    device = ask.cluster.device
+    room, beside = device.memory - device.reserved, device.host_memory or float("inf")
+    stems, heads = ends(plan.schedule, plan.pp)
+    found: list[list[float]] = []
+    for row, own in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced)):
+        share, held = (
+            share_of(model, plan, row, stack.balanced),
+            in_flight(plan.schedule, row, plan.pp, ask.micros),
+        )
+        rim = (row in stems) * sum(made[0].stem) + (row in heads) * sum(made[0].head)
+        some: list[float] = []
+        for count in range(1, model.n_layer - plan.pp + 2):
+            part = _with(share, own, count)
+            given = (model, plan, stack, part, kept, held)
+            again = of_rank(*given, device, extra) if auto else None
+            memory = of_share(*given) if again is None else of_share(*given, again)
+            if memory.total > room or memory.host > beside:
+                break
+            more = again.selective * extra.selective + again.full * extra.full if again else 0.0
+            some.append(rim + count * passes[0] + more)
+        found.append(some)
+    return found
+
+
+def _with(share: Share, own: float, count: int) -> Share:
+    """A row's share with another number of blocks."""
+    return replace(
+        share, layers=float(count), blocks=share.blocks / own * count, routed=share.routed / own * count
+    )
+
+
+def sentence(found: Better, fits: bool) -> str:
+    cut = f"schedule={found.schedule}"
+    if not fits:
+        return f"{cut} fits: {found.answer.price.step:.4g} s a step"
+    return f"{cut} would be {100 * found.gain:.1f} % quicker: {found.answer.price.step:.4g} s a step"
+
+
+def as_json(found: Better | None) -> Mapping[str, Any]:
+    if found is None:
+        return {"better_cut": None}
+    got = {"blocks": list(found.blocks), "plan": str(found.answer.question.plan), "gain": found.gain}
+    return {"better_cut": {**got, "step_s": found.answer.price.step}}
