@@ -53,7 +53,7 @@ def test_messages_queue_on_a_wire_that_is_slower_than_the_work():
     timetable = schedules.get("gpipe")(2, 10)
     placed = play_shared(timetable, costs_of(0.1, 0.1, 2, wire=1.0))
     last = max(p.start for p in placed if p.row == 1 and p.action.kind == "F")
-    assert last == pytest.approx(0.1 + 10 * 1.0)
+    assert last == pytest.approx(0.1 + 10 * 1.0 + 9 * 0.1)  # asked for when the one before is used
 
 
 def test_waiting_leaves_the_core_to_others():
@@ -61,3 +61,12 @@ def test_waiting_leaves_the_core_to_others():
     busy = play_shared(timetable, costs_of(2.0, 2.0, 2), 1, lambda active: active)
     waits = play_shared(timetable, costs_of(1.0, 1.0, 2, wait=1.0), 1, lambda active: active)
     assert span(waits) < span(busy)
+
+
+def test_a_message_crosses_its_wire_when_it_is_asked_for():
+    timetable = schedules.get("gpipe")(2, 4)
+    placed = play_shared(timetable, costs_of(1.0, 1.0, 2, wire=0.5))
+    starts = [p.start for p in placed if p.row == 1 and p.action.kind == "F"]
+    assert starts == pytest.approx(
+        [1.5 + 1.5 * i for i in range(4)]
+    )  # never beside what the receiver computes

@@ -1,5 +1,6 @@
 """Timetables played by ranks that share processor cores: work is stretched while more ranks compute than there are
-cores, a rank that waits leaves its core to the others, and messages queue on their wire."""
+cores, a rank that waits leaves its core to the others, and messages queue on their wire, which they enter when their
+receiver asks for them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -45,6 +46,7 @@ class _Game:
         default_factory=dict
     )  # when a result is where it is needed
     free: dict[tuple[str, int], float] = field(default_factory=dict)  # when a wire is free again
+    offered: set[tuple[str, int, int]] = field(default_factory=set)  # what is sent and not yet asked for
     placed: list[Placed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class _Game:
         for r, row in enumerate(self.rows):
             if self.left[r] >= 0.0 or self.until[r] >= 0.0 or self.at[r] == len(row):
                 continue
+            self._fetch(row[self.at[r]])
             ready = self._ready(row[self.at[r]])
             if ready <= self.now:
                 self.begun[r], self.left[r] = self.now, self._cost(r)[0]
@@ -103,10 +106,22 @@ class _Game:
         if not 0 <= other < self.timetable.stages:
             return
         if self.timetable.placement[other] != row:
-            departs = max(then, self.free.get((kind, boundary), 0.0))
-            self.free[kind, boundary] = departs + self.costs.wire[boundary]
-            then = self.free[kind, boundary] + self.costs.latency[boundary]
+            if self.costs.wire[boundary]:
+                self.offered.add((kind, other, micro))
+                return
+            then += self.costs.latency[boundary]
         self.here[kind, other, micro] = then
+
+    def _fetch(self, action: Action) -> None:
+        """A row that needs a message asks for it: before that a large one does not leave, as Gloo and NCCL have it."""
+        key = (action.kind, action.stage, action.micro)
+        if key not in self.offered:
+            return
+        self.offered.remove(key)
+        boundary = action.stage - 1 if action.kind == "F" else action.stage
+        departs = max(self.now, self.free.get((action.kind, boundary), 0.0))
+        self.free[action.kind, boundary] = departs + self.costs.wire[boundary]
+        self.here[key] = self.free[action.kind, boundary] + self.costs.latency[boundary]
 
     def _ready(self, action: Action) -> float:
         """When all is here that a computation needs; infinity while it is not known."""
