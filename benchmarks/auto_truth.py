@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lab
-from cpu_truth import MODELS, between
+from cpu_truth import MODELS, between, played
 
 from unisono.commands import calibrate
 from unisono.commands.plan import space_on
@@ -51,16 +51,10 @@ class Field:
     def play(self, plan: Plan, micro_batch: int, seconds: float) -> float:
         """The median seconds of a step."""
         sized = self.recipe.train.model_copy(update={"micro_batch": micro_batch})
-        argument = {
-            "recipe": self.recipe.model_copy(update={"train": sized}).model_dump_json(exclude_unset=True),
-            "plan": str(plan), "hosts": list(self.hosts), "seconds": seconds,
-        }  # fmt: skip
-        outcome = self.nursery.run(argument, self.ranks, 1, timeout=300.0, backend="gloo")
-        if outcome.error is not None or outcome.results[0] is None:
-            raise SystemExit(
-                f"{plan}: {outcome.error.render() if outcome.error else 'no result'}\n{outcome.trace}"
-            )
-        return float(outcome.results[0]["parts"]["step"])
+        recipe = self.recipe.model_copy(update={"train": sized})
+        return float(
+            played(self.nursery, recipe, self.ranks, str(plan), self.hosts, seconds)[0]["parts"]["step"]
+        )
 
 
 def main() -> int:
@@ -100,7 +94,7 @@ def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
     chosen = (best.plan, best.micro_batch)
     every = search.candidates(space)
     short = {one: field.play(*one, 0.0) for one in every}
-    near = [one for one in every if short[one] <= NEAR * min(short.values()) or one == chosen]
+    near = [one for one in every if short[one] <= NEAR * min(short.values())]
     near = sorted(near, key=lambda one: short[one])[:12]
     if chosen not in near:
         near.append(chosen)

@@ -86,20 +86,26 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def played(
+    nursery: Nursery, recipe: Recipe, ranks: int, plan: str, hosts: tuple[str, ...], seconds: float
+) -> list[dict[str, Any]]:
+    """What every rank saw of one plan (see `truth_rank`), played for so many seconds of steps."""
+    argument = {
+        "recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan, "hosts": list(hosts), "seconds": seconds,
+    }  # fmt: skip
+    outcome = nursery.run(argument, ranks, 1, timeout=300.0, backend="gloo")
+    if outcome.error is not None:
+        raise SystemExit(f"{plan}: {outcome.error.render()}\n{outcome.trace}")
+    return [result for result in outcome.results if result is not None]
+
+
 def row(
     nursery: Nursery, base: Cluster, megabits: float, hosts: tuple[str, ...], name: str, ranks: int, plan: str,
     options: argparse.Namespace,
 ) -> dict[str, Any]:  # fmt: skip
     """One plan, played and priced."""
     recipe = MODELS[name]
-    argument = {
-        "recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan, "hosts": list(hosts),
-        "seconds": options.seconds,
-    }  # fmt: skip
-    outcome = nursery.run(argument, ranks, 1, timeout=300.0, backend="gloo")
-    if outcome.error is not None:
-        raise SystemExit(f"{plan}: {outcome.error.render()}\n{outcome.trace}")
-    results = [result for result in outcome.results if result is not None]
+    results = played(nursery, recipe, ranks, plan, hosts, options.seconds)
     step, memory = priced(recipe, plan, ranks, between(base, ranks, megabits))
     return {
         "link": megabits, "model": name, "ranks": ranks, "plan": plan, "parts": results[0]["parts"],

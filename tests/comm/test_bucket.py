@@ -112,3 +112,16 @@ def test_in_every_step_gradients_of_earlier_micro_batches_add_up_in_the_buffer()
             )
         buckets.finish()
         assert all(bool((bucket.flat == 3.0).all()) for bucket in buckets.early)
+
+
+def test_a_backward_that_keeps_its_graph_leaves_none_in_the_buffer():
+    params = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(100_000))]
+    buckets = Buckets(params[:1], [params[1:]])
+    buckets.arm(lambda bucket: None)
+    sum((p**2).sum() for p in params).backward(create_graph=True)
+    buckets.finish()
+    everything = [*buckets.early, *(bucket for group in buckets.late for bucket in group)]
+    for bucket in everything:
+        bucket.fill()
+        assert not bucket.flat.requires_grad and bucket.flat.grad_fn is None
+        assert bool((bucket.flat == 2.0).all())

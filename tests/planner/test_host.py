@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planner.parts import together
 from unisono.commands.calibrate import sizes
 from unisono.plan import Plan
 from unisono.planner import host_fit
@@ -51,17 +52,7 @@ def priced(plan: str, where: Cluster, batch: int = 16):
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_parts_add_up_to_the_step(plan):
     got = priced(plan, here())
-    parts = (
-        got.arithmetic
-        + got.kernels
-        + got.recompute
-        + got.host
-        + got.idle
-        + got.uneven
-        + got.optimizer
-        + got.fixed
-    )
-    assert parts + got.exposed == pytest.approx(got.step)
+    assert together(got) == pytest.approx(got.step)
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.planner.parts import together
 from tests.planner.published import SETS, gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
@@ -21,18 +22,7 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
         got = price(
             row.model, row.plan, row.cluster, stack(named), micro_batch=row.micro_batch, micros=row.micros
         )
-        parts = (
-            got.arithmetic
-            + got.kernels
-            + got.recompute
-            + got.host
-            + got.idle
-            + got.uneven
-            + got.optimizer
-            + got.fixed
-            + got.exposed
-        )
-        assert parts == pytest.approx(got.step)
+        assert together(got) == pytest.approx(got.step)
         assert min(got.arithmetic, got.kernels, got.idle, got.uneven, got.optimizer) >= 0.0
         assert got.host >= -1e-9 * got.step
         for traffic in got.comm.values():

@@ -56,7 +56,10 @@ class Bucket:
                 continue
             p.grad = view
         if views:
-            torch._foreach_copy_(views, grads)
+            with (
+                torch.no_grad()
+            ):  # gradients of a backward that keeps its graph must not tie it to the buffer
+                torch._foreach_copy_(views, grads)
 
     def fill(self) -> None:
         """As `gather`, and absent gradients count as zero."""
