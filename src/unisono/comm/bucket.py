@@ -56,9 +56,7 @@ class Bucket:
                 continue
             p.grad = view
         if views:
-            with (
-                torch.no_grad()
-            ):  # gradients of a backward that keeps its graph must not tie it to the buffer
+            with torch.no_grad():  # or a backward that keeps its graph would tie it to the buffer
                 torch._foreach_copy_(views, grads)
 
     def fill(self) -> None:
