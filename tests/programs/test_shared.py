@@ -53,7 +53,7 @@ def test_messages_queue_on_a_wire_that_is_slower_than_the_work():
     timetable = schedules.get("gpipe")(2, 10)
     placed = play_shared(timetable, costs_of(0.1, 0.1, 2, wire=1.0))
     last = max(p.start for p in placed if p.row == 1 and p.action.kind == "F")
-    assert last == pytest.approx(0.1 + 10 * 1.0 + 9 * 0.1)  # asked for when the one before is used
+    assert last == pytest.approx(0.1 + 10 * 1.0)  # asked for before the one before is used
 
 
 def test_waiting_leaves_the_core_to_others():
@@ -63,10 +63,15 @@ def test_waiting_leaves_the_core_to_others():
     assert span(waits) < span(busy)
 
 
-def test_a_message_crosses_its_wire_when_it_is_asked_for():
+def test_a_message_crosses_its_wire_beside_the_computation_before_it():
     timetable = schedules.get("gpipe")(2, 4)
     placed = play_shared(timetable, costs_of(1.0, 1.0, 2, wire=0.5))
     starts = [p.start for p in placed if p.row == 1 and p.action.kind == "F"]
-    assert starts == pytest.approx(
-        [1.5 + 1.5 * i for i in range(4)]
-    )  # never beside what the receiver computes
+    assert starts == pytest.approx([1.5 + i for i in range(4)])
+
+
+def test_no_message_enters_its_wire_before_its_receiver_asks():
+    timetable = schedules.get("gpipe")(2, 3)
+    placed = play_shared(timetable, costs_of(0.1, 0.1, 2, wire=1.5, latency=1.0))
+    starts = [p.start for p in placed if p.row == 1 and p.action.kind == "F"]
+    assert starts == pytest.approx([2.6 + 2.5 * i for i in range(3)])  # 1.5 apart, if they left when made

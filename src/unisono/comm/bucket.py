@@ -79,7 +79,9 @@ def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[lis
 
 
 def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
-    """Runs of `params` of about `WARM_BYTES` each."""
+    """Runs of `params` of about `WARM_BYTES` each on a processor; a GPU keeps none warm, and takes them all at once."""
+    if params and params[0].is_cuda:
+        return [slice(0, len(params))]
     found: list[slice] = []
     begun, nbytes = 0, 0
     for i, p in enumerate(params):
@@ -127,9 +129,10 @@ class Buckets:
         self._next = 0
         self._final = False
         self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook(bucket))
+            p.register_post_accumulate_grad_hook(self._hook(bucket, ends.get(i)))
             for bucket in self.early
-            for p in bucket.params
+            for ends in [{part.stop - 1: part for part in pieces(bucket.params)}]
+            for i, p in enumerate(bucket.params)
         ]
         for part in pieces(joined):
             bucket = self.late[-1][0]
@@ -161,17 +164,21 @@ class Buckets:
             if self._on_ready is not None:
                 self._on_ready(bucket)
 
-    def _hook(self, bucket: Bucket) -> Callable[[nn.Parameter], None]:
+    def _hook(self, bucket: Bucket, part: slice | None) -> Callable[[nn.Parameter], None]:
+        """part: that ends with this parameter, if one does; it is moved at once, see `_warm`."""
+
         def arrived(_: nn.Parameter) -> None:
             bucket.waiting -= 1
             if bucket.waiting == 0:
                 self._full(bucket)
+            elif part is not None:
+                bucket.gather(part)
 
         return arrived
 
     def _warm(self, bucket: Bucket, part: slice) -> Callable[[nn.Parameter], None]:
-        """For gradients that leave when backward is over: they move into the buffer meanwhile, a few at a time, since
-        nothing hides the time of copying once it is over."""
+        """For gradients that leave when backward is over: they move into the buffer meanwhile, a few at a time, while
+        the processor's cache has them, and since nothing hides the time of copying once it is over."""
 
         def arrived(_: nn.Parameter) -> None:
             bucket.gather(part)

@@ -15,7 +15,7 @@ from unisono.comm.group import Group, Pending
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
-from unisono.programs.pipeline import Action
+from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
 
 
 class Leaf(Protocol):
@@ -77,6 +77,7 @@ class Player:
         self._made: dict[int, Tensor] = {}  # micro → output, or the loss
         self._grads: dict[int, Tensor] = {}  # micro → gradient of the output
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
+        self._asked: dict[Action, tuple[Tensor, Pending]] = {}  # receives under way, and where they arrive
         self._backwards = sum(action.kind == "B" for action in row)
         self._losses = torch.zeros(len(leaves), dtype=self.wires.dtype, device=self.wires.device)
         do = {
@@ -87,7 +88,9 @@ class Player:
             "SEND_B": self._send_gradient,
             "RECV_B": self._receive_gradient,
         }
-        for action in row:
+        for at, action in enumerate(row):
+            if action.kind in COMPUTE:
+                self._ask_ahead(row[at + 1 :])
             do[action.kind](action)
         if self._sent:
             with self.recorder.span("wait", axis="pp", op="send"):
@@ -127,9 +130,7 @@ class Player:
         self._sent.append((y, self.wires.ahead.start_send(y, action.peer)))
 
     def _receive_activation(self, action: Action) -> None:
-        x = torch.empty(self.wires.came, dtype=self.wires.dtype, device=self.wires.device)
-        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
-            self.wires.ahead.start_recv(x, action.peer).wait()
+        x = self._received(action)
         self._arrived[action.micro] = x.requires_grad_(torch.is_grad_enabled())
 
     def _send_gradient(self, action: Action) -> None:
@@ -140,7 +141,26 @@ class Player:
         self._sent.append((grad, self.wires.back.start_send(grad, action.peer)))
 
     def _receive_gradient(self, action: Action) -> None:
-        grad = torch.empty(self.wires.sent, dtype=self.wires.dtype, device=self.wires.device)
+        self._grads[action.micro] = self._received(action)
+
+    def _ask_ahead(self, rest: Sequence[Action]) -> None:
+        """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
+        messages do not leave before their receiver asks. Each group's receives keep the order of the row."""
+        for action in rest:
+            if action.kind in COMPUTE:
+                return
+            if action.kind in RECEIVES:
+                self._asked[action] = self._ask(action)
+
+    def _ask(self, action: Action) -> tuple[Tensor, Pending]:
+        ahead = action.kind == "RECV_F"
+        group, shape = (self.wires.ahead, self.wires.came) if ahead else (self.wires.back, self.wires.sent)
+        x = torch.empty(shape, dtype=self.wires.dtype, device=self.wires.device)
+        return x, group.start_recv(x, action.peer)
+
+    def _received(self, action: Action) -> Tensor:
+        """What `action` receives, asked for now if it was not before."""
         with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
-            self.wires.back.start_recv(grad, action.peer).wait()
-        self._grads[action.micro] = grad
+            x, pending = self._asked.pop(action, None) or self._ask(action)
+            pending.wait()
+        return x

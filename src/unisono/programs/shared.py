@@ -1,6 +1,6 @@
 """Timetables played by ranks that share processor cores: work is stretched while more ranks compute than there are
-cores, a rank that waits leaves its core to the others, and messages queue on their wire, which they enter when their
-receiver asks for them."""
+cores, a rank that waits leaves its core to the others, and messages queue on their wire, which they enter when they
+are made and their receiver has asked for them: as the computation before the one that needs them begins."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -46,7 +46,8 @@ class _Game:
         default_factory=dict
     )  # when a result is where it is needed
     free: dict[tuple[str, int], float] = field(default_factory=dict)  # when a wire is free again
-    offered: set[tuple[str, int, int]] = field(default_factory=set)  # what is sent and not yet asked for
+    offered: set[tuple[str, int, int]] = field(default_factory=set)  # what is made and not yet asked for
+    asked: set[tuple[str, int, int]] = field(default_factory=set)
     placed: list[Placed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,10 +85,12 @@ class _Game:
         for r, row in enumerate(self.rows):
             if self.left[r] >= 0.0 or self.until[r] >= 0.0 or self.at[r] == len(row):
                 continue
-            self._fetch(row[self.at[r]])
+            self._ask(row[self.at[r]])
             ready = self._ready(row[self.at[r]])
             if ready <= self.now:
                 self.begun[r], self.left[r] = self.now, self._cost(r)[0]
+                if self.at[r] + 1 < len(row):
+                    self._ask(row[self.at[r] + 1])
             else:
                 soonest = min(soonest, ready)
         return soonest
@@ -107,21 +110,27 @@ class _Game:
             return
         if self.timetable.placement[other] != row:
             if self.costs.wire[boundary]:
-                self.offered.add((kind, other, micro))
+                if (kind, other, micro) in self.asked:
+                    self._depart((kind, other, micro), boundary, then)
+                else:
+                    self.offered.add((kind, other, micro))
                 return
             then += self.costs.latency[boundary]
         self.here[kind, other, micro] = then
 
-    def _fetch(self, action: Action) -> None:
-        """A row that needs a message asks for it: before that a large one does not leave, as Gloo and NCCL have it."""
+    def _ask(self, action: Action) -> None:
+        """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it."""
         key = (action.kind, action.stage, action.micro)
-        if key not in self.offered:
-            return
-        self.offered.remove(key)
-        boundary = action.stage - 1 if action.kind == "F" else action.stage
-        departs = max(self.now, self.free.get((action.kind, boundary), 0.0))
-        self.free[action.kind, boundary] = departs + self.costs.wire[boundary]
-        self.here[key] = self.free[action.kind, boundary] + self.costs.latency[boundary]
+        self.asked.add(key)
+        if key in self.offered:
+            self.offered.remove(key)
+            self._depart(key, action.stage - 1 if action.kind == "F" else action.stage, self.now)
+
+    def _depart(self, key: tuple[str, int, int], boundary: int, now: float) -> None:
+        """A message enters its wire when those before it have left it."""
+        departs = max(now, self.free.get((key[0], boundary), 0.0))
+        self.free[key[0], boundary] = departs + self.costs.wire[boundary]
+        self.here[key] = self.free[key[0], boundary] + self.costs.latency[boundary]
 
     def _ready(self, action: Action) -> float:
         """When all is here that a computation needs; infinity while it is not known."""

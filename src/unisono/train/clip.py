@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from unisono.comm.group import Group
 from unisono.comm.tree import fold_
@@ -111,11 +112,30 @@ def _squares(rows: Tensor) -> Tensor:
 @torch.no_grad()
 def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
     """Scale all gradients so that the norm of the whole is at most `limit`; 0: off (Pascanu et al., 2013)."""
-    if not limit or norm <= limit:
-        return
     grads = [s.master.grad for s in slots if s.master.grad is not None]
-    scale = limit / (norm + 1e-6)
-    if grads and grads[0].is_cuda:
-        torch._foreach_mul_(grads, scale)
-    elif grads:  # a number would be made into a tensor, and converted, once for each gradient
-        torch._foreach_mul_(grads, torch.tensor(scale, dtype=grads[0].dtype))
+    if not limit or norm <= limit or not grads:
+        return
+    if grads[0].is_cuda:
+        torch._foreach_div_(grads, _excess(norm, limit))
+    else:  # a number would be made into a tensor, and converted, once for each gradient
+        torch._foreach_div_(grads, torch.tensor(_excess(norm, limit), dtype=grads[0].dtype))
+
+
+def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
+    """As `clip` and then the optimiser's step, to the last bit; a fused optimiser divides while it has the gradients in
+    its registers, and they need not be gone through twice."""
+    grads = [s.master.grad for s in slots if s.master.grad is not None]
+    fused = optimizer.defaults.get("fused") and all(g.dtype == torch.float32 for g in grads)
+    if not limit or norm <= limit or not fused or not grads:
+        clip(slots, norm, limit)
+        optimizer.step()
+        return
+    optimizer.grad_scale = torch.tensor(_excess(norm, limit), device=grads[0].device)  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale  # type: ignore[attr-defined]
+
+
+def _excess(norm: float, limit: float) -> float:
+    return (norm + 1e-6) / limit

@@ -14,7 +14,7 @@ from unisono.parallel.play import Leaf, Player
 from unisono.parallelize import Local
 from unisono.programs.pipeline import Action
 from unisono.sync.base import Sync, Verdict
-from unisono.train.clip import Measure, clip
+from unisono.train.clip import Measure, clip, clip_and_step
 from unisono.train.optim import set_rate
 from unisono.train.tally import Tally
 
@@ -94,11 +94,13 @@ def train_step(
         norm, *losses, stops = run.measure(local.slots, line)
         report = Report(run.step, math.fsum(losses), norm, run.rate(run.step), verdict, stops > 0)
         if verdict is Verdict.APPLY and report.finite:
-            clip(local.slots, norm, run.max_norm)
-            if inspect is not None:
-                inspect()
             set_rate(run.optimizer, report.lr)
-            run.optimizer.step()
+            if inspect is None:
+                clip_and_step(run.optimizer, local.slots, norm, run.max_norm)
+            else:
+                clip(local.slots, norm, run.max_norm)
+                inspect()
+                run.optimizer.step()
             run.step += 1
         local.drop_gradients()
     run.sync.after_update(report.step)
