@@ -13,8 +13,13 @@ from torch import Tensor, nn
 
 FIRST_BYTES = 1 << 20
 CAP_BYTES = 25 << 20
+AT_ONCE = 1 << 62
 EVERYTHING = slice(None)
 WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the processor's second cache
+
+
+Allocate = Callable[[int, Tensor], Tensor]
+"""(elements, like) → zeros [elements] of that dtype on that device."""
 
 
 class Bucket:
@@ -22,12 +27,18 @@ class Bucket:
     loss), which so need no collective of their own. `body` is the gradients alone. `flat` is as long as some
     multiple of `multiple`, so that it can be dealt."""
 
-    def __init__(self, params: Sequence[nn.Parameter], tail: int = 0, multiple: int = 1) -> None:
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter],
+        tail: int = 0,
+        multiple: int = 1,
+        buffer: "Allocate | None" = None,
+    ) -> None:
         self.params = tuple(params)
         numel = sum(p.numel() for p in params)
         like = params[0]
         length = -(-(numel + tail) // multiple) * multiple
-        self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
+        self.flat = (buffer or _zeros)(length, like)
         self.views: list[Tensor] = []
         offset = 0
         for p in params:
@@ -64,6 +75,10 @@ class Bucket:
         self.gather(absent_too=True)
 
 
+def _zeros(numel: int, like: Tensor) -> Tensor:
+    return torch.zeros(numel, dtype=like.dtype, device=like.device)
+
+
 def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
     """Parameters in reverse order, cut into runs of one dtype of at most `cap_bytes`; the first run is small so
     that it leaves early."""
@@ -71,7 +86,7 @@ def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[lis
     room = 0
     for p in reversed(params):
         if not runs or p.nbytes > room or p.dtype != runs[-1][0].dtype:
-            room = cap_bytes if runs else min(FIRST_BYTES, cap_bytes)
+            room = cap_bytes if runs or cap_bytes == AT_ONCE else min(FIRST_BYTES, cap_bytes)
             runs.append([])
         runs[-1].append(p)
         room -= p.nbytes
@@ -99,7 +114,8 @@ class Buckets:
     gradients need something done inside the replica first; the caller fills and hands those over. The last run of
     early parameters is there only when backward ends anyway, so it joins the last late group where both fit into one
     bucket: one collective less.
-    on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order.
+    on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order. buffer: makes what a
+    bucket lies in; cap_bytes: of one bucket, `AT_ONCE` for as few as there are dtypes.
     """
 
     def __init__(
@@ -108,21 +124,25 @@ class Buckets:
         late: Sequence[Sequence[nn.Parameter]] = (),
         tail: int = 0,
         multiple: int = 1,
+        buffer: Allocate | None = None,
+        cap_bytes: int = CAP_BYTES,
     ) -> None:
-        runs = deal(early)
-        late_runs = [deal(group) for group in late]
+        runs = deal(early, cap_bytes)
+        late_runs = [deal(group, cap_bytes) for group in late]
         joined: Sequence[nn.Parameter] = ()
         if runs and late_runs and len(late_runs[-1]) == 1:
             both = [*runs[-1], *late_runs[-1][0]]
-            if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= CAP_BYTES:
+            if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= cap_bytes:
                 late_runs[-1] = [both]
                 joined = runs.pop()
         spare = [run for group in (runs, *late_runs) for run in group][-1:] if tail else []
         carrier = spare[0] if spare else None
-        self.early = [Bucket(run, tail if run is carrier else 0, multiple) for run in runs]
-        self.late = [
-            [Bucket(run, tail if run is carrier else 0, multiple) for run in group] for group in late_runs
-        ]
+
+        def made(run: Sequence[nn.Parameter]) -> Bucket:
+            return Bucket(run, tail if run is carrier else 0, multiple, buffer)
+
+        self.early = [made(run) for run in runs]
+        self.late = [[made(run) for run in group] for group in late_runs]
         everything = [*self.early, *(bucket for group in self.late for bucket in group)]
         self.tail = everything[-1].tail if everything else None
         self._on_ready: Callable[[Bucket], Any] | None = None

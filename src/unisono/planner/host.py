@@ -209,9 +209,14 @@ def _moments(
     if row == plan.pp - 1:
         working += 3.0 * ITEM * tokens * model.vocab / plan.tp
     own = ITEM * _own(model, plan, row)
-    # The reducer's buffer is there from the first step on, and takes gradients as its buckets fill.
-    flat = own / plan.shard if plan.dp > 1 else 0.0
-    moving = 2 * block_of(model, plan.tp) if plan.shard > 1 else min(own, BUCKET) if plan.dp > 1 else 0.0
+    # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its
+    # part; it takes gradients a few at a time.
+    flat = (2.0 - 1.0 / plan.dp) * own / plan.shard if plan.dp > 1 else 0.0
+    moving = 0.0
+    if plan.shard > 1:
+        moving = 2 * block_of(model, plan.tp)
+    elif plan.dp > 1:
+        moving = ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
     kept = flat + (own / (plan.shard if plan.zero > 1 else 1) if plan.shard > 1 or plan.dp == 1 else 0.0)
     last = flat + (own / plan.shard if plan.shard > 1 or plan.dp == 1 else 0.0)
     full = held * layers * layered + working
@@ -328,11 +333,13 @@ def _data(
     """Gradients meeting on dp after the last backward pass of the first row, which ends last."""
     if plan.dp == 1:
         return {}
-    sizes, total = _sizes(model, plan), ITEM * _own(model, plan, 0) / plan.shard
     stride = plan.tp * plan.shard
+    near = not _crosses(cluster, stride, plan.dp)
+    op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
+    sizes, total = _sizes(model, plan, near), ITEM * _own(model, plan, 0) / plan.shard
     active = plan.world // plan.pp
-    work = sum(host.talk("all_reduce", plan.dp, size) for size in sizes) * host.slow(active)
-    work += len(sizes) * host.wait("all_reduce", plan.dp)
+    work = sum(host.talk(op, plan.dp, size) for size in sizes) * host.slow(active)
+    work += len(sizes) * host.wait(op, plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
     wires = [_on_wire(cluster, plan, "all_reduce", stride, plan.dp, size) for size in sizes]
@@ -347,13 +354,16 @@ def _data(
 
 
 def buckets(model: Transformer, plan: Plan) -> int:
-    """How many of them meet on dp, on the first row."""
-    return len(_sizes(model, plan))
+    """How many of them meet on dp, on the first row, where all ranks are on one host."""
+    return len(_sizes(model, plan, True))
 
 
-def _sizes(model: Transformer, plan: Plan) -> list[float]:
-    """Bytes of each. What is sharded leaves when backward is over, and so does the last one."""
+def _sizes(model: Transformer, plan: Plan, near: bool) -> list[float]:
+    """Bytes of each. What is sharded leaves when backward is over, and so does the last one. near: in memory that all
+    ranks see, where there is one."""
     total = ITEM * _own(model, plan, 0) / plan.shard
+    if near:
+        return [total]
     early = FIRST_BUCKET if plan.shard == 1 and total > FIRST_BUCKET else 0.0
     sizes, left = ([early] if early else []), total - early
     while left > 0:
@@ -385,10 +395,15 @@ def _wire(cluster: Cluster) -> float:
     return cluster.links[-1].bandwidth * PAYLOAD * cluster.links[0].size
 
 
+def _crosses(cluster: Cluster, stride: int, ranks: int) -> bool:
+    """Whether a group of so many ranks, `stride` apart, lies on more than one host."""
+    return bool(_wire(cluster)) and ranks > 1 and stride * ranks > cluster.links[0].size
+
+
 def _on_wire(cluster: Cluster, plan: Plan, op: str, stride: int, ranks: int, nbytes: float) -> float:
     """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
     rate, node = _wire(cluster), cluster.links[0].size if cluster.links else 1
-    if not rate or ranks < 2 or stride * ranks <= node:
+    if not _crosses(cluster, stride, ranks):
         return 0.0
     here = max(1, node // stride)  # members of a group on one host
     groups = min(node, stride)  # of that axis which go through the same way out

@@ -141,7 +141,7 @@ def curves(ranks: int, alone: Sequence[Sequence[Any]], inside: Sequence[Sequence
     whole = {"all_reduce": ranks / (2 * (ranks - 1)), "all_gather": ranks / (ranks - 1),
              "reduce_scatter": ranks / (ranks - 1)}  # fmt: skip
     found: dict[str, Curve] = {}
-    for op in ("all_reduce", "all_gather", "reduce_scatter", "message"):
+    for op in ("all_reduce", "shared_sum", "all_gather", "reduce_scatter", "message"):
         points = {float(size): seconds for name, size, seconds in alone if name == op}
         seen = {size * whole[op]: seconds for name, size, seconds in inside if name == op and op in whole}
         if op in ("all_gather", "reduce_scatter") and seen:

@@ -90,6 +90,10 @@ class Host:
         fixed, share = (max(each[i] for each in known.values()) for i in (0, 1))
         return fixed + share * passing + sum(known[axis][2] * moved.get(axis, 0.0) for axis in known)
 
+    def knows(self, op: str) -> bool:
+        """Whether the operation was measured; files of earlier versions lack some."""
+        return any(key.startswith(f"{op}:") for key in self.curves)
+
     def talk(self, op: str, ranks: int, nbytes: float) -> float:
         """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host, beside `wait`."""
         known = self._nearest(op, ranks)

@@ -1,0 +1,103 @@
+"""Buffers that all ranks of a host see: the sum is the sum, the same bits in all, and where they cannot be, none is."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.comm import memory
+from unisono.comm.memory import Meeting, part_of
+from unisono.comm.mesh import Mesh, Shape
+from unisono.observe.span import Recorder
+
+pytestmark = pytest.mark.timeout(120)
+SIZES = (1, 15, 17, 4096, 100_003)
+
+
+def dp_of(ctx):
+    return Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), timedelta(seconds=60)).dp
+
+
+def drawn(rank, turn, size, dtype):
+    return torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(100 * turn + rank))
+
+
+def sums(ctx):
+    dp, found = dp_of(ctx), []
+    for dtype in (torch.float32, torch.float64):
+        for size in SIZES:
+            buffer = dp.buffer(size, torch.empty(0, dtype=dtype))
+            assert bool((buffer == 0).all()) and buffer.dtype == dtype
+            for turn in range(3):  # what one sum leaves behind does not reach the next
+                buffer.copy_(drawn(ctx.rank, turn, size, dtype))
+                pending = dp.start_all_reduce(buffer)
+                assert isinstance(pending, Meeting)
+                pending.wait()
+                found.append(buffer.tolist())
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_everybody_has_the_sum_to_the_same_bit(world, ranks):
+    results = world(sums, ranks)
+    assert all(result == results[0] for result in results)
+    turns = [(d, s, t) for d in (torch.float32, torch.float64) for s in SIZES for t in range(3)]
+    for (dtype, size, turn), got in zip(turns, results[0], strict=True):
+        whole = sum(drawn(rank, turn, size, torch.float32 if dtype == torch.float32 else dtype).double()
+                    for rank in range(ranks))  # fmt: skip
+        assert torch.allclose(
+            torch.tensor(got).double(), whole, atol=1e-6 if dtype == torch.float32 else 1e-14
+        )
+
+
+def far(ctx):
+    """One rank is elsewhere, or has no such memory, or another file has the number of its own."""
+    made, network, found = memory._made, memory._network, []
+    for broken in ("_network", "_made", "token"):
+        memory._made, memory._network = made, network
+        if ctx.rank == 1 and broken == "_network":
+            memory._network = lambda: -5
+        elif ctx.rank == 1:
+            none = broken == "_made"
+            memory._made = lambda nbytes, token, none=none: -1 if none else made(nbytes, token ^ 1)
+        dp = dp_of(ctx)
+        before = len(os.listdir("/proc/self/fd"))
+        buffer = dp.buffer(100, torch.empty(0)).fill_(ctx.rank + 1.0)
+        pending = dp.start_all_reduce(buffer)
+        pending.wait()
+        left = len(os.listdir("/proc/self/fd")) - before
+        found.append([dp.near(), isinstance(pending, Meeting), buffer.sum().item(), left])
+    return found
+
+
+def test_where_one_cannot_see_the_others_all_send(world):
+    for seen in world(far, 2):
+        assert seen == [[False, False, 300.0, 0]] * 3
+
+
+def near_at_hand(ctx):
+    dp = dp_of(ctx)
+    before = len(os.listdir("/proc/self/fd"))
+    buffer, other = dp.buffer(1000, torch.empty(0)), torch.ones(1000)
+    part = dp.start_all_reduce(buffer[:10].fill_(1.0))
+    part.wait()
+    whole = dp.start_all_reduce(other)
+    whole.wait()
+    return [isinstance(one, Meeting) for one in (part, whole)], other[0].item(), buffer[0].item(), (
+        len(os.listdir("/proc/self/fd")) - before
+    )  # fmt: skip
+
+
+def test_only_a_whole_buffer_meets_in_memory_and_no_file_stays_open(world):
+    for kinds, other, first, left in world(near_at_hand, 2):
+        assert kinds == [False, False] and other == 2.0 and first == 2.0 and left == 0
+
+
+@given(st.integers(1, 10_000), st.integers(1, 9))
+def test_parts_are_all_elements_once_and_begin_at_lines(numel, size):
+    parts = [part_of(numel, i, size) for i in range(size)]
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(numel))
+    assert all(part.start % 16 == 0 for part in parts if part.start < part.stop)
