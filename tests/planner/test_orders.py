@@ -253,6 +253,8 @@ def test_all_orders_are_compared_and_none_in_the_list_is_quicker_than_the_first(
     assert found.best.price.step <= found.usual.price.step
     if found.best is found.usual:
         assert steps[0] > (1 - orders.WORTH) * found.usual.price.step
+    else:
+        assert orders.gain(found.best, found.usual) >= orders.WORTH
     for one in found.answers:
         gap = one.price.step - found.usual.price.step
         told = sum(seconds for _, seconds in orders.differences(one, found.usual))
@@ -273,6 +275,27 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
         simulate(orders.under(Question(DENSE, plan, where, stack("plain"), 1, 8), dp_first))
     )
     assert "groups of dp lie unevenly over inner" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"), [(SPARSE, "shard=8 dp=8 ep=8 zero=1"), (TABLES, "shard=8 dp=8 ep=8")]
+)
+def test_experts_and_tables_cross_what_their_axes_cross(model: Model, plan: str) -> None:
+    ask = Question(model, Plan.parse(f"{plan} precision=bf16"), two_levels(8, 64, 20.0), stack("plain"), 8, 1)
+    near = simulate(ask).price.comm["ep"]
+    far = simulate(orders.under(ask, orders.read("dp,shard"))).price.comm["ep"]
+    assert far.bytes == near.bytes and far.seconds > 10 * near.seconds
+
+
+def test_an_order_that_is_hardly_quicker_is_not_called_best() -> None:
+    """The usual one stays until another is quicker by a hundredth."""
+    plan, where = Plan.parse("pp=8 dp=8 precision=bf16"), two_levels(8, 64, 100.0)
+    found = orders.compared(Question(DENSE, plan, where, stack("plain"), 4, 8))
+    first = found.answers[0]
+    step = found.usual.price.step
+    near, far = (replace(first, price=replace(first.price, step=share * step)) for share in (0.995, 0.985))
+    assert replace(found, answers=(near, found.usual)).best is found.usual
+    assert replace(found, answers=(far, found.usual)).best is far
 
 
 # --- plan ------------------------------------------------------------------------------------------------------------
@@ -363,6 +386,9 @@ def test_hosts_of_shared_cores_and_experts_apart_are_refused() -> None:
     ask = Question(DENSE, Plan.parse("tp=2"), here(), stack("plain-cpu"), 1, 1)
     with pytest.raises(UsageError, match="share cores"):
         orders.compared(ask)
+    # `plan` on such hosts says nothing of orders, over a wire between them too.
+    wired = simulate(Question(DENSE, Plan.parse("tp=2 dp=2"), here(megabits=100.0), stack("plain-cpu"), 1, 1))
+    assert orders.quicker([wired]) is None and orders_told.of_plans([wired], None) == ""
     apart = Question(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )

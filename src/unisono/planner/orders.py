@@ -163,10 +163,11 @@ def quicker(answers: Sequence[Answer]) -> Answer | None:
     looked at by closed forms, what these promise most of is played."""
     promised: list[tuple[float, int, Question]] = []
     for usual in answers:
+        if not matters(usual):
+            continue
         ask = usual.question
-        orders = distinct(ask.plan, ask.cluster)
-        alone = _closed(ask) if len(orders) > 1 else 0.0
-        for order in orders[1:]:
+        alone = _closed(ask)
+        for order in distinct(ask.plan, ask.cluster)[1:]:
             other = under(ask, order)
             promised.append((usual.price.step + _closed(other) - alone, len(promised), other))
     found = [

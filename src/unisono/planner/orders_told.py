@@ -9,9 +9,9 @@ from unisono.planner.orders import (
     Compared,
     as_usual,
     differences,
-    distinct,
     gain,
     levels,
+    matters,
     named,
     uneven,
 )
@@ -147,7 +147,7 @@ def of_plans(answers: Sequence[Answer], found: Answer | None) -> str:
     """One sentence for `plan`, of its best plans and what is quicker than the first in another order; "" where orders
     cannot differ."""
     if found is None:
-        alike = all(len(distinct(one.question.plan, one.question.cluster)) == 1 for one in answers)
+        alike = not any(matters(one) for one in answers)
         return "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
     ask, first = found.question, answers[0]
     own = next(place for place, one in enumerate(answers, 1) if one.question.plan == ask.plan)
