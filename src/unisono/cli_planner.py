@@ -27,6 +27,10 @@ def _simulate_parser() -> Parser:
         "--out", metavar="PATH",
         help="draw waterfall and timeline, or a sweep: FILE.html, FILE.png, or a folder for both",
     )  # fmt: skip
+    parser.add_argument(
+        "--order", metavar="AXES",
+        help="which axis lies innermost: tp,shard,dp,pp is what train plays; best: all orders",
+    )  # fmt: skip
     parser.add_argument("--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz")
     add_studies(parser)
     return parser
@@ -49,7 +53,7 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if (study := studies.many(got, given)) is not None:
         call.say(study[1])
         return study[0]
-    ask = simulate.question(got, given.cluster, given.stack)
+    ask = simulate.question(got, given.cluster, given.stack, given.order)
     if given.dry_run:
         call.say(f"would price  {ask.plan}  on {ask.cluster.name} with {ask.stack.name}")
         return {"dry_run": True, "plan": str(ask.plan), "cluster": ask.cluster.name, "stack": ask.stack.name}

@@ -1,9 +1,13 @@
 """Coordinates: every rank has one place, tp varies fastest, peers agree on who they are."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.comm.mesh import AXES, Shape
+from unisono.plan import Plan
+from unisono.spec.order import USUAL, coordinates, stride
 
 shapes = st.builds(
     Shape,
@@ -37,3 +41,14 @@ def test_axes_from_outer_to_inner():
     assert shape.peers(0, ["tp"]) == [0, 1]
     assert shape.peers(0, ["dp"]) == [0, 2]
     assert shape.peers(0, ["pp"]) == [0, 4]
+
+
+@given(shapes, st.data())
+def test_ranks_are_numbered_as_the_planner_prices_them(shape, data):
+    plan = Plan(**{axis: getattr(shape, axis) for axis in AXES})
+    rank = data.draw(st.integers(0, shape.world - 1))
+    assert shape.coordinates(rank) == coordinates(plan, rank)
+    assert tuple(reversed(AXES)) == USUAL
+    for axis in AXES:
+        peers = shape.peers(rank, [axis])
+        assert all(b - a == stride(plan, axis) for a, b in pairwise(peers))

@@ -13,11 +13,13 @@ from unisono.plan import Plan
 from unisono.planner.algorithms import NAMES
 from unisono.planner.bench import Axes, Bench
 from unisono.planner.clusters import cluster
+from unisono.planner.orders import read
 from unisono.planner.price import price
 from unisono.planner.priced import verdict
 from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
 from unisono.spec.experts import Experts
+from unisono.spec.order import USUAL, Order
 from unisono.spec.transformer import Transformer
 
 SCHEDULES = (
@@ -93,9 +95,18 @@ def test_the_screen_says_what_the_price_says(model: Transformer, name: tuple[str
     assert held_together(model, name, MESHES) >= 100
 
 
-def held_together(model: Transformer, name: tuple[str, str], meshes: Sequence[str]) -> int:
+def test_the_screen_says_so_under_other_orders_of_axes_too() -> None:
+    """Though a search screens the usual one alone."""
+    order = read("dp,pp,shard")
+    assert held_together(MODELS[0], CLUSTERS[0], MESHES[:3], order) >= 25
+    assert held_together(SPARSE, CLUSTERS[0], ("dp=2 shard=4 tp=2 pp=4 ep=2", "tp=8 pp=8 ep=4"), order) >= 15
+
+
+def held_together(
+    model: Transformer, name: tuple[str, str], meshes: Sequence[str], order: Order = USUAL
+) -> int:
     """How many random plans of these meshes cost in the screen what they cost alone."""
-    where, made = cluster(name[0]), stack(name[1])
+    where, made = replace(cluster(name[0]), order=order), stack(name[1])
     bench, dice, priced = Bench(model, where, made), Random(7), 0
     for text in meshes:
         mesh = Plan.parse(f"{text} precision=bf16")

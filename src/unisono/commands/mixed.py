@@ -30,6 +30,7 @@ _EQUAL = (
     "networks",
     "batches",
     "noise_scale",
+    "order",
     "out",
     "trace",
     "pue",

@@ -11,12 +11,14 @@ from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import chosen, fidelities, search
+from unisono.planner import chosen, fidelities, orders, orders_told, search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
+
+_LOOKED = 4  # best plans that are looked at in other orders of their axes
 
 
 def space(
@@ -71,7 +73,10 @@ def run(
         raise _nothing(within, found, cluster_name)
     if fewer:
         found = search.on_fewer(within, found, objective)
-    result, page = chosen.as_json(found), chosen.as_text(found)
+    few = found.best[: _LOOKED if objective == "time" else 1]
+    other = orders.quicker(few)
+    result = {**chosen.as_json(found), **orders_told.of_plans_json(few, other)}
+    page = chosen.as_text(found, orders_told.of_plans(few, other))
     if told is None:
         return result, page
     asked = within.held.precision

@@ -11,7 +11,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of
-from unisono.planner import recut, simulate
+from unisono.planner import orders, orders_told, recut, simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
@@ -25,8 +25,11 @@ from unisono.spec.transformer import Transformer
 NOT_BUILT = "P10"
 
 
-def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate.Question:
-    """What is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan.
+def question(
+    got: Loaded, cluster_name: str, stack_name: str | None, order: str | None = None
+) -> simulate.Question:
+    """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
+    with the plan.
 
     Techniques that this version cannot play yet may be priced.
     """
@@ -36,9 +39,8 @@ def question(got: Loaded, cluster_name: str, stack_name: str | None) -> simulate
     plan, batch = planned(got, where, model)
     if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
         raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
-    return simulate.Question(
-        model, plan, where, made, batch.micro_batch, batch.micros, got.recipe.train.steps
-    )
+    ask = simulate.Question(model, plan, where, made, batch.micro_batch, batch.micros, got.recipe.train.steps)
+    return ask if order is None else orders.under(ask, orders.read(order))
 
 
 def planned(got: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Plan, Batch]:
@@ -65,13 +67,20 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
     from unisono.commands import studies
 
     ask = studies.asked(ask, given)
-    answer = simulate.simulate(ask)
+    every = orders.compared(ask) if given.order == orders.BEST else None
+    answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)
     simulate.demand(answer, recut.sentence(better, fits=False) if better is not None else "")
     keys, text = studies.extras(answer, given)
-    facts = {**simulate.as_json(answer), **recut.as_json(better), **keys}
+    facts = {
+        **simulate.as_json(answer),
+        **orders_told.as_json(answer, every),
+        **recut.as_json(better),
+        **keys,
+    }
+    lies = "" if given.order is None else f"\n\n{orders_told.as_text(answer, every)}"
     cut = f"\n\ncut        {recut.sentence(better, fits=True)}" if better is not None else ""
-    page = f"{simulate.as_text(answer)}{cut}\n\n{text}"
+    page = f"{simulate.as_text(answer)}{lies}{cut}\n\n{text}"
     if given.out is None and given.trace is None:
         return facts, page
     from unisono.commands.pictures import pictures

@@ -134,6 +134,11 @@ def many(got: Loaded, given: Any) -> Told | None:
         )
     if given.sweep is None and given.networks != "best":
         return None
+    if given.order is not None:
+        raise UsageError(
+            "a study of many plans prices each with its axes in the usual order",
+            where="--order, --sweep, --networks", fix="--order without them, or --networks same", code="C04",
+        )  # fmt: skip
     if given.out is not None:
         _drawable(given.out)
     # Imported here because they search, which one plan's price must not pay.

@@ -19,6 +19,7 @@ from unisono.planner.price import COVERING, Blocks, Kernels, Totals, blocks, ker
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, name_of, serves
 from unisono.spec.cluster import Cluster
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
@@ -99,7 +100,7 @@ def like(plan: Plan, **changes: Any) -> Plan:
 def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
     """Kernels of all modes, sizes and kinds: arrays (1, mode, size, kind)."""
     sizes = tuple(b for b, _ in axes.sizes)
-    key = (mesh.tp, mesh.cp, mesh.ep, covers(mesh), axes.modes, sizes, axes.kinds)
+    key = (*_inside(bench, mesh), covers(mesh), axes.modes, sizes, axes.kinds)
     if key not in bench.memo.totals:
         each = [
             kernels_of(bench, like(mesh, recompute=mode, cp_kind=kind), size).totals
@@ -122,13 +123,19 @@ def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
     return bench.memo.totals[key]
 
 
+def _inside(bench: Bench, plan: Plan) -> tuple[int, ...]:
+    """Ranks that share a block, and how far apart they lie, which other axes decide in other orders than the usual."""
+    order = bench.cluster.order
+    return plan.tp, plan.cp, plan.ep, *(stride(plan, axis, order) for axis in ("tp", "cp", "ep"))
+
+
 def covers(plan: Plan) -> bool:
     """Whether its timetable hides what ep sends behind another micro-batch."""
     return plan.ep > 1 and name_of(plan.schedule) in COVERING
 
 
 def kernels_of(bench: Bench, plan: Plan, size: int) -> Kernels:
-    key = (plan.tp, plan.cp, plan.ep, covers(plan), plan.cp_kind, plan.recompute, size)
+    key = (*_inside(bench, plan), covers(plan), plan.cp_kind, plan.recompute, size)
     if key not in bench.memo.kernels:
         bench.memo.kernels[key] = kernels(bench.model, plan, bench.cluster, bench.stack, size)
     return bench.memo.kernels[key]

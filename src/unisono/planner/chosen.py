@@ -90,8 +90,8 @@ def as_json(found: Found) -> Mapping[str, Any]:
     }
 
 
-def as_text(found: Found) -> str:
-    """The same for people."""
+def as_text(found: Found, more: str = "") -> str:
+    """The same for people. more: a sentence about the best plan."""
     ask, counts = found.best[0].question, found.counts
     lines = [
         f"cluster    {ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}",
@@ -113,6 +113,8 @@ def as_text(found: Found) -> str:
         ]
         if answer.price.again:
             lines.insert(-1, f"   recompute=auto: {stages.sentence(answer.question.plan, answer.stages)}")
+        if more and place == 1:
+            lines.append(f"   {more}")
     if len(found.front) > 1:
         sizes = len({answer.question.plan.world for answer in found.front}) > 1
         last = "slower, larger and dearer" if sizes else "slower and larger"

@@ -19,6 +19,7 @@ from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
 from unisono.programs.balance import balance
 from unisono.spec.cluster import Cluster, Device
 from unisono.spec.networks import Network
+from unisono.spec.order import stride
 from unisono.spec.workload import Part
 
 
@@ -117,7 +118,7 @@ def _way(part: Part, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *
     moved = elementwise(on, part.moved * samples * on.item * (2 if backward else 1))
     routed = 0.0
     if part.tables and plan.ep > 1:
-        net = exchange(cluster, 1, plan.ep, stack.tp_bus)
+        net = exchange(cluster, stride(plan, "ep", cluster.order), plan.ep, stack.tp_bus)
         routed = net.all_to_all(part.tables.given * samples * on.item)
     host = part.kernels * stack.launch * (2 if backward else 1)
     return Spent(products, products + moved, host, routed)
@@ -132,7 +133,7 @@ def _gathering(part: Part, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[
     """(bytes sent, seconds) to gather a part's weights once under zero=3; dealt tables stay where they are."""
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
-    net = bus(cluster, 1, plan.shard, stack.dp_bus)
+    net = bus(cluster, stride(plan, "shard", cluster.order), plan.shard, stack.dp_bus)
     whole = _matrix(part) if plan.ep > 1 else float(part.parameters)
     moved = whole * ITEM[plan.precision]
     return (net.sent(moved) / 2, net.gather(moved)) if whole else (0.0, 0.0)
@@ -220,7 +221,7 @@ def send(each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: i
     """Seconds of one message between two rows."""
     if plan.pp == 1:
         return 0.0
-    return message(cluster, plan.dp * plan.shard, _handed(each, plan, samples), stack.p2p)
+    return message(cluster, stride(plan, "pp", cluster.order), _handed(each, plan, samples), stack.p2p)
 
 
 def _handed(each: list[Row], plan: Plan, samples: int) -> float:
@@ -239,19 +240,21 @@ def _data(each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: 
     )
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        net = bus(cluster, 1, plan.shard, stack.dp_bus)
+        apart = stride(plan, "shard", cluster.order)
+        net = bus(cluster, apart, plan.shard, stack.dp_bus)
         sent, seconds = _reduced(net, dense, plan, stack)
         left = plan.shard // plan.ep  # ranks of shard that hold the same tables
         own = (
-            _reduced(bus(cluster, plan.ep, left, stack.dp_bus), tables, plan, stack)
+            _reduced(bus(cluster, apart * plan.ep, left, stack.dp_bus), tables, plan, stack)
             if left > 1
             else (0.0, 0.0)
         )
         parts["shard"] = (sent + own[0], seconds + own[1])
     if plan.dp > 1:
-        net = bus(cluster, plan.shard, plan.dp, stack.dp_bus)
+        apart = stride(plan, "dp", cluster.order)
+        net = bus(cluster, apart, plan.dp, stack.dp_bus)
         owned = (dense / plan.shard + tables / max(1, plan.shard // plan.ep)) * stack.reduce_bytes
-        seconds = all_reduce(cluster, plan.shard, plan.dp, owned, stack.dp_bus, plan.collective)
+        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     seconds = sum(part[1] for part in parts.values())
     cover = min(row.backward for row in each) / chunks(plan.schedule)

@@ -17,6 +17,7 @@ from unisono.programs import schedules
 from unisono.programs.shared import Costs, play_shared
 from unisono.spec.cluster import Cluster, Source
 from unisono.spec.host import Host, Pace
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
@@ -271,11 +272,11 @@ def _task(
         model, plan, micro_batch, micros, layers, (stem, head), backward, again
     ):
         ranks = getattr(plan, axis)
-        stride = plan.tp if axis == "shard" else 1
+        apart = stride(plan, axis)
         key = crowded(axis, full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
         talk += times * (host.talk(op, ranks, nbytes) + beside)
-        wait += times * (host.wait(op, ranks) + _on_wire(cluster, plan, op, stride, ranks, nbytes))
+        wait += times * (host.wait(op, ranks) + _on_wire(cluster, plan, op, apart, ranks, nbytes))
     return _Task(compute, talk, wait)
 
 
@@ -333,8 +334,8 @@ def _data(
     """Gradients meeting on dp after the last backward pass of the first row, which ends last."""
     if plan.dp == 1:
         return {}
-    stride = plan.tp * plan.shard
-    near = not _crosses(cluster, stride, plan.dp)
+    apart = stride(plan, "dp")
+    near = not _crosses(cluster, apart, plan.dp)
     op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
     sizes, total = _sizes(model, plan, near), ITEM * _own(model, plan, 0) / plan.shard
     active = plan.world // plan.pp
@@ -342,7 +343,7 @@ def _data(
     work += len(sizes) * host.wait(op, plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
-    wires = [_on_wire(cluster, plan, "all_reduce", stride, plan.dp, size) for size in sizes]
+    wires = [_on_wire(cluster, plan, "all_reduce", apart, plan.dp, size) for size in sizes]
     # Buckets before the last cross the wire while backward goes on.
     done = 0.0
     for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
@@ -395,18 +396,18 @@ def _wire(cluster: Cluster) -> float:
     return cluster.links[-1].bandwidth * PAYLOAD * cluster.links[0].size
 
 
-def _crosses(cluster: Cluster, stride: int, ranks: int) -> bool:
-    """Whether a group of so many ranks, `stride` apart, lies on more than one host."""
-    return bool(_wire(cluster)) and ranks > 1 and stride * ranks > cluster.links[0].size
+def _crosses(cluster: Cluster, apart: int, ranks: int) -> bool:
+    """Whether a group of so many ranks, `apart` from each other, lies on more than one host."""
+    return bool(_wire(cluster)) and ranks > 1 and apart * ranks > cluster.links[0].size
 
 
-def _on_wire(cluster: Cluster, plan: Plan, op: str, stride: int, ranks: int, nbytes: float) -> float:
+def _on_wire(cluster: Cluster, plan: Plan, op: str, apart: int, ranks: int, nbytes: float) -> float:
     """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
     rate, node = _wire(cluster), cluster.links[0].size if cluster.links else 1
-    if not _crosses(cluster, stride, ranks):
+    if not _crosses(cluster, apart, ranks):
         return 0.0
-    here = max(1, node // stride)  # members of a group on one host
-    groups = min(node, stride)  # of that axis which go through the same way out
+    here = max(1, node // apart)  # members of a group on one host
+    groups = min(node, apart)  # of that axis which go through the same way out
     if op == "all_reduce":
         sent = 2.0 * (ranks - 1) / ranks * nbytes
     elif op == "all_gather":

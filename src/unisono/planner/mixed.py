@@ -21,6 +21,7 @@ from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
 from unisono.spec.mixture import Mixture
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 _ORDERED = 4  # pools of which every order is tried
@@ -186,9 +187,9 @@ def placed(
 
 def slowest(mixture: Mixture, plan: Plan) -> Cluster:
     """The network of replicas in different pools, as the pool sees it where it is slowest."""
-    stride = plan.shard * plan.cp * plan.tp
+    apart = stride(plan, "dp")
     seen = [mixture.seen_from(pool) for pool in range(len(mixture.pools))]
-    return max(seen, key=lambda one: bus(one, stride, plan.dp).all_reduce(1e9))
+    return max(seen, key=lambda one: bus(one, apart, plan.dp).all_reduce(1e9))
 
 
 def in_proportion(ask: Question, where: Placement) -> tuple[Answer, tuple[int, ...]]:

@@ -30,6 +30,7 @@ from unisono.planner.timetables import chunks, ends, in_flight, name_of
 from unisono.programs.balance import balance
 from unisono.spec.cluster import Cluster
 from unisono.spec.mixture import Mixture
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 
@@ -143,9 +144,9 @@ def messages(bench: Bench, plan: Plan, way: Way, micro_batch: int) -> tuple[floa
     if plan.pp == 1:
         return (0.0,)
     moved, share = message_bytes(bench.model, plan, bench.stack, micro_batch), bench.stack.p2p
-    stride = way.beside * plan.shard * plan.cp * plan.tp
+    apart = way.beside * stride(plan, "dp")
     inside = {
-        pool: message(bench.mixture.pools[pool], stride, moved, share, way.where.count(pool))
+        pool: message(bench.mixture.pools[pool], apart, moved, share, way.where.count(pool))
         for pool in set(way.where)
     }
     over = message(bench.mixture.across, 1, moved, share)

@@ -20,6 +20,7 @@ from unisono.planner.simulate import Answer as Equal
 from unisono.planner.timetables import chunks, in_flight, name_of
 from unisono.spec.cluster import Cluster
 from unisono.spec.mixture import Mixture
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 # (seconds of a block, seconds beside its blocks, rows) of each kind of row, of one micro-batch forward and backward.
@@ -193,9 +194,9 @@ class _Estimates:
         """Seconds of a row's messages for one micro-batch, there and back."""
         if ranks == 1:
             return 0.0
-        bench, stride = self._bench, replicas * plan.shard * plan.cp * plan.tp
+        bench, apart = self._bench, replicas * stride(plan, "dp")
         moved = message_bytes(bench.model, plan, bench.stack, micro_batch)
-        far = 1 if net.name == bench.mixture.name else stride  # over the join everything is as far
+        far = 1 if net.name == bench.mixture.name else apart  # over the join everything is as far
         return 2 * chunks(plan.schedule) * message(net, far, moved, bench.stack.p2p, ranks)
 
     def _block(self, plan: Plan, pool: int, micro_batch: int) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, To
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.spec.cluster import Cluster
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
@@ -25,17 +26,17 @@ COVERING = ("dualpipe", "dualpipev")
 
 def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Dealt:
     """How a block is dealt."""
-    spread = None
+    spread, order = None, cluster.order
     if plan.cp > 1 and plan.cp_kind == "ulysses":
-        spread = exchange(cluster, plan.tp, plan.cp, stack.tp_bus)
+        spread = exchange(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus)
     return Dealt(
         micro_batch,
         plan.tp,
         plan.cp,
-        bus(cluster, 1, plan.tp, stack.tp_bus),
-        bus(cluster, plan.tp, plan.cp, stack.tp_bus),
+        bus(cluster, stride(plan, "tp", order), plan.tp, stack.tp_bus),
+        bus(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus),
         plan.ep,
-        exchange(cluster, max(1, plan.tp // plan.ep), plan.ep, stack.tp_bus),
+        exchange(cluster, stride(plan, "ep", order), plan.ep, stack.tp_bus),
         name_of(plan.schedule) in COVERING,
         spread,
     )
@@ -222,9 +223,8 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     """Seconds of one message between stages."""
     if plan.pp == 1:
         return 0.0
-    stride = plan.dp * plan.shard * plan.cp * plan.tp
     moved = message_bytes(model, plan, stack, micro_batch)
-    return message(cluster, stride, moved, stack.p2p, plan.pp)
+    return message(cluster, stride(plan, "pp", cluster.order), moved, stack.p2p, plan.pp)
 
 
 def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> float:
@@ -233,12 +233,12 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
     read."""
     if plan.pp == 1:
         return 0.0
-    stride = plan.dp * plan.shard * plan.cp * plan.tp * (plan.pp - 1)
+    far = stride(plan, "pp", cluster.order) * (plan.pp - 1)
     every = (share.blocks + share.ends + share.routed) / (plan.shard if plan.zero > 1 else 1)
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
     once = apart * model.stem_parameters[0] / plan.tp if model.tied else 0.0 * apart
     moved = either(share.copies > 1, every, once) * stack.reduce_bytes
-    return either(moved > 0, message(cluster, stride, moved, stack.dp_bus), 0.0)
+    return either(moved > 0, message(cluster, far, moved, stack.dp_bus), 0.0)
 
 
 def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
@@ -309,12 +309,13 @@ def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float
 
 def _weights(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
     """(bytes that a rank sends, seconds) to gather one block's weights once, under zero=3."""
-    net = bus(cluster, plan.cp * plan.tp, plan.shard, stack.dp_bus)
+    apart = stride(plan, "shard", cluster.order)
+    net = bus(cluster, apart, plan.shard, stack.dp_bus)
     moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
     held, ranks = experts.elements(model, plan)
     if not held:
         return net.sent(moved), net.gather(moved)
-    own = bus(cluster, plan.cp * plan.tp * plan.shard // ranks, ranks, stack.dp_bus)
+    own = bus(cluster, apart * plan.shard // ranks, ranks, stack.dp_bus)
     more = model.sparse_share * held * ITEM[plan.precision]
     return net.sent(moved) + own.sent(more), net.gather(moved) + own.gather(more)
 
@@ -337,7 +338,6 @@ def _shown(talk: float, work: float, stack: Stack) -> float:
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
     """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis. share: the
     first row's; of the plan mesh, zero, precision and collective are read."""
-    stride = plan.cp * plan.tp
     # (elements, ranks on shard that hold the same): all of the model but its routed experts, and those.
     groups = [
         (share.blocks + share.ends, plan.shard),
@@ -345,18 +345,19 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, t
     ]
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        sent = seconds = 0.0
+        apart, sent, seconds = stride(plan, "shard", cluster.order), 0.0, 0.0
         for elements, size in groups:
-            net = bus(cluster, stride * plan.shard // size, size, stack.dp_bus)
+            net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
             # Weights are gathered after the update.
             moved, updated = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
             sent = sent + net.sent(moved + updated) / 2
             seconds = seconds + net.gather(moved) + net.gather(updated)
         parts["shard"] = (sent, seconds)
     if plan.dp > 1:
-        net = bus(cluster, stride * plan.shard, plan.dp, stack.dp_bus)
+        apart = stride(plan, "dp", cluster.order)
+        net = bus(cluster, apart, plan.dp, stack.dp_bus)
         owned = sum(elements / size for elements, size in groups) * stack.reduce_bytes
-        seconds = all_reduce(cluster, stride * plan.shard, plan.dp, owned, stack.dp_bus, plan.collective)
+        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     return parts
 

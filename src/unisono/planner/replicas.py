@@ -15,6 +15,7 @@ from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 _SHARE = 0.01  # of the elements that sparse codecs send where no ratio is said
@@ -134,7 +135,7 @@ def traffic(
 ) -> tuple[float, float, float]:
     """What `on_dp` says, of a plan on a cluster. elements: of one rank's gradient."""
     made = code(plan.codec, plan.dp, stack.reduce_bytes, low_rank(model, plan.tp))
-    net = bus(cluster, plan.cp * plan.tp * plan.shard, plan.dp, stack.dp_bus)
+    net = bus(cluster, stride(plan, "dp", cluster.order), plan.dp, stack.dp_bus)
     return on_dp(plan, made, net, elements, cluster.device.bandwidth * stack.elementwise, cover)
 
 

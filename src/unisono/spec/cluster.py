@@ -9,6 +9,7 @@ from math import log
 from typing import Literal
 
 from unisono.spec.host import Host
+from unisono.spec.order import USUAL, Order
 
 Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
 TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
@@ -118,6 +119,7 @@ class Cluster:
 
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
     unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
+    order: of a plan's axes on the levels; `train` plays the usual one.
     """
 
     name: str
@@ -128,6 +130,7 @@ class Cluster:
     cost_per_hour: float | None = None
     host: Host | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    order: Order = USUAL
 
     @property
     def node(self) -> int:
