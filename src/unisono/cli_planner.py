@@ -127,6 +127,10 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     if given.dry_run:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
+    if given.check:
+        from unisono.commands import check
+
+        check.played_here(within)
     wider = None
     if given.any_fidelity:
         if given.objective != "time":

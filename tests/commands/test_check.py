@@ -50,3 +50,9 @@ def test_without_a_measurement_it_says_how_to_get_one(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     assert main(["plan", str(recipe), "--check"]) == 2
     assert "unisono calibrate" in capsys.readouterr().err
+
+
+def test_plans_for_another_machine_are_not_played_on_this_one(recipe: Path, capsys) -> None:
+    assert main(["plan", str(recipe), "--cluster", "dgx-a100", "--check", "--json"]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert "another machine" in said["what"] and "unisono calibrate" in said["try"]

@@ -80,3 +80,25 @@ def test_more_stages_than_layers_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert main(["simulate", *MODEL, "--plan", plan, "--trace", str(tmp_path / "t.json"), "--json"]) == 2
     assert "32 stages" in json.loads(capsys.readouterr().out)["what"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "--model.kind convnet --model.resnet 50 --train.global_batch 64",
+        "--model.kind moe --model.vocab 1000",
+        "--model.kind dlrm --model.tables 1000,2000 --train.global_batch 64",
+    ],
+)
+def test_every_kind_of_model_is_drawn(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*model.split(), "--cluster", "dgx-a100", "--plan", "dp=4 pp=2", "--out", str(tmp_path)]
+    assert main(["simulate", *words]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"simulate.html", "simulate.png"}
+
+
+def test_a_picture_of_another_format_is_refused_and_no_folder_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "step.svg"
+    assert main(["simulate", *MODEL, "--plan", "dp=8 precision=bf16", "--out", str(out), "--json"]) == 2
+    assert "step.png" in json.loads(capsys.readouterr().out)["try"] and not out.exists()

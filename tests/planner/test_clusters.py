@@ -62,6 +62,7 @@ def test_a_file_is_read_with_its_sources(tmp_path: Path) -> None:
         ('origin = "measured here"', 'origin = "guessed"', 9, "origin"),
         ("nodes = 2", "nodes = ", 3, "not TOML"),
         ("nodes = 2", "nodes = 0", 3, "at least one node"),
+        ('device = "h100-80gb"', "device = { peak_tflops = { bf17 = 3 } }", 1, "did you mean"),
     ],
 )
 def test_mistakes_name_their_line(tmp_path: Path, old: str, new: str, line: int, said: str) -> None:

@@ -176,3 +176,10 @@ def test_the_parts_add_up() -> None:
         got = simulate(ask)
         assert sum(seconds for _, seconds in waterfall(got)) == pytest.approx(got.price.step), text
         assert got.price.host >= -1e-9 * got.price.step, text
+
+
+def test_tokens_that_go_by_all_to_all_are_not_summed_on_tp() -> None:
+    """Of a block's two pairs of collectives a sparse layer's pair is gone; both seconds and bytes."""
+    wide, own = step(SMALL, "tp=4").comm["tp"], step(SMALL, "tp=4 ep=4").comm["tp"]
+    assert own.bytes == pytest.approx(wide.bytes / 2)
+    assert own.seconds == pytest.approx(wide.seconds / 2)

@@ -130,3 +130,14 @@ def test_cuts_leave_nothing_out_and_are_the_cheapest(rows: int) -> None:
             yield from every([*done, edge], left - 1)
 
     assert dearest(edges) == min(map(dearest, every([0], rows)))
+
+
+def test_gradients_are_handed_over_in_every_pass_under_zero_2() -> None:
+    network, n, micros = NETWORKS["resnet"], 8, 5
+
+    def sent(zero: int) -> float:
+        plan = Plan(shard=n, zero=zero)
+        return price(network, plan, WHERE, STACK, micro_batch=4, micros=micros).comm["shard"].bytes
+
+    once = (n - 1) / n * network.workload.parameters * STACK.reduce_bytes
+    assert sent(2) - sent(1) == pytest.approx((micros - 1) * once)

@@ -1,5 +1,7 @@
 """Memory against published figures: ZeRO's table to the last printed digit, Korthikanti's within 2 %."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner import published
@@ -8,7 +10,7 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import even
-from unisono.planner.stack import Stack
+from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import in_flight
 from unisono.programs.pipeline import peak_held
 from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
@@ -72,3 +74,31 @@ def test_the_verdict_says_by_how_much_it_is_short() -> None:
 def test_uneven_layers_are_all_dealt() -> None:
     for ranks in range(1, 12):
         assert sum(even(11, ranks)) == 11
+
+
+@pytest.mark.parametrize("name", ["megatron-2022", "plain"])
+def test_where_all_forwards_come_first_the_head_keeps_every_micro_batch(name: str) -> None:
+    """Logits of 1f1b's last row are gone with the next action; gpipe's wait for their turn."""
+    model, made, micros = gpt(8, 16, 2048, 1024), stack(name), 6
+
+    def last(text: str) -> float:
+        plan = Plan.parse(f"precision=bf16 pp=4 {text}")
+        return memory.of_row(model, plan, made, micro_batch=1, micros=micros, row=3).activations
+
+    plan = Plan.parse("precision=bf16 pp=4")
+    layers = memory.share_of(model, plan, 3, made.balanced).layers
+    blocks = layers * memory.kept_of(model, plan, made, 1).block
+    logits = 1024 * model.vocab * 4  # in fp32, at the very least
+    more = (last("schedule=gpipe") - last("schedule=1f1b")) / (micros - 1) - blocks
+    assert logits <= more <= 2.1 * logits + 2 * model.vocab * model.d_model
+
+
+@pytest.mark.parametrize(("moments", "bytes_"), [(2, 16), (1, 12), (0, 8)])
+def test_the_optimiser_keeps_what_its_kind_keeps(moments: int, bytes_: int) -> None:
+    """In fp32: weight, gradient and so many numbers of 4 bytes."""
+    model = replace(gpt(8, 16, 2048, 1024), states=moments)
+    got = memory.of_row(model, Plan(), Stack(), micro_batch=1, micros=1, row=0)
+    assert got.params + got.grads + got.optim == pytest.approx(bytes_ * model.workload.parameters)
+    assert sum(memory.states(1.0, shard=1, zero=1, precision="bf16", grad_bytes=4, moments=moments)) == (
+        2 + 4 + 4 + 4 * moments
+    )

@@ -171,3 +171,29 @@ def test_messages_share_the_cables_that_they_pass(apart: int) -> None:
     used = loads(32, [[unit, unit + apart] for unit in range(32)])
     reached, hops = shape.neighbour(where.links[1], where.devices, 8, 8 * apart)
     assert reached == pytest.approx(0.5 / max(used.values())) and hops == apart
+
+
+FLAT = """
+node = 8
+nodes = 2
+[device]
+name = "mine"
+peak_tflops = { bf16 = 300 }
+memory_gb = 16
+bandwidth_tb_s = 2
+[[link]]
+name = "ethernet"
+size = 0
+bandwidth_gb_s = 10
+latency_us = 5
+"""
+
+
+def test_a_cluster_file_has_nodes_also_where_one_link_connects_all(tmp_path) -> None:
+    path = tmp_path / "flat.toml"
+    path.write_text(FLAT)
+    for devices in (8, 16, 32, 128):
+        where = of_size(str(path), devices)
+        assert where.devices == devices == where.links[-1].size
+    assert of_size(str(path), 4).devices == 4
+    assert cluster(str(path)).device.name == "mine"

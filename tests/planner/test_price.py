@@ -1,5 +1,7 @@
 """A price adds up, follows the timetable that is played, and moves the way that it has to."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.parts import together
@@ -68,3 +70,47 @@ def test_tensor_parallelism_across_nodes_waits_longer() -> None:
         return got.comm["tp"].exposed / got.step
 
     assert waited(16) > waited(8) > waited(2) > 0
+
+
+@pytest.mark.parametrize("micros", [1, 6])
+def test_each_way_to_shard_sends_what_its_page_says(micros: int) -> None:
+    """docs/sharding.md, in parameters: 2 a step, 1 + one a micro-batch, 3 a micro-batch (of blocks)."""
+    made, where, n = stack("plain"), cluster("dgx-a100:4"), 8
+
+    def sent(zero: int) -> float:
+        plan = Plan.parse(f"precision=bf16 shard={n} zero={zero}")
+        return price(MODEL, plan, where, made, micro_batch=1, micros=micros).comm["shard"].bytes
+
+    blocks, whole = MODEL.block_parameters[0] * MODEL.n_layer, MODEL.workload.parameters
+    gradient, weight = made.reduce_bytes, 2
+    assert sent(1) == pytest.approx((n - 1) / n * whole * (gradient + weight), rel=1e-3)
+    assert sent(2) == pytest.approx((n - 1) / n * whole * (micros * gradient + weight), rel=1e-3)
+    assert sent(3) == pytest.approx((n - 1) / n * blocks * micros * 3 * weight, rel=1e-3)
+
+
+def test_gradients_that_are_handed_over_every_time_show_on_a_slow_link() -> None:
+    made, where = stack("plain"), cluster("dgx-a100:4")
+    slow = replace(where, links=(where.links[0], replace(where.links[1], bandwidth=1e9)))
+
+    def step(zero: int, micros: int) -> float:
+        plan = Plan.parse(f"precision=bf16 shard=32 zero={zero}")
+        return price(MODEL, plan, slow, made, micro_batch=1, micros=micros).step
+
+    once = 31 / 32 * MODEL.workload.parameters * made.reduce_bytes / (8 * 1e9 * made.dp_bus)
+    assert step(2, 1) == pytest.approx(step(1, 1))
+    assert step(2, 9) - step(1, 9) == pytest.approx(8 * once, rel=0.2)
+
+
+def test_ranks_that_see_other_tokens_sum_their_gradients() -> None:
+    made, where, micros, n = stack("plain"), cluster("dgx-a100:4"), 4, 4
+
+    def got(text: str):
+        plan = Plan.parse(f"precision=bf16 {text}")
+        return price(MODEL, plan, where, made, micro_batch=1, micros=micros)
+
+    # Keys and values go round once forward and twice backward; the gradients are summed once.
+    ring = 3 * (n - 1) * 2048 / n * 2 * MODEL.kv_width * 2 * MODEL.n_layer * micros
+    summed = 2 * (n - 1) / n * MODEL.workload.parameters * made.reduce_bytes
+    assert got(f"cp={n}").comm["cp"].bytes == pytest.approx(ring + summed, rel=1e-3)
+    assert got(f"shard=2 cp={n}").comm["cp"].bytes == pytest.approx(ring + summed / 2, rel=1e-3)
+    assert together(got(f"cp={n}")) == pytest.approx(got(f"cp={n}").step)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,3 +163,16 @@ def test_where_nothing_fits_the_smallest_cluster_that_would_is_named(
         main(["plan", *GPT3, "--cluster", f"dgx-a100:{nodes // 2}", "--plan", "precision=bf16", "--quiet"])
         == 5
     )
+
+
+def test_of_a_file_the_smallest_number_of_nodes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('like = "dgx-a100"\nnodes = 2\n')
+    assert main(["plan", *GPT3, "--cluster", str(path), "--plan", "precision=bf16", "--json"]) == 5
+    said = json.loads(capsys.readouterr().out)["try"]
+    nodes = int(said.partition(" in ")[0].removeprefix("nodes = "))
+    for count, code in ((nodes, 0), (nodes // 2, 5)):
+        path.write_text(f'like = "dgx-a100"\nnodes = {count}\n')
+        assert main(["plan", *GPT3, "--cluster", str(path), "--plan", "precision=bf16", "--quiet"]) == code

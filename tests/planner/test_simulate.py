@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.memory import verdict
-from unisono.planner.simulate import DoesNotFit, Question, demand, simulate, waterfall
+from unisono.planner.simulate import DoesNotFit, Question, demand, lasting, simulate, waterfall
 from unisono.planner.stack import stack
 
 GPT3 = (
@@ -38,6 +39,8 @@ def test_a_model_by_flags_alone_has_the_object_of_the_contract(capsys: pytest.Ca
     total = sum(size for name, size in got["mem_gib"].items() if name != "total")
     assert got["mem_gib"]["total"] == pytest.approx(total)
     assert got["parameters"] == pytest.approx(175e9, rel=0.01)
+    lost = [part for part in got["waterfall"] if not part["what"].startswith("ideal")]
+    assert got["bound"] == max(lost, key=lambda part: part["seconds"])["what"]
     assert got["bubble"] == pytest.approx(7 / 3 / (96 + 7 / 3), rel=0.2)
 
 
@@ -87,6 +90,8 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["--plan", "pp=4 micros=12 schedule=interleaved:v=9", "--train.global_batch", "12"], "fewer stages"),
         (["--plan", "tp=2 offload=params"], "host_gb_s"),
+        (["--cluster", "dgx-a100", "--plan", "cp=3"], "cp=3 does not divide the context 64"),
+        (["--cluster", "dgx-a100", "--plan", "cp=8 cp_kind=ulysses"], "cp_kind=ring"),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,3 +121,56 @@ def test_simulate_loads_neither_torch_nor_numpy() -> None:
     script = f"from unisono.cli import main; main({['simulate', '--demo', '--json']}); import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert {"torch", "numpy"}.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
+def test_the_classifiers_products_are_no_gain_of_the_others() -> None:
+    """The ideal counts them; where a model is little else, products would be quicker than at peak without them."""
+    where = cluster("dgx-a100")
+    ask = Question(
+        gpt(2, 8, 1024, 1024, vocab=200_000), Plan.parse("dp=8 precision=bf16"), where, stack("plain"), 8, 1
+    )
+    parts = dict(waterfall(simulate(ask)))
+    assert parts["products below peak"] > 0.0
+    assert sum(parts.values()) == pytest.approx(simulate(ask).price.step)
+
+
+def test_attention_has_a_line_of_its_own() -> None:
+    """Four times the tokens of a sample at a quarter of the samples: products stay, attention is four times as much."""
+    where, made = cluster("dgx-a100"), stack("megatron-2022")
+    parts: list[dict[str, float]] = []
+    for context, batch in ((1024, 16), (4096, 4)):
+        ask = Question(gpt(8, 32, 4096, context), Plan.parse("tp=8 precision=bf16"), where, made, batch, 1)
+        parts.append(dict(waterfall(simulate(ask))))
+    short, long = parts
+    assert long["products below peak"] == pytest.approx(short["products below peak"], rel=0.02)
+    assert long["attention below peak"] > 3 * short["attention below peak"] > 0
+
+
+def test_a_smaller_micro_batch_is_a_remedy_however_much_smaller() -> None:
+    """One of 64 needs an eighth of an eighth of the activations; more devices are not what is missing."""
+    small = replace(cluster("dgx-a100"), device=replace(cluster("dgx-a100").device, memory=20e9))
+    ask = Question(gpt(24, 16, 2048, 2048), Plan.parse("tp=2 precision=bf16"), small, stack("plain"), 64, 1)
+    with pytest.raises(DoesNotFit) as caught:
+        demand(simulate(ask))
+    assert caught.value.fix.startswith("micro_batch=")
+    size = int(caught.value.fix.partition(":")[0].split()[0].removeprefix("micro_batch="))
+    assert 64 % size == 0 and size < 32
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.5, "0.5 s"), (119.0, "119 s"), (600.0, "10 min"), (7200.0, "2 h"), (1e6, "11.6 days")],
+)
+def test_lengths_of_time_are_said_in_a_unit_that_suits_them(seconds: float, said: str) -> None:
+    assert lasting(seconds) == said
+
+
+def test_the_page_leaves_out_what_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *GPT3, "--plan", FITS, "--cluster", "dgx-a100:128"]) == 0
+    page = capsys.readouterr().out
+    shares = [
+        float(line.split(" %")[0].split()[-1])
+        for line in page.splitlines()
+        if " s  " in line and " %" in line
+    ]
+    assert shares and all(abs(share) > 0 for share in shares)

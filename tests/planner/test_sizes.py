@@ -153,3 +153,14 @@ def test_plans_for_a_sparse_model_hold_its_expert_ranks(capsys: pytest.CaptureFi
     assert main(["plan", *words, "--plan", "ep=4 precision=bf16", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     assert got["feasible"] > 1 and all("ep=4" in plan["plan"] for plan in got["plans"])
+
+
+def test_the_optimiser_is_the_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    adam, velocity, nothing = (
+        said(["--cluster", "dgx-a100", "--plan", "dp=8", *f"--train.optimizer {how}".split()], capsys)[1]
+        for how in ("adamw", "sgd", "sgd --train.momentum 0")
+    )
+    optim = [got["mem_gib"]["optim"] for got in (adam, velocity, nothing)]
+    assert optim[0] == pytest.approx(2 * optim[1])
+    assert optim[0] > 0.0 == optim[2]
+    assert adam["step_s"] > velocity["step_s"] > nothing["step_s"]

@@ -130,6 +130,10 @@ def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
         (["--weak"], "--sweep"),
         (["--tokens", "-1"], "above 0"),
+        (
+            ["--model.kind", "mlp", "--data.source", "digits", "--sweep", "context=8..16"],
+            "no context to vary",
+        ),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.CaptureFixture[str]) -> None:

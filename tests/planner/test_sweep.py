@@ -146,3 +146,26 @@ def test_shares_of_the_picture_are_the_whole_step(told: dict[str, Any]) -> None:
         if row["plan"]:
             shares = [scaling._share(row, begins) for _, begins, _ in scaling._PARTS]
             assert sum(shares) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("context=512,1024", "at a context of 1,024"),
+        ("micro_batch=1,2", "at a micro-batch of 2"),
+        ("global_batch=64,128", "at a batch of 128"),
+        ("memory_bandwidth=1,2", "at 2 times the memory bandwidth"),
+    ],
+)
+def test_a_point_is_said_in_its_own_unit(text: str, said: str) -> None:
+    axis = sw.axis(text)
+    assert axis.at(axis.values[-1]) == said
+
+
+def test_the_page_of_a_sweep_is_as_sure_as_its_worst_point() -> None:
+    """Width and devices here are far from what was fitted; the stack's own error alone would be a promise."""
+    study = sw.sweep(space(), sw.axis("devices=8..64"), sized)
+    rows = sw.as_rows(study)
+    worst = max(row["error_pct"] for row in rows)
+    assert worst > 100 * space().stack.error
+    assert f"within about {worst:.0f} %" in sw.as_text(study).splitlines()[0]

@@ -96,3 +96,15 @@ def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
     plan = Plan.parse(f"dp=2 pp=4 schedule={schedule} precision=bf16")
     ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack(where.stack), 1, micros)
     return ask, price(ask.model, plan, where, ask.stack, micro_batch=1, micros=micros)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    ["dp=4", "shard=4 zero=1", "shard=4 zero=2", "dp=2 shard=2", "cp=4", "dp=2 cp=2", "tp=2 cp=2 shard=2"],
+)
+def test_without_a_pipeline_a_simulated_step_is_as_long_as_its_price(mesh: str) -> None:
+    """Nothing that is priced is left out of the picture."""
+    where, plan = cluster("dgx-a100:1"), Plan.parse(f"{mesh} precision=bf16")
+    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack(where.stack), 1, 8)
+    got = price(ask.model, plan, where, ask.stack, micro_batch=1, micros=8)
+    assert timeline(ask, got).length == pytest.approx(got.step, rel=1e-9)

@@ -1,6 +1,7 @@
 """The page of a priced plan: self-contained, adds up, and readable however long the timetable is."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,11 @@ def test_blocks_that_reach_over_a_windows_edge_are_cut_there() -> None:
     text = page(forecast)
     for left, wide in re.findall(r'<rect x="([-\d.]+)%" y="\d+" width="([-\d.]+)%"', text):
         assert float(left) >= -1e-3 and float(left) + float(wide) <= 100.01
+
+
+def test_a_price_of_unknown_error_has_a_page_and_a_picture_too(tmp_path: Path) -> None:
+    """Experts, networks of parts, latent attention: nobody has held one beside a measurement."""
+    known = made(4, 8)
+    unknown = replace(known, facts={**FACTS, "error_pct": None})
+    assert "is not known" in page(unknown) and "15 %" in page(known)
+    assert forecast_png.write(unknown, tmp_path / "simulate.png").stat().st_size > 0

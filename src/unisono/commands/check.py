@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.config import Loaded
 from unisono.launch.nursery import Nursery
+from unisono.planner.clusters import names
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import Answer
 from unisono.spec.errors import Infeasible, UsageError
@@ -38,6 +39,16 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
         for answer in found.best:
             rows.append((answer, _seconds(nursery, got, within, answer)))
     return _told(rows), _page(rows)
+
+
+def played_here(within: Space) -> None:
+    """Raises UsageError where the cluster is plainly another machine: its plans would take hours here."""
+    named = within.cluster.name.partition(":")[0]
+    if named in names() and within.cluster.device.name != "cpu":
+        raise UsageError(
+            f"--check plays the best plans here, and {named} is another machine", where="--check, --cluster",
+            fix="unisono calibrate, once, and --check without --cluster", code="C04",
+        )  # fmt: skip
 
 
 def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> float:

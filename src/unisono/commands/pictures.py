@@ -10,11 +10,17 @@ from unisono.planner.timeline import timeline
 from unisono.report import forecast_png
 from unisono.report.forecast import Forecast, write
 from unisono.report.placed import lanes
+from unisono.spec.errors import UsageError
+
+_OTHERS = (".svg", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".json")  # no folder is called so
 
 
 def pictures(answer: Answer, facts: Mapping[str, Any], out: str | None, trace: str | None) -> list[str]:
     """Writes what is asked for and returns the paths. out: FILE.html or FILE.png, else a folder for
     `simulate.html` and `simulate.png`. Raises UsageError, OSError."""
+    if out is not None and Path(out).suffix.lower() in _OTHERS:
+        what = f"--out {out}: a priced plan is drawn as .html or .png"
+        raise UsageError(what, where="--out", fix=f"--out {Path(out).with_suffix('.png')}", code="C04")
     step = timeline(answer.question, answer.price)
     names = [
         f"pp={row}" if len(step.timetable.rows) > 1 else "all ranks"

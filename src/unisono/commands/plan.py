@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from unisono.commands.simulate import NOT_BUILT
@@ -12,11 +11,11 @@ from unisono.config import Loaded
 from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import chosen, fidelities, orders, orders_told, search
-from unisono.planner.clusters import cluster
-from unisono.planner.simulate import GIB
+from unisono.planner.clusters import cluster, is_file, of_size
+from unisono.planner.simulate import GIB, Answer
 from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
-from unisono.spec.errors import Infeasible
+from unisono.spec.errors import Infeasible, UsageError
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
 
@@ -94,17 +93,13 @@ def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> In
             where=where,
             fix="another --train.global_batch, fewer devices, or hold less with --plan",
         )
-    base = cluster_name.partition(":")[0]
-    larger = None
-    if not Path(cluster_name).suffix:
-
-        def scaled(nodes: int) -> Cluster:
-            return cluster(f"{base}:{nodes}")
-
-        larger = search.smallest(within, scaled)
+    larger = _larger(within, cluster_name)
     fix = "more devices, or a smaller --train.micro_batch"
     if larger is not None:
-        fix = f"--cluster {larger[0].name}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
+        named = f"--cluster {larger[0].name}"
+        if is_file(cluster_name):
+            named = f"nodes = {larger[0].devices // larger[0].node} in {cluster_name}"
+        fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
     short = found.nearest.verdict
     return Infeasible(
         f"no plan fits: the nearest, {found.nearest.question.plan}, needs {short.memory.total / GIB:.1f} GiB and"
@@ -112,3 +107,14 @@ def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> In
         where=where,
         fix=fix,
     )
+
+
+def _larger(within: search.Space, name: str) -> tuple[Cluster, Answer] | None:
+    """The smallest cluster of this kind on which something would fit, and its best plan."""
+    if within.cluster.host is not None:
+        return None  # what was measured of one machine says little of many
+    try:
+        node = of_size(name, within.cluster.devices).node
+        return search.smallest(within, lambda nodes: of_size(name, nodes * node))
+    except UsageError:  # a file whose links end where its own nodes do
+        return None

@@ -11,6 +11,7 @@ from unisono.config import Loaded
 from unisono.config.models import ModelConfig, Recipe
 from unisono.config.resolve import KINDS, located, recipe_problems
 from unisono.plan import Plan
+from unisono.plan.checks import divisors
 from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
@@ -30,6 +31,10 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
 
     Raises UsageError for what cannot be priced, ConfigProblems where sizes do not fit together.
     """
+    return replace(_model(got, environ), states=_states(got.recipe))
+
+
+def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
     recipe, kind = got.recipe, got.recipe.model.kind
     if kind.startswith("hf:"):
         return _from_hf(got, kind.removeprefix("hf:"), environ)
@@ -43,7 +48,7 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
     if kind not in _PRICED:
         raise _wrong(got, f"model.kind {kind} is not known", "model.kind",
                      f"one of: {' '.join(_PRICED)}, hf:PATH or FILE.py:FUNCTION")  # fmt: skip
-    return Network(_parts(got), states=_states(recipe), by_weights=not recipe.model.resnet)
+    return Network(_parts(got), by_weights=not recipe.model.resnet)
 
 
 def judged(recipe: Recipe, model: Model) -> Any:
@@ -63,7 +68,7 @@ def problems(model: Model, plan: Plan) -> list[Problem]:
     found: list[Problem] = []
     if not isinstance(model, Network):
         wrong = cut_problem(model, plan.schedule, plan.pp)
-        return [wrong] if wrong else found
+        return [*_context(model, plan), *([wrong] if wrong else [])]
     for axis in ("tp", "cp"):
         if getattr(plan, axis) > 1:
             what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
@@ -73,6 +78,29 @@ def problems(model: Model, plan: Plan) -> list[Problem]:
     if plan.pp > model.n_layer:
         what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {model.n_layer} between its ends"
         found.append(Problem("P13", what, "plan.pp", f"pp={model.n_layer} or less"))
+    return found
+
+
+def _context(model: Transformer, plan: Plan) -> list[Problem]:
+    """What cp cannot deal out evenly."""
+    if plan.cp == 1:
+        return []
+    ranks, found = plan.tp * plan.cp, list[Problem]()
+    sizes = [("the context", "model.context", model.context)]
+    if plan.cp_kind == "ulysses":
+        sizes += [("the heads", "model.n_head", model.n_head)]
+        sizes += [("the key-value heads", "model.n_kv_head", model.kv_heads)] * (
+            model.kv_heads != model.n_head
+        )
+    for name, key, size in sizes:
+        if size % ranks:
+            fits = (
+                " ".join(str(n) for n in divisors(size // plan.tp) if n <= 64) if not size % plan.tp else "1"
+            )
+            both = f"cp={plan.cp}" if plan.tp == 1 else f"tp={plan.tp} times cp={plan.cp}"
+            what = f"{both} does not divide {name} {size}"
+            fix = f"cp one of {fits}" + (", or cp_kind=ring" if "heads" in name else "")
+            found.append(Problem("P12", what, f"plan.cp, {key}", fix))
     return found
 
 
@@ -228,7 +256,7 @@ def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None
 
     with _tracing(got), torch.device("meta"):
         parts = trace(model, inputs, forward=forward, loss=loss)
-    return Network(parts, tokens=1 if image else context, states=_states(got.recipe))
+    return Network(parts, tokens=1 if image else context)
 
 
 class _tracing:

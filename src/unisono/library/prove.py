@@ -1,6 +1,5 @@
 """`unisono.check_gradients`: are the gradients of a hand-written parallel loop those of one device?"""
 
-import inspect
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from torch.distributed.tensor import Placement, Replicate
 
 from unisono.launch.nursery import Nursery
 from unisono.library.explain import explained
+from unisono.library.found import found
 from unisono.spec.errors import UsageError
 from unisono.verify.user import Verdict, judge
 
@@ -119,23 +119,8 @@ def _run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float)
 
 def _home(function: Callable[..., Any]) -> dict[str, str]:
     """Where another process finds the function. Raises UsageError V03."""
-    name = getattr(function, "__qualname__", "")
-    module = getattr(function, "__module__", "")
-    if module == SCRIPT:
-        raise _misfit(
-            "check_gradients was called while its own processes import the script",
-            "put the call under: if __name__ == '__main__':",
-        )
-    try:
-        file = inspect.getsourcefile(function)
-    except TypeError:
-        file = None
-    if not name or "<" in name or file is None or not Path(file).exists():
-        raise _misfit(
-            f"{name or function!r} cannot be found by another process",
-            "a function at the top of a module or script, neither a lambda nor inside another function",
-        )
-    return {"module": module, "name": name, "file": str(Path(file).resolve())}
+    file, name = found(function, "check_gradients", SCRIPT, inner=True)
+    return {"module": getattr(function, "__module__", ""), "name": name, "file": str(file)}
 
 
 def _misfit(what: str, fix: str) -> UsageError:

@@ -81,7 +81,7 @@ def _three(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> list[t
 def _shares(bench: Bench, mesh: Plan, axes: Axes) -> Share:
     """Of all rows: arrays (row, 1, 1, schedule)."""
     rows = [share_by(bench, mesh, axes, row) for row in range(mesh.pp)]
-    names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
+    names = [f.name for f in fields(Share) if f.name != "ranks"]
     parts: list[Array] = [np.stack([getattr(row, name) for row in rows])[:, None, None, :] for name in names]
     return Share(*parts, ranks=rows[0].ranks)
 

@@ -151,7 +151,7 @@ def kept_by(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
             for mode in axes.modes
             for size in sizes
         ]
-        names = ("block", "partly", "again", "live", "always", "stem", "head")
+        names = tuple(f.name for f in fields(Kept))
         shape = (len(axes.modes), len(sizes), 1)
         bench.memo.kept[key] = Kept(*(array([getattr(k, n) for k in each], *shape) for n in names))
     return bench.memo.kept[key]
@@ -172,7 +172,7 @@ def share_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
             share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
             for name in axes.schedules
         ]
-        names = ("blocks", "ends", "layers", "stem", "head", "copies", "routed")
+        names = [f.name for f in fields(Share) if f.name != "ranks"]
         parts = (array([getattr(s, n) for s in each]) for n in names)
         bench.memo.shares[key] = Share(*parts, ranks=each[0].ranks)
     return bench.memo.shares[key]

@@ -27,9 +27,9 @@ FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two;
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Seconds of one pass over one block. arithmetic: matrix products alone. device: all kernels. exposed, hidden: of
-    tp's collectives; context, ringed: of cp's; routing, routed: of ep's. host: to start it all. total: what the clock
-    shows."""
+    """Seconds of one pass over one block. arithmetic: matrix products alone, attention: of these. device: all kernels.
+    exposed, hidden: of tp's collectives; context, ringed: of cp's; routing, routed: of ep's. host: to start it all.
+    total: what the clock shows."""
 
     arithmetic: float = 0.0
     device: float = 0.0
@@ -40,6 +40,7 @@ class Pass:
     ringed: float = 0.0
     routing: float = 0.0
     routed: float = 0.0
+    attention: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -61,6 +62,7 @@ class Pass:
             self.ringed + other.ringed,
             self.routing + other.routing,
             self.routed + other.routed,
+            self.attention + other.attention,
         )
 
 
@@ -86,7 +88,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     products = sum(share * matmul(on, *shape) for share, *shape in _products(model, dealt))
     scores, unfused = _attention(model, stack, on, dealt)
     moved = _moved(model, stack, on, dealt, backward=False)
-    exposed = _collectives(model, stack, on, dealt, 2)
+    exposed = _collectives(model, stack, on, dealt)
     launches = FORWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 1)
     launches += model.sparse_share * experts.LAUNCHES
@@ -101,6 +103,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
         routing=routing,
         routed=routed,
+        attention=scores,
     )
 
 
@@ -113,9 +116,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
-    every = _collectives(model, stack, on, dealt, 2) + (
-        0.5 * _collectives(model, stack, on, dealt, 2) if stack.sequence_parallel else 0.0
-    )
+    every = _collectives(model, stack, on, dealt) * (1.5 if stack.sequence_parallel else 1.0)
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 2)
     launches += 2 * model.sparse_share * experts.LAUNCHES
@@ -131,6 +132,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
         host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
         routing=routing,
         routed=routed,
+        attention=scores,
     )
 
 
@@ -141,20 +143,25 @@ def again(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, recompute: s
     if recompute == "selective" and not stack.fused_attention:
         scores, unfused = _attention(model, stack, on, dealt)
         first = scores / 2  # of the two products, the scores; and the weighted values' inputs
-        return Pass(first, first + elementwise(on, unfused), host=(UNFUSED_LAUNCHES + 1) * stack.launch)
+        host = (UNFUSED_LAUNCHES + 1) * stack.launch
+        return Pass(first, first + elementwise(on, unfused), host=host, attention=first)
     return Pass()
+
+
+def classifier(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+    """Seconds of the classifier's products for one micro-batch."""
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    return matmul(on, tokens, model.d_model, model.vocab / dealt.tp) * (2 if backward else 1)
 
 
 def head(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward: bool) -> float:
     """Seconds of the classifier and the loss for one micro-batch."""
-    tokens = dealt.micro_batch * model.context / dealt.cp
-    columns = model.vocab / dealt.tp
-    one = matmul(on, tokens, model.d_model, columns)
+    logits = dealt.micro_batch * model.context / dealt.cp * model.vocab / dealt.tp
     if stack.fused_loss:  # cast, and one kernel; their gradient
         moved = 6 if backward else 14
     else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
         moved = 14 if backward else 38
-    return (2 * one if backward else one) + elementwise(on, tokens * columns * moved)
+    return classifier(model, on, dealt, backward=backward) + elementwise(on, logits * moved)
 
 
 def stem(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:
@@ -229,15 +236,19 @@ def _moved(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward
     )
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, count: float) -> float:
-    """Seconds of `count` all-reduces of a block's activations; gather and scatter with sequence parallelism are one."""
+def reduces(model: Transformer, ep: int) -> float:
+    """All-reduces of activations on tp in one pass over the mean block; a gather and a scatter of sequence parallelism
+    are one. Tokens of a sparse layer go to their experts by all-to-all instead."""
+    some = model.experts
+    return 2.0 - (model.sparse_share if some is not None and ep > 1 and not some.shared_width else 0.0)
+
+
+def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> float:
+    """Seconds of these."""
     if dealt.tp == 1:
         return 0.0
     moved = dealt.micro_batch * model.context / dealt.cp * model.d_model * on.item
-    some = model.experts
-    if some is not None and dealt.ep > 1 and not some.shared_width:
-        count = count - model.sparse_share * count / 2  # tokens go to their experts by all-to-all instead
-    return count * (stack.collective + dealt.tp_bus.all_reduce(moved))
+    return reduces(model, dealt.ep) * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 
 def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> float:

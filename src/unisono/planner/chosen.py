@@ -5,7 +5,7 @@ from typing import Any
 
 from unisono.planner import stages
 from unisono.planner.search import Found
-from unisono.planner.simulate import GIB, Answer, waterfall
+from unisono.planner.simulate import GIB, Answer, bound, waterfall
 
 
 def why(answer: Answer, best: Answer) -> str:
@@ -28,12 +28,6 @@ def against(own: Mapping[str, float], other: Mapping[str, float], slower: float,
     if worse[what] <= 0.0:
         return f"{100 * slower:.1f} % slower"
     return f"{100 * slower:.1f} % slower, most of it {what}: {worse[what]:.3g} s more"
-
-
-def bound(answer: Answer) -> str:
-    """What takes most of the time beyond the arithmetic itself."""
-    over = [(seconds, what) for what, seconds in waterfall(answer) if not what.startswith("ideal")]
-    return max(over)[1]
 
 
 def device_seconds(answer: Answer) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import TOPOLOGIES, Cluster, Device, Link, Source
+from unisono.spec.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s", "host_memory_gb",
-    "watts", "like",
+    "watts", "like", "name",
 )  # fmt: skip
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
@@ -45,7 +45,9 @@ def of_size(text: str, devices: int) -> Cluster:
     Raises UsageError where its nodes do not add up to that.
     """
     name = text.partition(":")[0]
-    base = cluster(name if not is_file(text) else text)
+    base = (
+        _from_file(Path(text), 1) if is_file(text) else cluster(name)
+    )  # one node, whatever its links connect
     if devices < base.node:
         inner = [replace(link, size=devices) for link in base.links[:1]] if devices > 1 else []
         return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=tuple(inner))
@@ -117,9 +119,10 @@ def _named_device(table: Table) -> Device:
     if isinstance(table.values.get("device"), dict):
         own = table.table("device")
         if "like" not in own.values:
-            return _device(own, "device")
+            return _device(own, own.text("name", "device"))
         own.known(_DEVICE)
-        return _device(likeness(own, bundled("devices.toml"), "device"), own.text("like"))
+        like = own.text("like")
+        return _device(likeness(own, bundled("devices.toml"), "device"), own.text("name", like))
     name = table.text("device")
     if name not in bundled("devices.toml").values:
         known = tuple(bundled("devices.toml").values)
@@ -139,6 +142,10 @@ def _device(table: Table, name: str) -> Device:
         raise table.wrong(
             "peak_tflops gives TFLOP/s by dtype", "peak_tflops", "peak_tflops = { bf16 = 312.0 }"
         )
+    for dtype in peak:
+        if dtype not in DTYPES:
+            what = f"peak_tflops: no dtype is called {dtype!r}{meant(str(dtype), DTYPES)}"
+            raise table.wrong(what, "peak_tflops", f"one of: {' '.join(DTYPES)}")
     memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
     host, beside = table.number("host_gb_s", 1e9, 0.0), table.number("host_memory_gb", 1e9, 0.0)

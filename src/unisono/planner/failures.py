@@ -12,8 +12,10 @@ from typing import Annotated
 
 from unisono.spec.cluster import Source
 
-_SAVED = Source("specification", "what train saves of an element: its weight and Adam's two moments, in fp32")
-CHECKPOINT_BYTES: Annotated[float, _SAVED] = 12.0
+_SAVED = Source(
+    "specification", "what train saves of an element: its weight and each of the moments, in fp32"
+)
+CHECKPOINT_BYTES: Annotated[float, _SAVED] = 4.0
 _RARE = 1e-12  # of the time: numbers of living replicas that are rarer are not priced
 
 

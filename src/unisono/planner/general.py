@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
 from unisono.planner.algorithms import all_reduce
-from unisono.planner.collectives import Bus, bus, exchange, message
+from unisono.planner.collectives import bus, exchange, message
 from unisono.planner.kernels import chip, elementwise, matmul, soft_max
 from unisono.planner.memory import ITEM, Memory, Verdict
-from unisono.planner.price import Price, Traffic
+from unisono.planner.price import Price, Traffic, scatters, uncovered
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
 from unisono.programs.balance import balance
@@ -172,7 +172,7 @@ def price(
     mean_f, mean_b = sum(row.forward for row in each) / plan.pp, sum(row.backward for row in each) / plan.pp
     bubble = idle(plan.schedule, plan.pp, micros, mean_f, mean_b, min(mean_f, mean_b / 2))
     pipe = _messages(each, plan, cluster, stack, micro_batch, micros)
-    data = _data(each, plan, cluster, stack, micro_batch * micros)
+    data = _data(each, plan, cluster, stack, micro_batch, micros)
     changed = max(sum(updated(p, plan, micro_batch * micros) for p in row.parts) for row in each) / plan.shard
     optimizer = changed * (14 + 8 * network.states) / (cluster.device.bandwidth * stack.elementwise)
     fixed = stack.step + stack.micro * micros
@@ -229,43 +229,55 @@ def _handed(each: list[Row], plan: Plan, samples: int) -> float:
     return max(row.parts[-1].output for row in each[:-1]) * samples * ITEM[plan.precision]
 
 
-def _data(each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> dict[str, Traffic]:
-    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds."""
+def _data(
+    each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
+) -> dict[str, Traffic]:
+    """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds. Under zero=2
+    every backward pass hands over its gradients."""
     fullest = max(each, key=lambda row: sum(_matrix(part) for part in row.parts))
     dense = sum(_matrix(part) for part in fullest.parts)
-    # The rows that any rank of the group has read: all of theirs, while a table has as many.
-    tables = max(
-        (sum(updated(p, plan, samples * plan.replicas) - _matrix(p) for p in row.parts) for row in each),
-        default=0.0,
-    )
-    parts: dict[str, tuple[float, float]] = {}
-    if plan.shard > 1 and plan.zero < 3:
-        apart = stride(plan, "shard", cluster.order)
-        net = bus(cluster, apart, plan.shard, stack.dp_bus)
-        sent, seconds = _reduced(net, dense, plan, stack)
-        left = plan.shard // plan.ep  # ranks of shard that hold the same tables
-        own = (
-            _reduced(bus(cluster, apart * plan.ep, left, stack.dp_bus), tables, plan, stack)
-            if left > 1
-            else (0.0, 0.0)
+
+    def read(samples: int) -> float:
+        """Rows of tables that any rank of the group has read: all of theirs, while a table has as many."""
+        return max(
+            (sum(updated(p, plan, samples * plan.replicas) - _matrix(p) for p in row.parts) for row in each),
+            default=0.0,
         )
-        parts["shard"] = (sent + own[0], seconds + own[1])
+
+    tables, parts = read(micro_batch * micros), dict[str, tuple[float, float]]()
+    if plan.shard > 1 and plan.zero < 3:
+        parts["shard"] = _on_shard(dense, tables, plan, cluster, stack, ITEM[plan.precision])
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
         owned = (dense / plan.shard + tables / max(1, plan.shard // plan.ep)) * stack.reduce_bytes
         seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
-    seconds = sum(part[1] for part in parts.values())
     cover = min(row.backward for row in each) / chunks(plan.schedule)
-    share = max(1.0 - stack.dp_hidden, 1.0 - cover / seconds) if seconds else 0.0
-    return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
+    seconds = sum(part[1] for part in parts.values())
+    share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
+    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in parts.items()}
+    if scatters(plan):
+        sent, own = _on_shard(dense, read(micro_batch), plan, cluster, stack, 0)
+        shows = (micros - 1) * uncovered(stack, own, cover)
+        found["shard"] += Traffic((micros - 1) * sent, (micros - 1) * own, shows, shows)
+    return found
 
 
-def _reduced(net: Bus, elements: float, plan: Plan, stack: Stack) -> tuple[float, float]:
-    """(bytes, seconds) to scatter the sums of gradients and to gather the weights after the update."""
-    moved, after = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
-    return net.sent(moved + after) / 2, net.gather(moved) + net.gather(after)
+def _on_shard(
+    dense: float, tables: float, plan: Plan, cluster: Cluster, stack: Stack, after: int
+) -> tuple[float, float]:
+    """(bytes, seconds) to scatter the sums of gradients, and to gather weights after the update: `after` bytes of each
+    element."""
+    sent = seconds = 0.0
+    left = plan.shard // plan.ep  # ranks of shard that hold the same tables
+    apart = stride(plan, "shard", cluster.order)
+    for elements, each, ranks in ((dense, apart, plan.shard), (tables, apart * plan.ep, left)):
+        if ranks > 1:
+            net, moved = bus(cluster, each, ranks, stack.dp_bus), elements * stack.reduce_bytes
+            sent += net.sent(moved + elements * after) / 2
+            seconds += net.gather(moved) + (net.gather(elements * after) if after else 0.0)
+    return sent, seconds
 
 
 def of_row(

@@ -6,7 +6,7 @@ shared out over `shard`. Activations: `spec.transformer`, times the micro-batche
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.planner import experts
@@ -52,8 +52,9 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
-    weights are there, and elements of routed experts. Numbers, or arrays over timetables. ranks: on shard that hold the
-    same routed experts, 0 where there are none."""
+    weights are there, elements of routed experts, and whether all its forward passes come before the backward ones (1.0
+    or 0.0), so that the head keeps as many micro-batches as the blocks. Numbers, or arrays over timetables. ranks: on
+    shard that hold the same routed experts, 0 where there are none."""
 
     blocks: float
     ends: float
@@ -62,14 +63,15 @@ class Share:
     head: float
     copies: float
     routed: float = 0.0
+    heaped: float = 0.0
     ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all;
-    in the one block that is being computed again (full: always there, auto: where any is); in stem and head. Numbers,
-    or arrays."""
+    in the one block that is being computed again (full: always there, auto: where any is); in stem and head; and beside
+    the head while the loss's gradient is made. Numbers, or arrays."""
 
     block: float
     partly: float
@@ -78,6 +80,7 @@ class Kept:
     always: float
     stem: float
     head: float
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +115,17 @@ class Verdict:
 
 
 def states(
-    parameters: float, *, shard: int, zero: int, precision: str, grad_bytes: int
+    parameters: float, *, shard: int, zero: int, precision: str, grad_bytes: int, moments: int = 2
 ) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimiser for `parameters` elements, shared out over `shard` ranks by `zero`.
 
     Adam keeps two moments in fp32; below fp32 also a master copy of the weights: 2 + 2 + 12 bytes an element
-    (Rajbhandari et al., 2019, section 3.1), or 2 + 4 + 12 where gradients add up in fp32.
+    (Rajbhandari et al., 2019, section 3.1), or 2 + 4 + 12 where gradients add up in fp32. moments: 1 of a velocity.
     """
     item = ITEM[precision]
     wide = max(item, 4)
     weights, grads = item * parameters, (grad_bytes if item < 4 else item) * parameters
-    optim = (2 * wide + (4 if item < 4 else 0)) * parameters
+    optim = (moments * wide + (4 if item < 4 else 0)) * parameters
     return (
         weights / (shard if zero >= 3 else 1),
         grads / (shard if zero >= 2 else 1),
@@ -159,7 +162,8 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         ends += matrix + model.head_parameters[1]
     blocks = layers * copies * (dealt / plan.tp + whole)
     routed, ranks = _experts_in(model, plan, row, cut)
-    return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, ranks)
+    heaped = float(name_of(plan.schedule) in ("gpipe", "looped_bfs"))
+    return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, ranks)
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
@@ -199,7 +203,9 @@ def of_share(
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
     """
-    given = {"zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes}
+    given: dict[str, Any] = {
+        "zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
+    }  # fmt: skip
     params, grads, optim = states(share.blocks + share.ends, shard=plan.shard, **given)
     if share.ranks:
         more = states(share.routed, shard=share.ranks, **given)
@@ -208,7 +214,8 @@ def of_share(
     blocks = share.layers * kept.block - again.selective * (kept.block - kept.partly)
     inside = (blocks - again.full * (kept.block - kept.again)) * held
     live = either(again.full > 0, kept.live, kept.always)
-    rest = live + share.stem * kept.stem * held + share.head * kept.head
+    heads = 1.0 + share.heaped * (held - 1.0)
+    rest = live + share.stem * kept.stem * held + share.head * (kept.head * heads + kept.loss)
     host = 0.0
     # Two blocks are there of what comes and goes: the one in use, and the next or the one before.
     part = smaller(1.0, OFFLOAD_BLOCKS / share.layers)
@@ -312,7 +319,8 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
         live=whole if plan.recompute in ("full", "auto") else 0.0,
         always=whole if plan.recompute == "full" else 0.0,
         stem=own.stem_bytes(model, *sizes),
-        head=own.head_bytes(model, *sizes, composed=stack.composed) + own.loss_bytes(model, *sizes),
+        head=own.head_bytes(model, *sizes, composed=stack.composed),
+        loss=own.loss_bytes(model, *sizes),
     )
 
 
@@ -335,13 +343,12 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
     for mode in ("auto", "selective", "full"):
         if plan.recompute == "none" or (plan.recompute == "selective" and mode != "selective"):
             yield f"recompute={mode}", replace(plan, recompute=mode), micro_batch, micros
-    if micro_batch > 1 and micro_batch % 2 == 0:
-        yield (
-            f"micro_batch={micro_batch // 2}",
-            replace(plan, micros=micros * 2),
-            micro_batch // 2,
-            micros * 2,
-        )
+    for size in _smaller(micro_batch):
+        many = micros * micro_batch // size
+        yield f"micro_batch={size}", replace(plan, micros=many), size, many
+        if size == 1 and plan.recompute == "none":
+            changed = replace(plan, micros=many, recompute="auto")
+            yield f"micro_batch={size} recompute=auto", changed, size, many
     if plan.dp > 1:
         for zero in (1, 2, 3):
             shard = plan.dp * plan.shard
@@ -365,3 +372,12 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
                 said = f"{axis}={size} {spare}={smaller[spare]}"
                 yield said, changed, micro_batch, micros * 2
                 yield f"{said} recompute=auto", replace(changed, recompute="auto"), micro_batch, micros * 2
+
+
+def _smaller(size: int) -> list[int]:
+    """Its half, the half of that, and so on while it is even; and 1."""
+    found: list[int] = []
+    while size > 1:
+        size = size // 2 if size % 2 == 0 else 1
+        found.append(size)
+    return found

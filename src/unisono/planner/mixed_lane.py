@@ -19,6 +19,7 @@ from unisono.planner.price import (
     blocks,
     gradients,
     inside_blocks,
+    joined,
     kernels,
     message_bytes,
     row_seconds,
@@ -102,12 +103,12 @@ def lane(bench: Bench, plan: Plan, way: Way, micro_batch: int, micros: int) -> L
         rows.append(Row(pool, cut[row], ahead, back, sends[row], held, *room))
     cover = min(row.backward for row in rows) / chunks(plan.schedule)
     shown = [
-        gradients(plan, way.nets[pool], stack, share, cover)
+        gradients(plan, way.nets[pool], stack, share, cover, micros)
         for pool, share in dict.fromkeys(zip(way.where, shares, strict=True))
     ]
     data = max(shown, key=lambda traffic: sum(t.exposed for t in traffic.values()))
     update = max(
-        offload.update(plan, bench.mixture.pools[pool].device, stack, share)
+        offload.update(model, plan, bench.mixture.pools[pool].device, stack, share)
         for pool, share in zip(way.where, shares, strict=True)
     )
     ends_seconds = _tied(bench, plan, way, shares[0])
@@ -271,27 +272,26 @@ def _price(
     sent = 2 * busy.message * micros * v
     idle = max(0.0, _played(bench, plan, each, rows, micros) - busiest - sent)
     comm: dict[str, Traffic] = {}
-    arithmetic = device = second = over = 0.0
+    arithmetic = attention = device = second = over = 0.0
     for pool, own in each.items():
         layers = sum(row.layers for row in rows if row.pool == pool)
         part, times = layers / model.n_layer, layers * micros / plan.pp
         for axis, t in inside_blocks(
             model, plan, bench.mixture.pools[pool], stack, own, micro_batch, micros
         ).items():
-            old = comm.get(axis, Traffic())
-            comm[axis] = Traffic(
-                old.bytes + part * t.bytes, old.seconds + part * t.seconds, old.exposed + part * t.exposed
-            )
-        once = own.back("arithmetic") - own.more("arithmetic")
-        arithmetic += (own.first.ahead.arithmetic + once) * times
+            comm = joined(comm, {axis: Traffic(part * t.bytes, part * t.seconds, part * t.exposed)})
+        arithmetic += own.once("arithmetic") * times
+        attention += own.once("attention") * times
         device += (own.first.ahead.device + own.back("device")) * times
         second += own.more("device") * times
+    _, heads = ends(plan.schedule, plan.pp)
+    arithmetic += sum(each[rows[row].pool].first.products for row in heads) / len(heads) * micros / plan.pp
     for row, own in enumerate(rows):
         over += sum(_seconds(plan, each[own.pool], row, 0.0)) * micros / plan.pp
     shown = sum(traffic.exposed for traffic in comm.values())
     if plan.pp > 1:
         comm["pp"] = Traffic(messages[0], sent + messages[1], sent + messages[1])
-    comm |= data
+    comm = joined(comm, data)
     fixed = stack.step + stack.micro * micros
     exposed = sum(t.exposed for t in data.values()) + (sent + messages[1] if plan.pp > 1 else 0.0)
     return Price(
@@ -306,6 +306,7 @@ def _price(
         optimizer=update,
         fixed=fixed,
         comm={axis: comm[axis] for axis in AXES if axis in comm},
+        attention=attention,
     )
 
 

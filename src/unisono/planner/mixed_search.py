@@ -212,9 +212,10 @@ class _Estimates:
 
     def _gradients(self, plan: Plan, where: Placement, row: float, micro_batch: int) -> float:
         """What shows of gradients that meet beside two thirds of a row's micro-batch, most on a row of any pool."""
-        if plan.replicas == 1:
+        if plan.replicas * plan.cp == 1:
             return 0.0
-        key = plan.dp, plan.shard, plan.zero, plan.tp, plan.cp, plan.pp, plan.collective, where, round(row, 6)
+        mesh = plan.dp, plan.shard, plan.tp, plan.cp, plan.pp, plan.ep
+        key = *mesh, plan.zero, plan.micros, plan.collective, where, round(row, 6)
         if key not in self._meeting:
             model, stack = self._bench.model, self._bench.stack
             found: list[float] = []
@@ -226,7 +227,7 @@ class _Estimates:
                         model.n_layer, max(1.0, _LESS * row / self._block(plan, pool, micro_batch)[0])
                     )
                 share = share_in(model, plan, plan.pp - 1 if place else 0, [layers] * plan.pp)
-                shown = gradients(plan, net, stack, share, 2 / 3 * row)
+                shown = gradients(plan, net, stack, share, 2 / 3 * row, plan.micros or 1)
                 found.append(sum(t.exposed for t in shown.values()))
             self._meeting[key] = max(found)
         return self._meeting[key]

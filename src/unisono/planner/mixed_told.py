@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.planner.mixed import Answer, Placement, in_proportion, with_equal_layers
 from unisono.planner.mixed_lane import Row
-from unisono.planner.simulate import GIB, comm_json, drawn, in_gib, in_parts
+from unisono.planner.simulate import GIB, comm_json, drawn, in_gib, in_parts, lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ def told(answers: Sequence[Answer]) -> Told:
 
 def waterfall(answer: Answer) -> list[tuple[str, float]]:
     """(what, seconds): all devices at their peaks, and what comes on top; the sum is the step."""
-    ask, flops = answer.question, answer.question.model.step_flops(answer.question.batch)
-    ideal = flops / answer.peak
+    ask, again = answer.question, answer.question.plan.recompute != "none"
     if answer.placement.kind == "stages":
-        return in_parts(ideal, answer.price)
+        return in_parts(ask.model, ask.batch, answer.peak, answer.price, again)
     # Of the pool that sets the pace.
     slowest = max(answer.lanes, key=lambda one: one.price.step)
     device = ask.mixture.pools[slowest.rows[0].pool].device
-    own = flops / ask.plan.world / device.flops(ask.plan.precision)
-    first, *rest = in_parts(own, answer.price)
-    return [(first[0], ideal), ("equal shares for unequal devices", own - ideal), *rest]
+    peak = ask.plan.world * device.flops(ask.plan.precision)
+    (what, own), *rest = in_parts(ask.model, ask.batch, peak, answer.price, again)
+    ideal = own * peak / answer.peak
+    return [(what, ideal), ("equal shares for unequal devices", own - ideal), *rest]
 
 
 def said(answer: Answer) -> str:
@@ -188,7 +188,7 @@ def as_text(found: Told) -> str:
         f" {answer.tflops:.3g} TFLOP/s of the mean device, MFU of all together {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:
-        lines.append(f"training   {answer.days:.3g} days for {ask.steps} steps")
+        lines.append(f"training   {lasting(86400.0 * answer.days)} for {ask.steps:,} steps")
         if (hourly := cost(answer)) is not None:
             lines.append(
                 f"cost       {hourly * 24 * answer.days:,.0f} for the training, {hourly:,.0f} an hour"

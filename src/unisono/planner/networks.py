@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Any
 
-from unisono.planner.chosen import bound
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import Answer, Question, bound, simulate
 from unisono.spec.cluster import Cluster, Link, Source, Topology
 from unisono.spec.errors import UsageError
 

@@ -7,7 +7,7 @@ what a block keeps goes after its forward pass and comes back before its backwar
 ZeRO-Infinity, 2021). Copies run beside the computation of one block; what takes longer than that shows.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.planner import experts
@@ -17,10 +17,9 @@ from unisono.planner.stack import Stack
 from unisono.spec.cluster import Device, Source
 from unisono.spec.transformer import Transformer
 
-_ADAM = (
-    "mixed precision reads gradient, master, two moments and writes the last three and the weight: 4+12+12+2"
-)
-OPTIMIZER_BYTES: Annotated[float, Source("specification", _ADAM)] = 30.0
+_READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
+UPDATE_BYTES: Annotated[float, Source("specification", _READ)] = 14.0
+MOMENT_BYTES: Annotated[float, Source("specification", "each moment is read and written, in fp32")] = 8.0
 
 
 def rate(device: Device, stack: Stack) -> float:
@@ -57,25 +56,18 @@ def shown(
     return larger(0.0, there / way - ahead), larger(0.0, again / way - back)
 
 
-def update(plan: Plan, device: Device, stack: Stack, share: Share) -> float:
+def update(model: Transformer, plan: Plan, device: Device, stack: Stack, share: Share) -> float:
     """Seconds of the optimiser's update of what one rank owns: memory, or the host link where that is slower."""
     elements = share.blocks + share.ends
     owned = (elements / plan.shard + share.routed / max(1, share.ranks)) / share.copies
-    seconds = owned * OPTIMIZER_BYTES / (device.bandwidth * stack.elementwise)
+    seconds = owned * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
     if plan.offload not in ("optimizer", "params"):
         return seconds
     way = rate(device, stack)
-    _, grads, optim = states(
-        elements, shard=plan.shard, zero=plan.zero, precision=stored(plan, stack), grad_bytes=stack.grad_bytes
-    )
+    given: dict[str, Any] = {"zero": plan.zero, "grad_bytes": stack.grad_bytes, "moments": model.states}
+    _, grads, optim = states(elements, shard=plan.shard, precision=stored(plan, stack), **given)
     if share.ranks:
-        more = states(
-            share.routed,
-            shard=share.ranks,
-            zero=plan.zero,
-            precision=plan.precision,
-            grad_bytes=stack.grad_bytes,
-        )
+        more = states(share.routed, shard=share.ranks, precision=plan.precision, **given)
         grads, optim = grads + more[1], optim + more[2]
     moved = optim / share.copies + (grads if plan.offload == "params" else 0.0)
     return larger(seconds, moved / way) if way else float("inf")

@@ -8,7 +8,7 @@ from typing import Any
 from unisono.planner import failures, stragglers
 from unisono.planner.failures import CHECKPOINT_BYTES, Outcome
 from unisono.planner.quick import priced
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import Answer, lasting
 from unisono.spec.errors import UsageError
 
 Told = tuple[Mapping[str, Any], str]
@@ -96,7 +96,8 @@ def served(answer: Answer, servers: float) -> Told:
 def stopping(answer: Answer, step: float, mtbf: float, rate: float, restart: float) -> Told:
     """A job that stops at failures. step: seconds, with stragglers if they are asked for. mtbf: of the whole job;
     rate: bytes/s of the storage, writing and reading."""
-    size = answer.question.model.workload.parameters * CHECKPOINT_BYTES
+    model = answer.question.model
+    size = model.workload.parameters * CHECKPOINT_BYTES * (1 + model.states)
     save = size / rate
     got = failures.fixed(save, mtbf, restart + save, step)
     days = _days(answer, step, got)
@@ -106,9 +107,9 @@ def stopping(answer: Answer, step: float, mtbf: float, rate: float, restart: flo
     }  # fmt: skip
     lines = [
         *_lines(got, answer, step, days),
-        f"  a checkpoint of {size / 1e9:,.1f} GB takes {save:.3g} s; save every {_span(got.interval)}"
-        f" (Daly; Young says {_span(failures.young(save, mtbf))}): {100 * got.saving:.2f} % of the time",
-        f"  a failure every {_span(mtbf)}; restarts and work done again: {100 * got.lost:.2f} % of the time",
+        f"  a checkpoint of {size / 1e9:,.1f} GB takes {save:.3g} s; save every {lasting(got.interval)}"
+        f" (Daly; Young says {lasting(failures.young(save, mtbf))}): {100 * got.saving:.2f} % of the time",
+        f"  a failure every {lasting(mtbf)}; restarts and work done again: {100 * got.lost:.2f} % of the time",
     ]
     return {"failures": keys}, "\n".join(lines)
 
@@ -135,8 +136,8 @@ def elastic(answer: Answer, step: float, mtbf: float, repair: float, pause: floa
     days = _days(answer, step, got)
     lines = [
         *_lines(got, answer, step, days),
-        f"  a replica of {ask.plan.inner} devices is lost every {_span(mtbf)} and back after {_span(repair)};"
-        f" the rest go on with the same batch after {_span(pause)}",
+        f"  a replica of {ask.plan.inner} devices is lost every {lasting(mtbf)} and back after {lasting(repair)};"
+        f" the rest go on with the same batch after {lasting(pause)}",
         "  checkpoints, which only the loss of all replicas needs, are not counted",
     ]
     return {"failures": _keys(got, days) | {"elastic": True, "repair_s": repair}}, "\n".join(lines)
@@ -161,10 +162,3 @@ def _lines(got: Outcome, answer: Answer, step: float, days: float | None) -> lis
         slow = ", stragglers included" if step != answer.price.step else ""
         told += f": {days:.4g} days instead of {answer.days:.4g}{slow}, with {days * 86400 / got.mtbf:,.3g} failures"
     return [told]
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"

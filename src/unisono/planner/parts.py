@@ -8,11 +8,21 @@ from unisono.planner.memory import Again
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """One axis: bytes that a rank sends in a step, seconds that they take, seconds of them that nothing hides."""
+    """One axis: bytes that a rank sends in a step, seconds that they take, seconds of them that nothing hides. after:
+    of these, what gradients show, beside the passes over blocks."""
 
     bytes: float = 0.0
     seconds: float = 0.0
     exposed: float = 0.0
+    after: float = 0.0
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.bytes + other.bytes,
+            self.seconds + other.seconds,
+            self.exposed + other.exposed,
+            self.after + other.after,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +32,7 @@ class Price:
     arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
     host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
     the mean. comm: by axis. optimizer, fixed: per step. Not a part: busiest, seconds in which the busiest row computes;
-    again, by row what recompute=auto computes again, empty otherwise.
+    again, by row what recompute=auto computes again, empty otherwise; attention, of arithmetic, where that is known.
     """
 
     step: float
@@ -37,6 +47,7 @@ class Price:
     comm: dict[str, Traffic] = field(default_factory=dict)
     recompute: float = 0.0
     again: tuple[Again, ...] = ()
+    attention: float = 0.0
 
     @property
     def exposed(self) -> float:
@@ -46,13 +57,15 @@ class Price:
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
-    (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price."""
+    (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price. products: of
+    the head's seconds, both ways."""
 
     ahead: Pass
     back: Pass
     more: Pass
     stem: tuple[float, float]
     head: tuple[float, float]
+    products: float = 0.0
 
     @property
     def totals(self) -> "Totals":
@@ -130,6 +143,10 @@ class Detail:
     def more(self, part: str) -> float:
         """A part of what is computed a second time, over the mean block."""
         return sum(share * getattr(kernels.more, part) for _, share, kernels, _ in self.ways)
+
+    def once(self, part: str) -> float:
+        """A part of both passes over the mean block, without what is computed a second time."""
+        return getattr(self.first.ahead, part) + self.back(part) - self.more(part)
 
     def shown(self, part: str) -> float:
         """What shows of the mean block on `shard` or `host`."""

@@ -18,7 +18,8 @@ FEW = 20_000  # actions up to which a timetable is played whole
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of one stage of each kind, by stage of the timetable: forward, backward towards the input, weights."""
+    """Seconds of one stage and micro-batch, by stage of the timetable: forward; backward, all of it or, where the
+    timetable splits it, towards the input; and towards the weights."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -76,14 +77,13 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
             (f + b) / v + 2 * each.message(row)
             for row, (f, b) in enumerate(zip(each.forward, each.backward, strict=True))
         )
-    split = timetable.splits_backward
-    back = parts.backward if split else [b + w for b, w in zip(parts.backward, parts.weight, strict=True)]
-    placed = play_costs(timetable, parts.forward, back, weight=parts.weight, together=together)
-    return slowest(placed) if split else max(p.stop for p in placed)
+    placed = play_costs(timetable, parts.forward, parts.backward, weight=parts.weight, together=together)
+    return slowest(placed) if timetable.splits_backward else max(p.stop for p in placed)
 
 
 def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
-    """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are."""
+    """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are; its messages
+    with what waits for them."""
     ranks = len(each.forward)
     v = timetable.length // ranks
     stems, heads = ends(schedule, ranks)
@@ -95,7 +95,8 @@ def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
         head = (place == timetable.length - 1) - (row in heads) / len(heads) / v
         f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
         b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
-        w, send = min(f, b / 2), each.message(row)
+        # Towards the weights a backward pass has the forward pass's products.
+        w, send = min(f, b / 2) if timetable.splits_backward else 0.0, each.message(row)
         parts.append((f + send, b - w + send, w))
     forward, backward, weight = zip(*parts, strict=True)
     return Parts(forward, backward, weight)

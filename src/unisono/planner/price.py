@@ -1,6 +1,6 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unisono.plan import Plan
@@ -50,7 +50,8 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
     stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
     head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
     ahead = block.forward(model, stack, on, how)
-    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]))
+    products = sum(block.classifier(model, on, how, backward=way) for way in (False, True))
+    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]), products)
 
 
 def blocks(
@@ -182,12 +183,13 @@ def price(
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
-    data = gradients(plan, cluster, stack, first, whole.cover)
+    data = gradients(plan, cluster, stack, first, whole.cover, micros)
     if plan.dp > 1 and not replicas.plain(plan):
         elements = (first.blocks + first.ends) / plan.shard
         over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
-        data["dp"] = Traffic(*replicas.traffic(model, plan, cluster, stack, elements, over))
-    optimizer = offload.update(plan, cluster.device, stack, first)
+        sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, elements, over)
+        data["dp"] = Traffic(sent, seconds, shows, shows)
+    optimizer = offload.update(model, plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
     comm = inside = inside_blocks(model, plan, cluster, stack, each, micro_batch, micros)
@@ -195,12 +197,12 @@ def price(
     if plan.pp > 1:
         sent = message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
         comm = comm | {"pp": Traffic(sent, messages, messages)}
-    comm = comm | data
+    comm = joined(comm, data)
     # In the order in which they are told, and those that are there.
     comm = {axis: comm[axis] for axis in AXES if axis in comm}
     ahead, layers = each.first.ahead, model.n_layer / plan.pp * micros
-    once, second = each.back("arithmetic") - each.more("arithmetic"), each.more("device") * layers
-    arithmetic = (ahead.arithmetic + once) * layers
+    second = each.more("device") * layers
+    arithmetic = each.once("arithmetic") * layers + micros / plan.pp * each.first.products
     on_device = (ahead.device + each.back("device")) * layers
     over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head))
     return Price(
@@ -216,6 +218,7 @@ def price(
         comm=comm,
         recompute=second,
         again=again,
+        attention=each.once("attention") * layers,
     )
 
 
@@ -249,7 +252,7 @@ def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: flo
 def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
     """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
     whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
-    times = 4 + (1 if stack.sequence_parallel else 0) + 2 * share
+    times = block.reduces(model, plan.ep) * (2 + (0.5 if stack.sequence_parallel else 0) + share)
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
 
 
@@ -335,31 +338,58 @@ def _shown(talk: float, work: float, stack: Stack) -> float:
     return larger(talk * (1.0 - stack.dp_hidden), talk - work)
 
 
+def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them on shard."""
+    sent = seconds = 0.0
+    for elements, size, _ in _groups(plan, share):
+        apart = stride(plan, "shard", cluster.order)
+        net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
+        moved = elements * stack.reduce_bytes
+        sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
+    return sent, seconds
+
+
+def _groups(plan: Plan, share: Share) -> list[tuple[float, int, int]]:
+    """(elements, ranks on shard, ranks on cp that hold the same): all of the model but its routed experts, and those,
+    which ep deals to tp's ranks first, then to cp's."""
+    found = [(share.blocks + share.ends, plan.shard, plan.cp)]
+    if share.ranks:
+        found.append((share.routed, share.ranks, max(1, plan.cp * plan.tp // max(plan.tp, plan.ep))))
+    return found
+
+
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
-    """(bytes that a rank sends, seconds) of gradients that meet on dp, and on shard below zero=3, by axis. share: the
-    first row's; of the plan mesh, zero, precision and collective are read."""
-    # (elements, ranks on shard that hold the same): all of the model but its routed experts, and those.
-    groups = [
-        (share.blocks + share.ends, plan.shard),
-        *([(share.routed, share.ranks)] if share.ranks else []),
-    ]
+    """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp,
+    whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh, zero,
+    precision and collective are read."""
+    groups = _groups(plan, share)
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        apart, sent, seconds = stride(plan, "shard", cluster.order), 0.0, 0.0
-        for elements, size in groups:
-            net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
+        sent, seconds = scattered(plan, cluster, stack, share)
+        for elements, size, _ in groups:
             # Weights are gathered after the update.
-            moved, updated = elements * stack.reduce_bytes, elements * ITEM[plan.precision]
-            sent = sent + net.sent(moved + updated) / 2
-            seconds = seconds + net.gather(moved) + net.gather(updated)
+            apart = stride(plan, "shard", cluster.order)
+            net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
+            updated = elements * ITEM[plan.precision]
+            sent, seconds = sent + net.sent(updated) / 2, seconds + net.gather(updated)
         parts["shard"] = (sent, seconds)
+    if plan.cp > 1:
+        net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
+        owned = sum(elements / size for elements, size, ranks in groups if ranks > 1) * stack.reduce_bytes
+        parts["cp"] = (net.sent(owned), net.all_reduce(owned))
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
-        owned = sum(elements / size for elements, size in groups) * stack.reduce_bytes
+        owned = sum(elements / size for elements, size, _ in groups) * stack.reduce_bytes
         seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     return parts
+
+
+def scatters(plan: Plan) -> bool:
+    """Whether every backward pass hands over its gradients: who keeps a part of them alone cannot add up the rest.
+    (Under zero=3 this is part of a block's passes.)"""
+    return plan.shard > 1 and plan.zero == 2
 
 
 def uncovered(stack: Stack, seconds: float, cover: float) -> float:
@@ -367,12 +397,24 @@ def uncovered(stack: Stack, seconds: float, cover: float) -> float:
     return larger(seconds * (1.0 - stack.dp_hidden), seconds - cover)
 
 
-def gradients(plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float) -> dict[str, Traffic]:
+def gradients(
+    plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float, micros: int
+) -> dict[str, Traffic]:
     """Gradients meeting; what shows of them, shared out by their seconds."""
     parts = met(plan, cluster, stack, first)
     seconds = sum(part[1] for part in parts.values())
     share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
-    return {axis: Traffic(sent, own, own * share) for axis, (sent, own) in parts.items()}
+    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in parts.items()}
+    if scatters(plan):
+        sent, own = scattered(plan, cluster, stack, first)
+        shows = (micros - 1) * uncovered(stack, own, cover)
+        found["shard"] += Traffic((micros - 1) * sent, (micros - 1) * own, shows, shows)
+    return found
+
+
+def joined(some: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    """Both, by axis."""
+    return {axis: some.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**some, **more}}
 
 
 __all__ = ["Bus", "Chip", "Price", "Rows", "Traffic", "price", "rows"]

@@ -28,7 +28,17 @@ from unisono.planner.bench import (
 )
 from unisono.planner.memory import Kept, Memory, Share, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, Work
-from unisono.planner.price import COVERING, line, met, row_seconds, tied, uncovered, work
+from unisono.planner.price import (
+    COVERING,
+    line,
+    met,
+    row_seconds,
+    scattered,
+    scatters,
+    tied,
+    uncovered,
+    work,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +160,11 @@ def _steps(
     first = share_by(bench, mesh, axes, 0)
     shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
-    updates: list[Array] = [offload.update(plan, bench.cluster.device, bench.stack, first) for plan in ways]
+    device = bench.cluster.device
+    updates: list[Array] = [offload.update(bench.model, plan, device, bench.stack, first) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
+    handed = _handed(bench, axes, ways, first)
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
         each = covered if covers(like(mesh, schedule=name)) else plain
@@ -161,6 +173,7 @@ def _steps(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
+        alone = alone + (micros - 1) * uncovered(bench.stack, handed[:, None, None, None, at], whole.cover)
         step[..., at, :] = alone[..., None] + shown(at, array(whole.cover), array(micros * whole.slowest))
     return step
 
@@ -178,7 +191,7 @@ def _shown(
             bench.stack, meeting[:, None, None, None, at], cover[..., None]
         )
     sharded = _sharded(bench, axes, ways, first)
-    # What shows on shard is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
+    # What shows on shard and cp is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
     totals = [] if alike else [meeting[..., i] for i in range(len(axes.collectives))]
     totals += [meeting[..., 0]] * len(axes.exchanges)
 
@@ -209,11 +222,20 @@ def _shown(
     return found
 
 
+def _handed(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+    """Seconds of the gradients that every backward pass hands over: (way, schedule)."""
+    found = [
+        scattered(plan, bench.cluster, bench.stack, first)[1] if scatters(plan) else 0.0 for plan in ways
+    ]
+    return np.stack(_columns(found, len(axes.schedules)))
+
+
 def _sharded(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
-    """Seconds in which gradients meet on shard: (way, schedule)."""
+    """Seconds in which gradients meet inside a replica: (way, schedule)."""
     found: dict[int, Array] = {}
     for plan in ways:
-        _, seconds = met(plan, bench.cluster, bench.stack, first).get("shard", (0.0, 0.0))
+        parts = met(plan, bench.cluster, bench.stack, first)
+        seconds = sum(parts[axis][1] for axis in ("shard", "cp") if axis in parts)
         found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
     return np.stack([found[plan.zero] for plan in ways])
 

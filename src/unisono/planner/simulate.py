@@ -189,20 +189,32 @@ def in_gib(memory: Memory) -> dict[str, float]:
 def waterfall(answer: Answer) -> list[tuple[str, float]]:
     """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
     ask = answer.question
-    ideal = ask.model.step_flops(ask.batch) / ask.plan.world
-    return in_parts(
-        ideal / ask.cluster.device.flops(ask.plan.precision), answer.price, ask.plan.recompute != "none"
-    )
+    peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
+    return in_parts(ask.model, ask.batch, peak, answer.price, ask.plan.recompute != "none")
 
 
-def in_parts(ideal: float, got: Price, again: bool = False) -> list[tuple[str, float]]:
-    """(what, seconds) of a price, from the ideal on. again: some of it is computed a second time."""
+def bound(answer: Answer) -> str:
+    """What takes most of the time beyond the arithmetic itself."""
+    over = [(seconds, what) for what, seconds in waterfall(answer) if not what.startswith("ideal")]
+    return max(over)[1]
+
+
+def in_parts(
+    model: Model, batch: int, peak: float, got: Price, again: bool = False
+) -> list[tuple[str, float]]:
+    """(what, seconds) of a price, from the ideal on. peak: FLOP/s of all devices; again: some of it is computed a
+    second time."""
+    ideal, attention = model.step_flops(batch) / peak, 0.0
+    if got.attention and isinstance(model, Transformer):
+        attention = got.attention - model.attention_flops(batch) / peak
     # Where ranks share a host's cores, passes are priced whole.
     products = "products below peak, recomputation" if again and not got.kernels else "products below peak"
+    masked = "attention: its masked half is left out"
     steps = [
         ("ideal: the model's arithmetic at peak", ideal),
-        (products, got.arithmetic - ideal),
-        ("other kernels, embedding, classifier", got.kernels),
+        (products, got.arithmetic - ideal - attention),
+        ("attention below peak" if attention >= 0.0 else masked, attention),
+        ("other kernels, embedding, loss", got.kernels),
         ("computed a second time (recompute)", got.recompute),
         ("waiting for the host", got.host),
         *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
@@ -228,6 +240,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "capacity_gib": answer.verdict.capacity / GIB,
         "fits": answer.verdict.fits,
         "bubble": answer.bubble,
+        "bound": bound(answer),
         "comm": comm_json(got),
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
@@ -274,18 +287,33 @@ def as_text(answer: Answer) -> str:
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
     ]
     if ask.steps:
-        lines.append(f"training   {answer.days:.3g} days for {ask.steps} steps")
-    lines += [f"bubble     {100 * answer.bubble:.1f} %", "", *drawn(waterfall(answer), got)]
+        lines.append(f"training   {lasting(86400.0 * answer.days)} for {ask.steps:,} steps")
+    lines += [
+        f"bubble     {100 * answer.bubble:.1f} %",
+        f"bound      most is lost to: {bound(answer)}",
+        "",
+        *drawn(waterfall(answer), got),
+    ]
     parts = "  ".join(f"{name} {size:.2f}" for name, size in in_gib(memory).items())
     lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
     lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
     return "\n".join(lines)
 
 
+def lasting(seconds: float) -> str:
+    """A length of time in the greatest unit of which it is two at least."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
 def drawn(steps: Sequence[tuple[str, float]], got: Price) -> list[str]:
-    """Lines of a waterfall, and of each axis's traffic."""
+    """Lines of a waterfall, what is a thousandth of it at least, and of each axis's traffic."""
     lines = ["where a step goes"]
     for what, seconds in steps:
+        if abs(seconds) < 5e-4 * got.step:
+            continue
         bar = "#" * max(0, round(40 * seconds / got.step))
         lines.append(f"  {what:<38}{seconds:>10.4f} s {100 * seconds / got.step:>6.1f} %  {bar}".rstrip())
     if got.comm:

@@ -9,11 +9,12 @@ from typing import Any
 
 from unisono.plan.grammar import meant
 from unisono.planner import changes
-from unisono.planner.chosen import bound
+from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import GIB, Answer, waterfall
+from unisono.planner.simulate import GIB, Answer, bound, waterfall
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
+from unisono.spec.transformer import Transformer
 
 COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
 FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")
@@ -41,11 +42,9 @@ class Axis:
         """In a sentence."""
         if self.grows:
             return f"at {value:,.0f} {self.key if value != 1 else self.key.removesuffix('s')}"
-        return (
-            f"at a batch of {value:,.0f}"
-            if self.key == "global_batch"
-            else f"at {value:g} times the {self.key}"
-        )
+        if self.key in COUNTS:
+            return f"at a {self.key.removeprefix('global_').replace('_', '-')} of {value:,.0f}"
+        return f"at {value:g} times the {self.key.replace('_', ' ')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +155,20 @@ def _spaces(
         elif over.key == "micro_batch":
             yield value, replace(base, micro_batch=int(value))
         elif over.key == "context":
-            yield value, replace(base, model=replace(base.model, context=int(value)))
+            yield value, replace(base, model=_with_context(base.model, int(value)))
         elif over.grows:
             devices = int(value) * (base.cluster.node if over.key == "nodes" else 1)
             batch = base.batch * value / over.values[0] if weak else base.batch
             yield value, replace(base, cluster=sized(devices), batch=round(batch))
         else:
             yield value, replace(base, cluster=changed[over.key](value))
+
+
+def _with_context(model: Model, context: int) -> Model:
+    if not isinstance(model, Transformer):
+        raise UsageError("the samples of this kind of model have no context to vary", where="--sweep",
+                         fix="--sweep global_batch=32..1024, or a model of kind gpt or moe", code="C04")  # fmt: skip
+    return replace(model, context=context)
 
 
 def _link(cluster: Cluster, name: str) -> str:
@@ -262,6 +268,7 @@ def as_rows(study: Sweep) -> list[dict[str, Any]]:
                 "tokens_per_s": point.rate,
                 "efficiency": point.efficiency,
                 "mfu": got.mfu,
+                "error_pct": got.error_pct,
                 "mem_gib": got.verdict.memory.total / GIB,
                 "exposed_comm_s": got.price.exposed,
                 "bound": bound(got),
@@ -283,14 +290,22 @@ def as_json(study: Sweep) -> Mapping[str, Any]:
     return {"sweep": told}
 
 
+def _trusted(study: Sweep) -> str:
+    """How right the prices are, where they are known least."""
+    answers = [point.answer for point in study.points if point.answer is not None]
+    if not answers:
+        return ""
+    worst = max(answers, key=lambda answer: answer.error_pct or 0.0)
+    return f": {worst.trusted}{', at the worst point' if worst.error_pct is not None else ''}"
+
+
 def as_text(study: Sweep) -> str:
     first = study.points[0].space
     kind = "weak scaling: the batch grows" if study.weak else "strong scaling: the same batch"
     head = study.axis.key if not study.axis.grows else f"{study.axis.key}, {kind}"
     share = "efficiency" if study.axis.grows else "speed"
     lines = [
-        f"cluster    {first.cluster.device.name}, stack {first.stack.name}:"
-        f" a step is right within about {100 * first.stack.error:.0f} % on average",
+        f"cluster    {first.cluster.device.name}, stack {first.stack.name}{_trusted(study)}",
         f"varied     {head}",
         "",
         f"{study.axis.key:>13}{'batch':>8}{'step s':>10}{'tokens/s':>14}{share:>12}{'MFU':>8}  what binds; plan",

@@ -3,11 +3,9 @@
 The timetable is the value that the runtime plays; here it is played against the clock with the planner's prices.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from unisono.planner.cuts import given, with_cut
-from unisono.planner.memory import Again
+from unisono.planner.played import stages
 from unisono.planner.price import Price
 from unisono.planner.priced import rows
 from unisono.planner.simulate import Question
@@ -16,17 +14,6 @@ from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.spec.errors import UsageError
 
 LARGEST = 200_000  # actions; a few seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Stages:
-    """Seconds of one micro-batch, by stage. backward: all of it, or towards the input where the timetable splits it;
-    weight: the rest. send: of a message between two rows."""
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    weight: tuple[float, ...]
-    send: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +42,12 @@ class Timeline:
 def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan. Raises UsageError where the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    each = stages(ask, made, price.again)
-    placed = play_costs(made, each.forward, each.backward, each.send, each.weight)
+    each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, price.again)
+    parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
+    placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
     shown = [
-        (f"comm {axis}", traffic.exposed)
+        (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
-        if axis == "dp" or (axis == "shard" and ask.plan.zero < 3)
     ]
     after = [*shown, ("optim", price.optimizer), ("other", price.fixed)]
     return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
@@ -84,22 +71,3 @@ def timetable(ask: Question) -> Timetable:
             code="C22",
         )
     return made
-
-
-def stages(ask: Question, made: Timetable, again: Sequence[Again] = ()) -> Stages:
-    """What each stage of a timetable costs. again: by row, what recompute=auto computes again."""
-    # A chain of stages is priced as a pipeline of as many rows: stem on the first, head on the last, layers between.
-    told = given(ask.plan.schedule)
-    schedule = with_cut("1f1b", told) if told is not None else "1f1b"
-    chain = replace(ask.plan, pp=made.length, schedule=schedule)
-    per = made.length // ask.plan.pp  # stages on a row, which share what it computes again
-    more = [again[row] for row in made.placement[: made.length]] if again else []
-    shared = tuple(Again(one.selective / per, one.full / per) for one in more)
-    cut = rows(ask.model, chain, ask.cluster, ask.stack, ask.micro_batch, shared)
-    forward, both = cut.forward * made.chains, cut.backward * made.chains
-    send = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch).send
-    if not made.splits_backward:
-        return Stages(forward, both, (0.0,) * len(both), send)
-    # Towards the weights a backward pass has the forward pass's products.
-    weight = tuple(min(f, b / 2) for f, b in zip(forward, both, strict=True))
-    return Stages(forward, tuple(b - w for b, w in zip(both, weight, strict=True)), weight, send)

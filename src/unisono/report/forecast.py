@@ -114,11 +114,15 @@ def _spoken(what: str) -> str:
     return what.replace("exposed on ", "unhidden communication on ") if what not in named else named[what]
 
 
+def trust(facts: Mapping[str, Any]) -> str:
+    """How right the price is, where anyone knows."""
+    if facts["error_pct"] is None:
+        return "how right is not known: no such model was held beside measurements"
+    return f"right within about {facts['error_pct']:.0f} %"
+
+
 def _trust(facts: Mapping[str, Any]) -> str:
-    said = (
-        f"Nothing was run. Prices with the stack {facts['stack']} are right within about "
-        f"{facts['error_pct']:.0f} % on average."
-    )
+    said = f"Nothing was run. Prices with the stack {facts['stack']}: {trust(facts)}."
     return f'<p class="advice">{escape(said)}</p>'
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.report import sheet, words
 from unisono.report.analyse import percent
-from unisono.report.forecast import AFTER_PARTS, Forecast, Window, part_of, sentence, windows
+from unisono.report.forecast import AFTER_PARTS, Forecast, Window, part_of, sentence, trust, windows
 
 
 def write(forecast: Forecast, path: str | Path) -> Path:
@@ -20,7 +20,7 @@ def write(forecast: Forecast, path: str | Path) -> Path:
     facts = forecast.facts
     said = (
         f"unisono simulate · {facts['plan']} · {facts['cluster']} · {words.count(facts['tokens_per_s'])} tokens/s · "
-        f"MFU {percent(facts['mfu'])} · right within about {facts['error_pct']:.0f} %"
+        f"MFU {percent(facts['mfu'])} · {trust(facts)}"
     )
     below = 0.3 + 0.29 * (1 + headline.count("\n")) + 0.1
     figure.text(

@@ -13,7 +13,7 @@ from unisono.report.sheet import COLOURS, INK, SOFT, frame
 # Parts of a step, by how their names in the waterfall begin; what begins otherwise is "other".
 _PARTS = (
     ("arithmetic at peak", "ideal", COLOURS["forward"]),
-    ("products below peak, recomputation", "products|computed", COLOURS["backward"]),
+    ("below peak, recomputation", "products|attention|computed", COLOURS["backward"]),
     ("other kernels, optimiser", "other kernels|optimiser", COLOURS["data"]),
     ("exposed communication", "exposed", COLOURS["comm_exposed"]),
     ("bubble, uneven stages", "bubble|uneven", COLOURS["wait"]),

@@ -13,6 +13,7 @@ from unisono.spec.order import USUAL, Order
 
 Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
 TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
+DTYPES = ("fp8", "bf16", "fp16", "fp32", "fp64")  # the narrower first
 Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
 
@@ -59,13 +60,12 @@ class Device:
 
     def flops(self, dtype: str) -> float:
         """Peak of a dtype. Where the device has no such rate it computes in the next wider dtype that it has."""
-        order = ("fp8", "bf16", "fp16", "fp32", "fp64")
         if dtype in self.peak:
             return self.peak[dtype]
         twin = {"bf16": "fp16", "fp16": "bf16"}.get(dtype, "")
         if twin in self.peak:
             return self.peak[twin]
-        wider = [d for d in order[order.index(dtype) :] if d in self.peak] if dtype in order else []
+        wider = [d for d in DTYPES[DTYPES.index(dtype) :] if d in self.peak] if dtype in DTYPES else []
         return self.peak[wider[0]] if wider else min(self.peak.values())
 
 

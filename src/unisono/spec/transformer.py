@@ -26,7 +26,8 @@ class Transformer:
     experts: of the sparse layers, None where all are dense. latent: attention through latent vectors. head: width of
     one head where it is not d_model / n_head. qkv_bias: biases of queries, keys and values where they are not like the
     others; proj_bias: of attention's last product. head_norms: queries and keys have norms of a head's width. rows: of
-    the table of positions where it is longer than the context.
+    the table of positions where it is longer than the context. states: numbers that the optimiser keeps of each
+    parameter, 2 of Adam, 1 of a velocity.
     """
 
     n_layer: int
@@ -49,6 +50,7 @@ class Transformer:
     proj_bias: bool | None = None
     head_norms: bool = False
     rows: int = 0
+    states: int = 2
 
     @cached_property
     def workload(self) -> Workload:
@@ -183,6 +185,11 @@ class Transformer:
     def step_flops(self, batch: int) -> float:
         """Matrix arithmetic of one step on `batch` samples, attention in full: what MFU is counted in."""
         return float(batch) * self.workload.step_flops
+
+    def attention_flops(self, batch: int) -> float:
+        """Of these, what is between activations: scores, and the values that they weigh."""
+        each = 2.0 * self.context**2 * self.n_head * sum(self.score_widths)
+        return 3.0 * batch * self.n_layer * each
 
 
 def transformer(model: Sizes, vocab: int, experts: Experts | None = None) -> Transformer:
