@@ -21,7 +21,7 @@ from benchmarks.constants import counted
 from tests.planner import forms, published
 from unisono.planner.accuracy import Summary, beyond, crossed, quantile, sampled, summary
 from unisono.planner.calibrate import Row, errors, fit
-from unisono.planner.fits import fused_attention, rings
+from unisono.planner.fits import fused_attention, rings, slack
 from unisono.planner.stack import stack
 
 HEAD = (
@@ -153,6 +153,7 @@ def fitted() -> None:
     made = fit(shapes, plain, KERNEL)
     print(f"{'products, A100':<22}", "  ".join(f"{key} {getattr(made, key):.4g}" for key in KERNEL))
     print(f"{'fused attention, A100':<22} attention {fused_attention(published.attention_shares()):.3g}")
+    print(f"{'allocators':<22} slack {slack(published.allocators()):.3g}")
     for gpu in ("a100", "v100"):
         ring = rings(published.all_reduces(gpu))
         buses = "  ".join(f"{members} members {rate / 1e9:.1f} GB/s" for members, rate in ring.bus)

@@ -1,7 +1,7 @@
 """Every constant of the planner's model: value, origin, source. `make accuracy` ends with how many there are of each.
 
 python benchmarks/constants.py            all of them
-python benchmarks/constants.py assumed    those of one origin
+python benchmarks/constants.py fitted     those of one origin
 """
 
 import sys

@@ -156,6 +156,11 @@ def attention_shares() -> list[float]:
     return [float(r["efficiency"]) for r in table("simumax_a100_kernels.csv") if r["op"].startswith("sdp")]
 
 
+def allocators() -> list[tuple[float, float]]:
+    """(asked for, held) of PyTorch's caching allocator at its peak, MiB, as runs of Megatron-LM print it."""
+    return [(float(r["max_allocated"]), float(r["max_reserved"])) for r in table("allocator_logs.csv")]
+
+
 def all_reduces(gpu: str) -> list[tuple[int, float, float]]:
     """(members, bytes, seconds) of NCCL's all-reduce in one node (vTrain)."""
     return [
@@ -172,10 +177,10 @@ SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
         vtrain_single, "megatron-deepspeed-node",
         ("matmul", "elementwise", "launch", "collective", "micro"),
     ),
-    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "elementwise", "gap")),
+    "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "gap", "step")),
     "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "step")),
     "sc21 table 1": (sc21, "megatron-2021", ()),
-    "megatron h100": (megatron_h100, "megatron-2024", ()),
+    "megatron h100": (megatron_h100, "megatron-2024", ("tp_hidden",)),
 }  # fmt: skip
 
 

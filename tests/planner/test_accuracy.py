@@ -6,17 +6,17 @@ from tests.planner import published
 from unisono.planner.accuracy import beyond, crossed, quantile, regret, sampled, seen, spearman, summary
 from unisono.planner.calibrate import BOUNDS, errors, fit
 from unisono.planner.clusters import cluster
-from unisono.planner.fits import fused_attention, rings
+from unisono.planner.fits import fused_attention, rings, slack
 from unisono.planner.stack import NUMBERS, names, stack
 
 # Set: mean and median error at most, per cent; regret at most; rank correlation at least.
 HELD: dict[str, tuple[float, float, float, float]] = {
-    "korthikanti table 5": (0.8, 0.7, 0.0, 0.0),
+    "korthikanti table 5": (0.7, 0.6, 0.0, 0.0),
     "vtrain single-node": (6.0, 3.6, 2.0, 0.88),
-    "vtrain multi-node": (7.5, 3.2, 0.1, 0.76),
+    "vtrain multi-node": (7.1, 2.2, 0.1, 0.76),
     "mosaic fsdp": (3.5, 3.1, 0.6, 0.98),
-    "sc21 table 1": (4.5, 4.5, 0.0, 0.0),
-    "megatron h100": (8.5, 3.5, 0.0, 0.0),
+    "sc21 table 1": (4.7, 4.7, 0.0, 0.0),
+    "megatron h100": (6.5, 2.5, 0.0, 0.0),
 }
 
 
@@ -44,7 +44,7 @@ def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: fl
 @pytest.mark.parametrize(
     ("name", "folds", "mean", "median"),
     [
-        ("vtrain multi-node", 2, 7.5, 3.5), ("vtrain multi-node", 5, 7.8, 3.5),
+        ("vtrain multi-node", 2, 7.3, 2.8), ("vtrain multi-node", 5, 7.4, 2.8),
         ("korthikanti table 5", 5, 1.5, 1.2), ("mosaic fsdp", 5, 4.0, 3.7),
     ],
 )  # fmt: skip
@@ -77,8 +77,10 @@ def test_what_a_price_announces_is_about_what_it_is_off_by(label: str) -> None:
 def test_shipped_constants_of_kernels_and_buses_are_where_their_fits_come_to_rest() -> None:
     plain = stack("plain")
     made = fit(published.products(), plain, ("matmul", "depth", "wave"))
-    assert (plain.depth, plain.wave) == pytest.approx((made.depth, made.wave), rel=0.01)
+    for key in ("matmul", "depth", "wave"):
+        assert getattr(plain, key) == pytest.approx(getattr(made, key), rel=0.01), key
     assert plain.attention == pytest.approx(fused_attention(published.attention_shares()), rel=0.01)
+    assert plain.slack == pytest.approx(slack(published.allocators()), rel=0.01)
     wrong = errors(published.products(), made)
     assert sum(map(abs, wrong)) / len(wrong) < 0.04
     for gpu, name in (("a100", "dgx-a100"), ("v100", "dgx-v100")):

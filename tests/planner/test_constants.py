@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 import unisono.planner
+from unisono.comm import bucket
+from unisono.planner import memory
+from unisono.planner.clusters import cluster
 from unisono.planner.constants import constants
-from unisono.spec.cluster import ORIGINS
+from unisono.planner.stack import names, stack
 
 MODEL = ("block", "collectives", "kernels", "memory", "price", "timetables", "trust")
 # Public numbers that no price depends on: what a fit may come to, and a unit.
@@ -28,7 +31,7 @@ def test_every_constant_has_an_origin_and_a_source() -> None:
     assert len(found) > 150
     for constant in found:
         assert constant.source is not None, (constant.where, constant.name)
-        assert constant.source.origin in ORIGINS and constant.source.origin != "given", constant
+        assert constant.source.origin in ("specification", "fitted", "measured here"), constant
         assert len(constant.source.text) > 2, constant
 
 
@@ -36,6 +39,36 @@ def test_a_number_without_a_source_is_found() -> None:
     """Those that are excused are listed too, so nothing is overlooked."""
     bare = {(c.where, c.name) for c in constants() if c.source is None}
     assert bare >= LIMITS
+
+
+def test_what_is_measured_here_names_the_command_that_measures_it() -> None:
+    found = [c for c in constants() if c.source is not None and c.source.origin == "measured here"]
+    assert found
+    for constant in found:
+        path = constant.source.text.partition(":")[0] if constant.source else ""
+        assert path.startswith("benchmarks/") and (FOLDER.parents[2] / path).is_file(), constant
+
+
+def test_a_users_file_may_still_say_what_it_likes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'like = "dgx-a100"\n[[link]]\nname = "one"\nsize = 0\n'
+        'bandwidth_gb_s = { value = 3, origin = "assumed", source = "a guess" }\nlatency_us = 9\n'
+    )
+    link = cluster(str(path)).links[-1]
+    assert str(link.sources["bandwidth"]) == "assumed: a guess" and link.sources["latency"].origin == "given"
+
+
+@pytest.mark.parametrize("name", names())
+def test_gradients_and_messages_cross_as_tp_does_where_a_stack_says_nothing_else(name: str) -> None:
+    made = stack(name)
+    for key in ("dp_bus", "p2p"):
+        said = made.sources[key] is not made.sources["tp_bus"]
+        assert said or getattr(made, key) == made.tp_bus
+
+
+def test_buckets_are_those_of_our_reducer() -> None:
+    assert memory.BUCKET == bucket.CAP_BYTES
 
 
 @pytest.mark.parametrize("name", MODEL)

@@ -27,9 +27,6 @@ def test_watts_have_a_source_and_are_inherited() -> None:
     for name in bundled("devices.toml").values:
         device = clusters.device(name)
         if device.watts:
-            assert (
-                device.sources["watts"].origin in ("specification", "assumed")
-                and device.sources["watts"].text
-            )
+            assert device.sources["watts"].origin == "specification" and device.sources["watts"].text
     assert clusters.device("h200-141gb").watts == clusters.device("h100-80gb").watts == 700.0
     assert clusters.device("v100-32gb").watts < clusters.device("a100-80gb").watts

@@ -225,7 +225,8 @@ def test_a_name_joins_pools_by_the_slower_of_their_links() -> None:
     assert (
         found.devices == 24
         and found.join.bandwidth == 6.25e9
-        and found.join.sources["bandwidth"].origin == "assumed"
+        and found.join.sources["bandwidth"].origin == "specification"
+        and "the slower of the pools' own" in found.join.sources["bandwidth"].text
     )
     assert mixture("dgx-v100+dgx-a100:2").join.bandwidth == 6.25e9
     assert mixture("dgx-v100+dgx-a100").stack == "megatron-2022"

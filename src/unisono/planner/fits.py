@@ -1,4 +1,4 @@
-"""Constants of single kernels and of a node's bus, fitted to measured kernels and collectives."""
+"""Constants of single kernels, of a node's bus and of the allocator, fitted to what was measured of each alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,6 +54,11 @@ def rings(measured: Sequence[tuple[int, float, float]]) -> Ring:
         buses.append((size, 1.0 / float(beta)))
     hop = (alphas[-1] - alphas[0]) / (2 * (sizes[-1] - sizes[0]))
     return Ring(alphas[0] - 2 * (sizes[0] - 1) * hop, hop, tuple(buses))
+
+
+def slack(pairs: Sequence[tuple[float, float]]) -> float:
+    """What the allocator holds beside what was asked for, as a share of that: (asked for, held) of measured runs."""
+    return median(held / asked - 1.0 for asked, held in pairs)
 
 
 def fused_attention(shares: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from unisono.plan.grammar import choice
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.collectives import bus, exchange, message
 from unisono.planner.kernels import chip, elementwise, matmul, soft_max
-from unisono.planner.memory import ITEM, Memory, Verdict
+from unisono.planner.memory import BUCKET, ITEM, Memory, Verdict
 from unisono.planner.price import Price, Traffic, scatters, uncovered
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
@@ -305,7 +305,7 @@ def of_row(
     if plan.shard > 1 and plan.zero == 3:
         gathered = item * 3 * max(_matrix(part) if plan.ep > 1 else part.parameters for part in parts)
     elif plan.replicas > 1:
-        gathered = item * min(25e6, dense + read)
+        gathered = min(BUCKET, item * (dense + read))
     allocated = params + grads + optim + activations + gathered
     return Memory(params, grads, optim, activations, gathered, stack.slack * allocated)
 

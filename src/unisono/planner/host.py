@@ -10,7 +10,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.cuts import rows_of
-from unisono.planner.memory import Memory, row_parameters, states
+from unisono.planner.memory import BUCKET, Memory, row_parameters, states
 from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import in_flight
 from unisono.programs import schedules
@@ -21,11 +21,8 @@ from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
-_REDUCER = Source(
-    "specification", "our own reducer, comm.bucket: the first bucket leaves early, the others are filled"
-)
+_REDUCER = Source("specification", "our own reducer, comm.bucket: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
-BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
 _FRAME = Source(
     "specification", "of 1,538 bytes of an Ethernet frame on a wire, IP and TCP with time stamps leave 1,448"
 )

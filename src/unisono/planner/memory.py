@@ -22,8 +22,11 @@ from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
 }  # fmt: skip
-BUCKET: Annotated[float, Source("assumed", "elements of gradients that are under way at a time")] = 25e6
-_DOUBLE = Source("assumed", "blocks that stay on the device: the one in use, and the one on its way")
+_REDUCER = Source("specification", "our own reducer's buckets, in bytes: comm.bucket; as PyTorch's DDP")
+BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
+_DOUBLE = Source(
+    "specification", "FSDP2 has two blocks at once, the one in use and the next; PyTorch, pull request 128884"
+)
 OFFLOAD_BLOCKS: Annotated[float, _DOUBLE] = 2.0
 
 
@@ -326,7 +329,7 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
 
 def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:
     """Communication buffers: ZeRO-3 holds two gathered blocks, a gathered end and one block's gradients; below that a
-    bucket of gradients, of 25 million elements at most, where data ranks meet."""
+    bucket of gradients where data ranks meet."""
     item = ITEM[plan.precision]
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
@@ -334,7 +337,7 @@ def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> floa
         block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:
-        return item * smaller(BUCKET, blocks + ends)
+        return smaller(BUCKET, item * (blocks + ends))
     return 0.0
 
 

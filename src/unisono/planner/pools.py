@@ -10,7 +10,6 @@ from unisono.spec.errors import UsageError
 from unisono.spec.mixture import Mixture
 
 _KEYS = ("name", "stack", "pool", "join")
-_SLOWER = Source("assumed", "as the slower of the pools' own links between nodes")
 
 
 def is_mixture(text: str) -> bool:
@@ -33,15 +32,25 @@ def mixture(text: str) -> Mixture:
     pools = tuple(replace(cluster(name), host=None) for name in names)
     outer = [_between_nodes(name, pool) for name, pool in zip(names, pools, strict=True)]
     slowest = min(outer, key=lambda link: link.bandwidth / link.oversubscription)
+    latest = max(outer, key=lambda link: link.latency)
     join = Link(
         slowest.name,
         sum(pool.devices for pool in pools),
         slowest.bandwidth,
-        max(link.latency for link in outer),
+        latest.latency,
         slowest.oversubscription,
-        sources=dict.fromkeys(("bandwidth", "latency", "oversubscription"), _SLOWER),
+        sources={
+            "bandwidth": _slower(slowest, "bandwidth"),
+            "latency": _slower(latest, "latency"),
+            "oversubscription": _slower(slowest, "oversubscription"),
+        },
     )
     return Mixture("+".join(pool.name for pool in pools), pools, join, _stack(pools))
+
+
+def _slower(link: Link, key: str) -> Source:
+    own = link.sources[key]
+    return Source(own.origin, f"the slower of the pools' own links between nodes; {own.text}")
 
 
 def _between_nodes(name: str, pool: Cluster) -> Link:

@@ -32,10 +32,10 @@ class Stack:
     dp), balanced (stages are cut by cost, as `parallel.cut` does; evenly otherwise).
 
     Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
-    bandwidth), tp_bus, dp_bus, p2p, host_link. depth: elements of a product's inner dimension at which half of its
-    rate is gone. wave: exponent of the share of multiprocessors that the last wave of tiles fills. best: share of peak
-    that the best product reaches on the device that `matmul` was fitted on; elsewhere `matmul` is that much more or
-    less.
+    bandwidth), tp_bus, dp_bus and p2p (as tp_bus where a stack does not say), host_link. depth: elements of a
+    product's inner dimension at which half of its rate is gone. wave: exponent of the share of multiprocessors that the
+    last wave of tiles fills. best: share of peak that the best product reaches on the device that `matmul` was fitted
+    on; elsewhere `matmul` is that much more or less.
 
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
@@ -43,6 +43,8 @@ class Stack:
     per tp collective), micro (per micro-batch), step (per step).
     slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds on
     rows that were held out. seen: what those rows were like, None where there were none.
+
+    The defaults here lose nothing; every built-in stack says its own.
     """
 
     name: str = "plain"
@@ -55,25 +57,25 @@ class Stack:
     composed: bool = False
     grad_bytes: int = 4
     reduce_bytes: int = 4
-    matmul: float = 0.8
+    matmul: float = 1.0
     best: float = 0.0
-    depth: float = 100.0
-    wave: float = 0.5
-    attention: float = 0.5
-    elementwise: float = 0.8
-    tp_bus: float = 0.9
-    dp_bus: float = 0.8
-    p2p: float = 0.8
-    host_link: float = 0.8
+    depth: float = 0.0
+    wave: float = 0.0
+    attention: float = 1.0
+    elementwise: float = 1.0
+    tp_bus: float = 1.0
+    dp_bus: float = 1.0
+    p2p: float = 1.0
+    host_link: float = 1.0
     tp_hidden: float = 0.0
-    dp_hidden: float = 0.8
-    launch: float = 5e-6
+    dp_hidden: float = 0.0
+    launch: float = 0.0
     gap: float = 0.0
-    collective: float = 10e-6
+    collective: float = 0.0
     micro: float = 0.0
-    step: float = 0.02
-    slack: float = 0.04
-    error: float = 0.15
+    step: float = 0.0
+    slack: float = 0.0
+    error: float = 0.0
     seen: Seen | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
@@ -117,4 +119,7 @@ def _read(table: Table, name: str) -> Stack:
             values[key] = Seen(**{name: tuple(value) for name, value in given.items()})
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
+    for key in ("dp_bus", "p2p"):
+        if key not in values:
+            values[key], sources[key] = values["tp_bus"], sources["tp_bus"]
     return Stack(name=name, sources=sources, **values)  # pyright: ignore[reportArgumentType]

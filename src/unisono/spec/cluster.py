@@ -22,9 +22,10 @@ ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assu
 class Source:
     """Where a constant comes from.
 
-    specification: a data sheet or the vendor's page. fitted: to published rows, which `text` names. measured here:
-    by the user, on this machine. assumed: none of these; `text` says on what ground. given: written by the user without
-    a source.
+    specification: a data sheet, the vendor's page, the program itself. fitted: to published measurements, which `text`
+    names, with the device that they are carried over from, if another. measured here: on the machine that `text`
+    names, or the user's own. Users' files alone may also say assumed, of which `text` says on what ground, and given,
+    which is what a number without a source counts as.
     """
 
     origin: Origin
