@@ -21,6 +21,7 @@ from unisono.planner.host import PAYLOAD
 from unisono.train.build import connect
 from unisono.train.session import place_of
 
+OPS = [op for op in collectives.OPS if op != "shared_sum"]  # two hosts share no memory
 SIZES = [1 << shift for shift in (12, 14, 16, 17, 18, 19, 20, 21, 22)]
 
 
@@ -46,7 +47,7 @@ def command() -> int:
     if not lab.possible():
         print("skipped: needs root and the tools ip and tc")
         return 0
-    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>24}" for op in collectives.OPS))
+    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>24}" for op in OPS))
     with Nursery("wire:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
             for ranks in options.ranks:
@@ -63,7 +64,7 @@ def lines(megabits: float, ranks: int, found: Any) -> None:
     rate = megabits * 1e6 / 8 * PAYLOAD
     for size in SIZES:
         text = f"{f'{megabits:.0f} Mbit/s':<12}{ranks:>5}  {size:>9,}"
-        for op in collectives.OPS:
+        for op in OPS:
             took = next(seconds for one, nbytes, seconds in found if (one, nbytes) == (op, size))
             full = sent(op, ranks, size) / rate
             text += f"{f'{1e3 * took:.2f} ms, {took / full:.2f}':>24}"
