@@ -24,7 +24,8 @@ BEFORE, SCATTER, START = Sharded.before_backward, shard._Scatter.__call__, Group
 def small_buckets(patch):
     """Several buckets, some of which leave while backward still runs."""
     patch(buckets, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
-    patch(buckets, "CAP_BYTES", 8192)
+    patch(parallelize, "CAP_BYTES", 8192)
+    patch(parallelize, "AT_ONCE", 8192)
 
 
 # Weights --------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def bucket_reduced_before_it_is_full(patch):
     """A bucket departs when all but one of its gradients are there."""
     small_buckets(patch)
 
-    def hook(self, bucket):
+    def hook(self, bucket, part):
         def arrived(_):
             bucket.waiting -= 1
             if self._final and bucket.waiting == 1:
