@@ -261,7 +261,7 @@ def _buckets(
     owners = [slot.master for slot in twins if not slot.alias]
     rest = [s for s in rest if not any(s is twin for twin in twins)]
     # In memory that all see, a sum is work for the cores that backward needs, and nothing is gained by parts of it.
-    cap = AT_ONCE if mesh.dp.near() else CAP_BYTES
+    cap = AT_ONCE if slots and mesh.dp.near(slots[0].live.device) else CAP_BYTES
     how: dict[str, Any] = {"tail": tail, "buffer": mesh.dp.buffer, "cap_bytes": cap}
     if sharded:
         return Buckets((), (partial, [*owners, *(s.master for s in rest)]), **how)

@@ -69,7 +69,7 @@ def far(ctx):
         pending = dp.start_all_reduce(buffer)
         pending.wait()
         left = len(os.listdir("/proc/self/fd")) - before
-        found.append([dp.near(), isinstance(pending, Meeting), buffer.sum().item(), left])
+        found.append([dp.near(torch.device("cpu")), isinstance(pending, Meeting), buffer.sum().item(), left])
     return found
 
 

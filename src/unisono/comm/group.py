@@ -52,8 +52,10 @@ class Group:
         self._shared: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
         self._near: bool | None = None
 
-    def near(self) -> bool:
-        """Whether all ranks compute on processors of one host and see each other's memory. A collective, once."""
+    def near(self, device: torch.device) -> bool:
+        """Whether `device` is a processor and all ranks are on one host and see each other's memory. A collective."""
+        if device.type != "cpu":
+            return False
         if self._near is None:
             gloo = self.pg if self.pg is not None and self.pg.name() == "gloo" else None
             self._near = gloo is not None and mapped(gloo, 1, torch.uint8) is not None
@@ -62,7 +64,7 @@ class Group:
     def buffer(self, numel: int, like: Tensor) -> Tensor:
         """Zeros [numel] of the dtype and on the device of `like`. Where all ranks are near, `start_all_reduce` of the
         whole of it sends nothing. A collective."""
-        if self.pg is not None and like.device.type == "cpu" and self.near():
+        if self.pg is not None and self.near(like.device):
             found = mapped(self.pg, numel, like.dtype)
             if found is not None:
                 self._shared[found[self.index].data_ptr()] = found

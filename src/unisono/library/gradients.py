@@ -44,7 +44,7 @@ class Gradients:
         masters = [slot.master for slot in self.slots]
         early, late = ((), [masters]) if self._sharded else (masters, ())
         # The tail says, for every parameter, on how many ranks backward reached it.
-        cap = AT_ONCE if mesh.dp.near() else CAP_BYTES
+        cap = AT_ONCE if masters and mesh.dp.near(masters[0].device) else CAP_BYTES
         how: dict[str, Any] = {"tail": len(masters), "buffer": mesh.dp.buffer, "cap_bytes": cap}
         self._buckets = Buckets(early, late, **how) if mesh.dp.size > 1 else None
         self._running = False
