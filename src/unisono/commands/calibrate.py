@@ -74,9 +74,9 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
         if gpus:
             return _gpus(play, gpus, out, say, begun)
         say(f"{cores} cores: kernels and steps of ranks that compute alone ...")
-        alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.55}, cores)[0]
+        alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.45}, cores)[0]
         say("the same with two ranks to a core ...")
-        crowded = play({"ask": "alone", "kernels": False, "steps": CROWDED, "least": 0.55}, 2 * cores)[0]
+        crowded = play({"ask": "alone", "kernels": False, "steps": CROWDED, "least": 0.45}, 2 * cores)[0]
         met: dict[int, Any] = {}
         for world in worlds:
             say(f"collectives and plans on {world} ranks ...")
