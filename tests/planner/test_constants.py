@@ -13,10 +13,10 @@ from unisono.planner.constants import constants
 from unisono.planner.stack import names, stack
 
 MODEL = ("block", "collectives", "kernels", "memory", "price", "timetables", "trust")
-# Public numbers that no price depends on: what a fit may come to, and a unit.
+# Public numbers that no price depends on: what a fit may come to, what is worth telling, and units.
 LIMITS = {
-    ("calibrate.py", "BOUNDS"), ("played.py", "FEW"), ("predict.py", "MIB"), ("simulate.py", "GIB"),
-    ("timeline.py", "LARGEST"),
+    ("calibrate.py", "BOUNDS"), ("orders.py", "WORTH"), ("played.py", "FEW"), ("predict.py", "MIB"),
+    ("simulate.py", "GIB"), ("timeline.py", "LARGEST"),
 }  # fmt: skip
 FOLDER = Path(unisono.planner.__file__).parent
 

@@ -7,21 +7,19 @@ other levels of the network.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
 from unisono.planner.collectives import bus, message
 from unisono.planner.priced import price, shares_cores
 from unisono.planner.simulate import Answer, Question, simulate, waterfall
-from unisono.spec.cluster import Cluster, Source
+from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
 from unisono.spec.order import USUAL, Order, evenly, of_many, stride
 
 BEST = "best"
-_FINE = Source("assumed", "a small part of any price's error: for less nobody numbers ranks anew")
-# Share of a step within which orders are as good as each other.
-WORTH: Annotated[float, _FINE] = 0.01
+# Share of a step below which no other order is told of: a small part of any price's error. No price depends on it.
+WORTH = 0.01
 _TRIED = 3  # orders that closed forms call quicker and that are played to see
 
 

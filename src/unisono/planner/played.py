@@ -68,7 +68,7 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
         w = min(f, b / 2)
         timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
     else:
-        timetable = schedules.get(schedule)(ranks, micros)
+        timetable = _made(schedule, ranks, micros)
     parts = stages(schedule, timetable, each)
     together = None
     if timetable.overlapped:
@@ -81,12 +81,19 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
     return slowest(placed) if timetable.splits_backward else max(p.stop for p in placed)
 
 
+@lru_cache(maxsize=16)
+def _made(schedule: str, ranks: int, micros: int) -> Timetable:
+    """Plans that a search plays after each other often have the same timetable."""
+    return schedules.get(schedule)(ranks, micros)
+
+
 def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
     """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are; its messages
     with what waits for them."""
     ranks = len(each.forward)
     v = timetable.length // ranks
     stems, heads = ends(schedule, ranks)
+    split = timetable.splits_backward  # which reads all of its actions
     parts: list[tuple[float, float, float]] = []
     for stage, row in enumerate(timetable.placement):
         place = stage % timetable.length
@@ -96,7 +103,7 @@ def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
         f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
         b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
         # Towards the weights a backward pass has the forward pass's products.
-        w, send = min(f, b / 2) if timetable.splits_backward else 0.0, each.message(row)
+        w, send = min(f, b / 2) if split else 0.0, each.message(row)
         parts.append((f + send, b - w + send, w))
     forward, backward, weight = zip(*parts, strict=True)
     return Parts(forward, backward, weight)
