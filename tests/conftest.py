@@ -2,10 +2,15 @@
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
 pytest_plugins = ["tests.ranks"]
+
+# A shell that starts tests in the background has SIGINT ignored, and whatever they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
