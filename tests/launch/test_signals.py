@@ -45,16 +45,23 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(how: str) -> Iterator[Run]:
+def begun(how: str) -> Iterator[Run]:
+    """A run that has just been started; a test that fails leaves none of it behind."""
     run = Run(how)
     try:
-        run.meet()
         yield run
     finally:
         run.process.kill()
         run.process.wait()
         for fd in run.pidfds:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def running(how: str) -> Iterator[Run]:
+    with begun(how) as run:
+        run.meet()
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -82,13 +89,12 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
 
 
 def test_ctrl_c_during_the_import_ends_it_at_once() -> None:
-    run = Run("polite")
-    helper = os.pidfd_open(run.line()["pid"])
-    run.process.send_signal(signal.SIGINT)
-    over = run.line()
-    assert over["exit"] == 130 and "before the ranks" in over["error"]
-    assert select.select([helper], [], [], 20)[0] and run.process.wait() == 0
-    os.close(helper)
+    with begun("polite") as run:
+        run.pidfds.append(os.pidfd_open(run.line()["pid"]))
+        run.process.send_signal(signal.SIGINT)
+        over = run.line()
+        assert over["exit"] == 130 and "before the ranks" in over["error"]
+        assert run.all_gone() and run.process.wait() == 0
 
 
 def test_signals_sent_to_the_ranks_themselves_change_nothing() -> None:
