@@ -1,39 +1,79 @@
 """How much of a slow link the collectives fill: seconds that they take over one, beside their bytes over its rate.
 
     python benchmarks/wire.py                     two ranks, 1000 and 100 Mbit/s; needs root, ip and tc
+    python benchmarks/wire.py --links 0           over loopback: seconds, no ratios
 
 A ratio of 1.00 is a link that is full from the call to the result. Bytes are what one host sends, by the algorithm.
+"Gloo's" are the process group's own all-reduce, all-gather and all-to-all, called in turn with ours.
 """
 
 import argparse
+import statistics
 import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import lab
+import torch
+import torch.distributed as dist
 
+from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch.context import RankContext
 from unisono.launch.nursery import Nursery
-from unisono.measure import collectives
 from unisono.observe.span import Recorder
 from unisono.planner.host import PAYLOAD
 from unisono.train.build import connect
 from unisono.train.session import place_of
 
-OPS = [op for op in collectives.OPS if op != "shared_sum"]  # two hosts share no memory
-SIZES = [1 << shift for shift in (12, 14, 16, 17, 18, 19, 20, 21, 22)]
+OPS = ("all_reduce", "Gloo's", "message", "all_gather", "Gloo's gather", "exchange", "Gloo's exchange")
+SIZES = [1 << shift for shift in (12, 16, 18, 20, 22)]
 
 
 def main(ctx: RankContext | None = None, argument: Any = None, shared: object = None) -> Any:
     """Of the command, and of each rank of it."""
     if ctx is None:
         return command()
-    lab.enter(argument["hosts"][ctx.rank * len(argument["hosts"]) // ctx.world])
+    if argument["hosts"]:
+        lab.enter(argument["hosts"][ctx.rank * len(argument["hosts"]) // ctx.world])
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store)
-    mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
-    return collectives.timed(mesh.dp, SIZES, place.device, argument["least"])
+    group = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout).dp
+    return [medians(group, size, argument["times"]) for size in SIZES]
+
+
+def medians(group: Group, size: int, times: int) -> list[float]:
+    """Seconds of each of OPS on so many bytes, the median of calls in turns that all ranks begin together."""
+    count = size // 4 // group.size * group.size
+    whole, into, part = torch.zeros(count), torch.zeros(count), torch.zeros(count // group.size)
+
+    def message() -> None:
+        if group.index == 0:
+            group.start_send(whole, 1).wait()
+        elif group.index == 1:
+            group.start_recv(whole, 0).wait()
+
+    calls: list[Callable[[], object]] = [
+        lambda: group.all_reduce(whole),
+        lambda: dist.all_reduce(whole, group=group.pg),
+        message,
+        lambda: group.gather_into(whole, part),
+        lambda: dist.all_gather_single(whole, part, group=group.pg),
+        lambda: group.start_exchange(whole)[1].wait(),
+        lambda: dist.all_to_all_single(into, whole, group=group.pg),
+    ]
+    took: list[list[float]] = [[] for _ in calls]
+    for turn in range(times + 1):
+        for call, each in zip(calls, took, strict=True):
+            group.barrier()
+            begun = time.perf_counter()
+            call()
+            if turn:
+                each.append(time.perf_counter() - begun)
+    return [statistics.median(each) for each in took]
 
 
 def command() -> int:
@@ -42,32 +82,31 @@ def command() -> int:
     )
     parser.add_argument("--links", nargs="+", type=float, default=[1000.0, 100.0], metavar="MBIT")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2])
-    parser.add_argument("--least", type=float, default=1.0, help="seconds of each (default 1)")
+    parser.add_argument("--times", type=int, default=15, help="of each (default 15)")
     options = parser.parse_args()
-    if not lab.possible():
-        print("skipped: needs root and the tools ip and tc")
-        return 0
-    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>24}" for op in OPS))
+    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>17}" for op in OPS))
     with Nursery("wire:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
+            if megabits and not lab.possible():
+                print(f"{megabits:.0f} Mbit/s: skipped, needs root and the tools ip and tc")
+                continue
             for ranks in options.ranks:
-                with lab.link(megabits) as hosts:
-                    given = {"hosts": list(hosts), "least": options.least}
+                with lab.link(megabits) if megabits else nullcontext(()) as hosts:
+                    given = {"hosts": list(hosts), "times": options.times}
                     outcome = nursery.run(given, ranks, 1, timeout=300.0, backend="gloo")
                 if outcome.error is not None:
                     raise SystemExit(f"{outcome.error.render()}\n{outcome.trace}")
-                lines(megabits, ranks, outcome.results[0])
+                lines(megabits, ranks, [each for each in outcome.results if each is not None])
     return 0
 
 
-def lines(megabits: float, ranks: int, found: Any) -> None:
-    rate = megabits * 1e6 / 8 * PAYLOAD
-    for size in SIZES:
-        text = f"{f'{megabits:.0f} Mbit/s':<12}{ranks:>5}  {size:>9,}"
-        for op in OPS:
-            took = next(seconds for one, nbytes, seconds in found if (one, nbytes) == (op, size))
-            full = sent(op, ranks, size) / rate
-            text += f"{f'{1e3 * took:.2f} ms, {took / full:.2f}':>24}"
+def lines(megabits: float, ranks: int, found: list[Any]) -> None:
+    """A line for each size: of every operation the rank that takes longest."""
+    for size, *each in zip(SIZES, *found, strict=True):
+        text = f"{f'{megabits:.0f} Mbit/s' if megabits else 'loopback':<12}{ranks:>5}  {size:>9,}"
+        for op, took in zip(OPS, map(max, *each), strict=True):
+            full = sent(op, ranks, size) / (megabits * 1e6 / 8 * PAYLOAD) if megabits else 0.0
+            text += f"{f'{1e3 * took:.2f} ms' + (f', {took / full:.2f}' if full else ''):>17}"
         print(text, flush=True)
 
 
@@ -75,9 +114,9 @@ def sent(op: str, ranks: int, nbytes: float) -> float:
     """Bytes that leave a host, of two with half of the ranks each."""
     if op == "message":
         return nbytes
-    if op == "reduce_scatter":
-        return ranks / 2 * nbytes / 2  # an exchange: each rank of this host sends a part to each of the other
-    return (ranks - 1) / ranks * nbytes * (2 if op == "all_reduce" else 1)
+    if op.endswith("exchange"):
+        return ranks / 2 * nbytes / 2  # each rank of this host sends a part to each of the other
+    return (ranks - 1) / ranks * nbytes * (2 if op in OPS[:2] else 1)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,62 @@ def test_collectives_mean_what_they_say(world, ranks):
         assert result["bytes"]["dp.all_gather"] == 2 * 4 * (ranks - 1)
 
 
+def in_flight(ctx):
+    """Several gathers and exchanges at once, which are waited for in another order; one of nothing."""
+    dp = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), timedelta(seconds=60)).dp
+    own = [torch.arange(ctx.world * n, dtype=torch.float64) + 100 * ctx.rank for n in (1, 0, 30_000)]
+    exchanged = [dp.start_exchange(x) for x in own]
+    out = [torch.full((ctx.world * x.numel(),), -1.0, dtype=torch.float64) for x in own]
+    gathered = [dp.start_all_gather(o, x) for o, x in zip(out, own, strict=True)]
+    for pending in [*gathered, *(work for _, work in exchanged)][::-1]:
+        pending.wait()
+    in_place = torch.full((ctx.world, 3), -1.0)
+    in_place[ctx.rank] = ctx.rank
+    dp.gather_into(in_place, in_place[ctx.rank])
+    rows = dp.all_gather(torch.arange(6.0).view(2, 3).T + ctx.rank)  # not contiguous
+    every = [[x - 100 * ctx.rank + 100 * r for r in range(ctx.world)] for x in own]
+    return {
+        "gathered": [torch.equal(o, torch.cat(e)) for o, e in zip(out, every, strict=True)],
+        "exchanged": [
+            torch.equal(parts, torch.stack([one.view(ctx.world, -1)[ctx.rank] for one in e]))
+            for (parts, _), e in zip(exchanged, every, strict=True)
+        ],
+        "in_place": in_place.tolist(),
+        "rows": rows.tolist(),
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gathers_and_exchanges_keep_apart(world, ranks):
+    for result in world(in_flight, ranks):
+        assert all(result["gathered"]) and all(result["exchanged"])
+        assert result["in_place"] == [[float(r)] * 3 for r in range(ranks)]
+        assert result["rows"] == [[i + r, i + 3 + r] for r in range(ranks) for i in range(3)]
+
+
+def small_and_large(ctx):
+    dp = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), timedelta(seconds=60)).dp
+    found = {}
+    for numel in (1, 5, 40_000):
+        whole = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(ctx.world)]
+        for op, right in (("SUM", torch.stack(whole).sum(0)), ("MAX", torch.stack(whole).amax(0)),
+                          ("MIN", torch.stack(whole).amin(0))):  # fmt: skip
+            got = dp.all_reduce(whole[ctx.rank].clone(), getattr(torch.distributed.ReduceOp, op))
+            same = dp.all_gather(got.view(1, -1))
+            found[f"{op} {numel}"] = torch.allclose(got, right, atol=1e-5) and bool((same == same[0]).all())
+    ints = dp.all_reduce(torch.tensor([2**40 + ctx.rank]))
+    columns = dp.all_reduce(torch.ones(3, 2).T)  # not contiguous
+    return found | {"ints": ints.item(), "columns": columns.tolist()}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_reductions_of_every_size_are_the_same_everywhere(world, ranks):
+    for result in world(small_and_large, ranks):
+        assert result.pop("ints") == ranks * 2**40 + sum(range(ranks))
+        assert result.pop("columns") == [[float(ranks)] * 3] * 2
+        assert all(result.values()), result
+
+
 def test_a_group_of_one_moves_nothing():
     recorder = Recorder()
     solo = Group("dp", [0], 0, None, recorder)

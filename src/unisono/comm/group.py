@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.memory import Meeting, agreed, mapped
+from unisono.comm import exchange
+from unisono.comm.memory import Meeting, mapped
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
 
@@ -73,7 +74,12 @@ class Group:
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce x in place over the group; returns x."""
-        if self.pg is not None:
+        if self.pg is None:
+            return x
+        if exchange.reduces(x, op, self.size):
+            with self._timed("all_reduce", x.nbytes * (self.size - 1)):
+                exchange.reduce_small(x, op, self.pg)
+        else:
             with self._timed("all_reduce", x.nbytes * 2 * (self.size - 1) // self.size):
                 dist.all_reduce(x, op=op, group=self.pg)
         return x
@@ -85,7 +91,7 @@ class Group:
         self.recorder.count(self.axis, "all_reduce", x.nbytes * 2 * (self.size - 1) // self.size)
         shared = self._shared.get(x.data_ptr())
         if shared is not None and shared[self.index].numel() == x.numel():
-            return Meeting(self.pg, shared, self.index, agreed(self.pg))
+            return Meeting(self.pg, shared, self.index, exchange.agreed(self.pg))
         work = dist.all_reduce(x, group=self.pg, async_op=True)
         return work if work is not None else Done()
 
@@ -93,11 +99,20 @@ class Group:
         """x [n, ...] → [size · n, ...], this group's parts one after the other."""
         if self.pg is None:
             return x
-        x = x.contiguous()
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        with self._timed("all_gather", x.nbytes * (self.size - 1)):
-            dist.all_gather_single(out, x, group=self.pg)
+        self.gather_into(out, x.contiguous())
         return out
+
+    def gather_into(self, out: Tensor, part: Tensor) -> None:
+        """As all_gather, into `out`, of which `part` may be this rank's place; both are contiguous."""
+        if self.pg is None:
+            out.copy_(part)
+            return
+        with self._timed("all_gather", part.nbytes * (self.size - 1)):
+            if part.is_cuda:
+                dist.all_gather_single(out, part, group=self.pg)
+            else:
+                exchange.gather(out, part, self.pg)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """x [size · n, ...] → [n, ...]: this rank's part of the sum, along the tree over the ranks.
@@ -114,7 +129,7 @@ class Group:
                 dist.reduce_scatter_single(out, x, group=self.pg)
                 return out
             parts = torch.empty_like(x)
-            dist.all_to_all_single(parts, x, group=self.pg)
+            self._exchange(parts, x).wait()
         return tree_sum(parts.view(self.size, *part).unbind(0))
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
@@ -136,8 +151,7 @@ class Group:
             return x.view(1, -1), Done()
         self.recorder.count(self.axis, "all_to_all", x.nbytes * (self.size - 1) // self.size)
         parts = torch.empty_like(x)
-        work = dist.all_to_all_single(parts, x, group=self.pg, async_op=True)
-        return parts.view(self.size, -1), work if work is not None else Done()
+        return parts.view(self.size, -1), self._exchange(parts, x)
 
     def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
         """part [n] of every rank → out [size · n] after `wait`."""
@@ -145,6 +159,8 @@ class Group:
             out.copy_(part)
             return Done()
         self.recorder.count(self.axis, "all_gather", part.nbytes * (self.size - 1))
+        if not part.is_cuda:
+            return exchange.start_gather(out, part, self.pg)
         work = dist.all_gather_single(out, part, group=self.pg, async_op=True)
         return work if work is not None else Done()
 
@@ -157,6 +173,14 @@ class Group:
     def start_recv(self, out: Tensor, source: int) -> Pending:
         """Receive into `out` from the rank at index `source`."""
         work = dist.irecv(out, self.ranks[source], group=self.pg)
+        return work if work is not None else Done()
+
+    def _exchange(self, out: Tensor, x: Tensor) -> Pending:
+        if self.pg is None:
+            return Done()
+        if not x.is_cuda and not self.near(x.device):  # on one host Gloo's own is as quick, and wakes fewer
+            return exchange.start_exchange(out, x, self.pg)
+        work = dist.all_to_all_single(out, x, group=self.pg, async_op=True)
         return work if work is not None else Done()
 
     def _timed(self, op: str, nbytes: int):

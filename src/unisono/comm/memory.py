@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.exchange import Messages, agreed
+
 _NAME = "unisono-buffer"
 _HEAD = 4096  # bytes, which begin with the token by which a file is known to be the right one
 _PIECE = 1 << 15  # elements that are added up while the processor's second cache has them
@@ -29,7 +31,7 @@ class Meeting:
     pg: dist.ProcessGroup
     buffers: Sequence[Tensor]
     index: int
-    there: dist.Work
+    there: Messages
 
     def wait(self) -> None:
         """Returns when the sum is in everybody's buffer, the same bits in all. Raises what the group's collectives
@@ -53,11 +55,6 @@ def part_of(numel: int, index: int, size: int) -> slice:
     lines = -(-numel // _LINE)
     begin, end = (min(numel, lines * i // size * _LINE) for i in (index, index + 1))
     return slice(begin, end)
-
-
-def agreed(pg: dist.ProcessGroup) -> dist.Work:
-    """A pending operation that ends when every member has begun it."""
-    return pg.allreduce([torch.zeros(1)])
 
 
 def mapped(pg: dist.ProcessGroup, numel: int, dtype: torch.dtype) -> tuple[Tensor, ...] | None:

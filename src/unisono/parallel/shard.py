@@ -36,7 +36,7 @@ class _Scatter:
 
 
 class _Gather:
-    """FSDP2's all-gather, recorded."""
+    """FSDP2's all-gather through our group: both directions of a link at once, recorded. It is over on return."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -46,11 +46,8 @@ class _Gather:
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> dist.Work | None:
-        recorder, nbytes = self.group.recorder, input_tensor.nbytes * (self.group.size - 1)
-        recorder.count(self.group.axis, "all_gather", nbytes)
-        with recorder.span("comm", axis=self.group.axis, op="all_gather", exposed=True, bytes=nbytes):
-            return dist.all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+    ) -> None:
+        self.group.gather_into(output_tensor, input_tensor)
 
 
 class Whole:
