@@ -74,4 +74,6 @@ def test_no_message_enters_its_wire_before_its_receiver_asks():
     timetable = schedules.get("gpipe")(2, 3)
     placed = play_shared(timetable, costs_of(0.1, 0.1, 2, wire=1.5, latency=1.0))
     starts = [p.start for p in placed if p.row == 1 and p.action.kind == "F"]
-    assert starts == pytest.approx([2.6 + 2.5 * i for i in range(3)])  # 1.5 apart, if they left when made
+    assert starts == pytest.approx(
+        [2.6 + (1.0 + 1.5 + 1.0) * i for i in range(3)]
+    )  # the word, the wire, the way

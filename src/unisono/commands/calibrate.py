@@ -55,8 +55,9 @@ def together(ranks: int) -> list[dict[str, Any]]:
     for shape, share in shapes:
         for plan in (f"shard={ranks} zero=3", f"tp={ranks}", f"dp={ranks}"):
             asks.append({"sizes": shape, "batch": share * ranks, "plan": plan})
-    for shape in (sizes(4, 4, 96, 64), sizes(4, 4, 224, 64)):
-        asks.append({"sizes": shape, "batch": 16, "plan": f"pp={ranks} micros=4"})
+    for shape, most in ((sizes(4, 4, 96, 64), 16), (sizes(4, 4, 224, 64), 8)):
+        for micros in (4, most):  # few and many messages
+            asks.append({"sizes": shape, "batch": 16, "plan": f"pp={ranks} micros={micros}"})
         if ranks > 2:
             asks.append({"sizes": shape, "batch": 16, "plan": f"dp={ranks // 2} pp=2 micros=4"})
     return asks

@@ -97,20 +97,14 @@ def price_on_host(
                    for way in (False, True))  # fmt: skip
     timetable = schedules.get(plan.schedule)(plan.pp, micros)
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
-    full = plan.world > host.cores
-    latency = 0.0
-    if plan.pp > 1:
-        latency = (
-            host.talk("message", 2, whole)
-            + host.wait("message", 2)
-            + host.calls.get(crowded("pp", full), 0.0)
-        )
+    latency = host.talk("message", 2, whole) + host.wait("message", 2) if plan.pp > 1 else 0.0
     wires = [_between(cluster, each, row) * each * whole / (_wire(cluster) or 1.0) for row in range(plan.pp)]
 
     def costs(tasks: list[_Task]) -> list[tuple[float, float]]:
         return [(t.compute + t.talk, t.wait) for t in tasks]
 
-    given = Costs(costs(ahead), costs(back), wires, [latency] * plan.pp)
+    late = [latency + (cluster.links[-1].latency if wire else 0.0) for wire in wires]
+    given = Costs(costs(ahead), costs(back), wires, late)
     placed = play_shared(timetable, given, each, host.slow)
     span = max(p.stop for p in placed)
     tasks = [*ahead, *back]
@@ -120,7 +114,7 @@ def price_on_host(
     data = _data(model, plan, cluster, host, back[0].compute * host.slow(each))
     axes = _axes(model, plan, micro_batch, micros)
     inside = "shard" if axes["shard"].bytes else "tp"
-    messages = micros * 2 * (latency + sum(wires) / plan.pp) if plan.pp > 1 else 0.0
+    messages = micros * 2 * (sum(late) + sum(wires)) / plan.pp if plan.pp > 1 else 0.0
     update = host.update
     tensors = 12.0 * model.n_layer / plan.pp + 4
     own = _own(model, plan, 0)
@@ -272,8 +266,13 @@ def _task(
         apart = stride(plan, axis)
         key = crowded(axis, full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
-        talk += times * (host.talk(op, ranks, nbytes) + beside)
-        wait += times * (host.wait(op, ranks) + _on_wire(cluster, plan, op, apart, ranks, nbytes))
+        moves = host.talk(op, ranks, nbytes)
+        talk += times * (moves + beside)
+        # Cores hand on what comes while the wire brings more: it is waited for beyond that.
+        wire = max(0.0, _on_wire(cluster, plan, op, apart, ranks, nbytes) - moves)
+        wait += times * (host.wait(op, ranks) + wire)
+    # Posting messages and starting again after a wait is work for the core, once for each neighbour.
+    talk += ((row > 0) + (row < plan.pp - 1)) * host.calls.get(crowded("pp", full), 0.0)
     return _Task(compute, talk, wait)
 
 

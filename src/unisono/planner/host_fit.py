@@ -215,8 +215,8 @@ def calls(host: Host, rows: Sequence[Played]) -> tuple[dict[str, float], dict[st
 
 
 def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
-    """Seconds that a message between stages takes beside itself, where every rank has a core and where it has not: what
-    makes the steps of pipelined plans as long as they were, by bisection."""
+    """Seconds of a core's work that a message between stages takes at either end, where every rank has a core and where
+    it has not: what makes the steps of pipelined plans as long as they were, by bisection."""
     found: dict[str, list[float]] = {}
     for row in rows:
         if row.plan.pp == 1 or row.plan.dp > 1:

@@ -119,12 +119,14 @@ class _Game:
         self.here[kind, other, micro] = then
 
     def _ask(self, action: Action) -> None:
-        """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it."""
+        """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it. To one
+        that lies ready, the word takes as long as a message."""
         key = (action.kind, action.stage, action.micro)
         self.asked.add(key)
         if key in self.offered:
             self.offered.remove(key)
-            self._depart(key, action.stage - 1 if action.kind == "F" else action.stage, self.now)
+            boundary = action.stage - 1 if action.kind == "F" else action.stage
+            self._depart(key, boundary, self.now + self.costs.latency[boundary])
 
     def _depart(self, key: tuple[str, int, int], boundary: int, now: float) -> None:
         """A message enters its wire when those before it have left it."""
