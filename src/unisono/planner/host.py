@@ -130,10 +130,11 @@ def price_on_host(
     fixed = host.step * stretch + tied
     shown = sum(t.exposed for t in data.values())
     comm = {axis: Traffic(traffic.bytes) for axis, traffic in axes.items() if getattr(plan, axis) > 1}
+    posted = micros * stretch * 2 * sum(_posted(plan, host, row) for row in range(plan.pp)) / plan.pp
     if inside in comm:
-        comm[inside] = Traffic(comm[inside].bytes, talk, talk)
+        comm[inside] = Traffic(comm[inside].bytes, talk - posted, talk - posted)
     if "pp" in comm:
-        comm["pp"] = Traffic(comm["pp"].bytes, messages, 0.0)
+        comm["pp"] = Traffic(comm["pp"].bytes, messages + posted, posted)
     comm |= data
     return Price(
         step=span + shown + optimizer + fixed,
@@ -271,9 +272,13 @@ def _task(
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
         wire = max(0.0, _on_wire(cluster, plan, op, apart, ranks, nbytes) - moves)
         wait += times * (host.wait(op, ranks) + wire)
-    # Posting messages and starting again after a wait is work for the core, once for each neighbour.
-    talk += ((row > 0) + (row < plan.pp - 1)) * host.calls.get(crowded("pp", full), 0.0)
-    return _Task(compute, talk, wait)
+    return _Task(compute, talk + _posted(plan, host, row), wait)
+
+
+def _posted(plan: Plan, host: Host, row: int) -> float:
+    """Seconds of a core for posting the messages of one pass to each neighbour and starting again after a wait."""
+    neighbours = (row > 0) + (row < plan.pp - 1)
+    return neighbours * host.calls.get(crowded("pp", plan.world > host.cores), 0.0)
 
 
 def calls_of_pass(

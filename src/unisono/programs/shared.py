@@ -119,8 +119,8 @@ class _Game:
         self.here[kind, other, micro] = then
 
     def _ask(self, action: Action) -> None:
-        """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it. To one
-        that lies ready, the word takes as long as a message."""
+        """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it. To
+        one that lies ready, the word takes as long as a message."""
         key = (action.kind, action.stage, action.micro)
         self.asked.add(key)
         if key in self.offered:
