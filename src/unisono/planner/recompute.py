@@ -5,7 +5,6 @@ numbers to their user (Korthikanti et al., 2022, section 5; Megatron's block-wis
 what costs it fewest seconds, which also makes the step shortest: no row waits less because another computes more.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.plan import Plan
@@ -125,7 +124,3 @@ def _alike(
         selective = either(less, again.selective, found.selective)
         found = Again(selective, either(less, again.full, found.full))
     return found
-
-
-def none_of(again: Sequence[Again]) -> bool:
-    return not any(one.selective or one.full for one in again)
