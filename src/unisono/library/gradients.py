@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from unisono.comm.bucket import AT_ONCE, CAP_BYTES, Bucket, Buckets
+from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.library.deal import Share
@@ -44,9 +44,7 @@ class Gradients:
         masters = [slot.master for slot in self.slots]
         early, late = ((), [masters]) if self._sharded else (masters, ())
         # The tail says, for every parameter, on how many ranks backward reached it.
-        cap = AT_ONCE if masters and mesh.dp.near(masters[0].device) else CAP_BYTES
-        how: dict[str, Any] = {"tail": len(masters), "buffer": mesh.dp.buffer, "cap_bytes": cap}
-        self._buckets = Buckets(early, late, **how) if mesh.dp.size > 1 else None
+        self._buckets = Buckets(early, late, len(masters), over=mesh.dp) if mesh.dp.size > 1 else None
         self._running = False
         self._holding = False
         self._behind = False
