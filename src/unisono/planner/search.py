@@ -22,7 +22,7 @@ from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-__all__ = ["Found", "Space", "candidates", "on_fewer", "pricer", "search", "smallest"]
+__all__ = ["Found", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
@@ -175,6 +175,12 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
         nodes *= 2
     return None
 
+def answer_at(space: Space, mesh: Mesh, place: int) -> Answer:
+    """The answer of the plan at a place in the mesh's flat arrays."""
+    plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
+    return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
+
+
 
 def _exists(mesh: Mesh, space: Space) -> Array:
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
@@ -216,10 +222,7 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
     def answer(row: Mapping[int, float] | Any) -> Answer:
         key = int(row[2]), int(row[3])
         if key not in answers:
-            mesh = every[key[0]]
-            plan, size = plan_at(mesh, np.unravel_index(key[1], mesh.axes.shape))  # type: ignore[arg-type]
-            ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
-            answers[key] = simulate(ask)
+            answers[key] = answer_at(space, every[key[0]], key[1])
         return answers[key]
 
     chosen: list[Answer] = []
