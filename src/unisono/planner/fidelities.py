@@ -151,11 +151,10 @@ def _of_precision(space: Space) -> tuple[int, list[Answer]]:
     ways = pairs(space)
     wide = replace(space, exchanges=ways)
     least, priced_at = pricer(wide)
-    capacity = space.cluster.device.memory - space.cluster.device.reserved
     kept: dict[int, list[tuple[float, Mesh, int]]] = {}
     tried = 0
     for mesh in meshes(wide):
-        if least(mesh)[1] > capacity:
+        if least(mesh)[1] > space.cluster.device.room:
             continue
         got = priced_at(mesh)
         step, fits = np.broadcast_arrays(got.step, got.fits)

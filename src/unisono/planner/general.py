@@ -309,4 +309,4 @@ def verdict(
         for row, parts in enumerate(cut(network, plan.pp))
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    return Verdict(row, memory, device.memory - device.reserved)
+    return Verdict(row, memory, device.room)

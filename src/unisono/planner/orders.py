@@ -13,7 +13,7 @@ from unisono.plan import Plan
 from unisono.plan.grammar import meant
 from unisono.planner.collectives import bus, message
 from unisono.planner.priced import price, shares_cores
-from unisono.planner.simulate import Answer, Question, simulate, waterfall
+from unisono.planner.simulate import Answer, Question, gain, simulate, waterfall
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
 from unisono.spec.order import USUAL, Order, evenly, of_many, stride
@@ -131,11 +131,6 @@ class Compared:
         """The quickest; the usual one where none is quicker than that by a hundredth."""
         first = self.answers[0]
         return first if gain(first, self.usual) >= WORTH else self.usual
-
-
-def gain(answer: Answer, usual: Answer) -> float:
-    """Share of the usual order's step that another saves."""
-    return 1.0 - answer.price.step / usual.price.step
 
 
 def compared(ask: Question) -> Compared:

@@ -9,13 +9,12 @@ from unisono.planner.orders import (
     Compared,
     as_usual,
     differences,
-    gain,
     levels,
     matters,
     named,
     uneven,
 )
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import Answer, gain
 from unisono.spec.cluster import Cluster
 from unisono.spec.order import USUAL, of_many, rank_at, stride, trains
 

@@ -115,8 +115,7 @@ def computed_again(
     if plan.recompute != "auto":
         return ()
     each = [one for _, one in ways(model, plan, cluster, stack, micro_batch, recompute.MODES)]
-    whole = [one.forward + one.backward for one in each]
-    extra = recompute.Extra(whole[1] - whole[0], whole[2] - whole[0])
+    extra = recompute.extra_of([one.forward + one.backward for one in each])
     sizes = {"micro_batch": micro_batch, "micros": micros}
     return recompute.chosen(model, plan, stack, cluster.device, extra, **sizes)
 

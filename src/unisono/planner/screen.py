@@ -114,7 +114,7 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
     """(bytes of the fullest rank, whether it fits), of all axes but kind and collective."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
-    beside = bench.cluster.device.host_memory or np.inf
+    device = bench.cluster.device
     shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
     totals: list[Array] = []
     fits: list[Array] = []
@@ -122,7 +122,7 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
         each = [of_share(bench.model, plan, bench.stack, share, kept, held) for share, held in rows]
         total, host = _fullest(each, shape)
         totals.append(total)
-        fits.append((total <= bench.capacity) & (host <= beside))
+        fits.append((total <= device.room) & (host <= device.beside))
     return np.stack(totals)[:, :, :, None, :, None], np.stack(fits)[:, :, :, None, :, None]
 
 

@@ -113,13 +113,12 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Found:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
     least, priced_at = pricer(space)
-    capacity = space.cluster.device.memory - space.cluster.device.reserved
     found = [(*least(mesh), mesh) for mesh in meshes(space)]
     found.sort(key=lambda one: one[0])
     pool = _Pool(0 if objective == "time" else 1)
     too_large = dominated = priced = feasible = 0
     for index, (seconds, memory, mesh) in enumerate(found):
-        if memory > capacity:
+        if memory > space.cluster.device.room:
             too_large += mesh.count
         elif space.all_keys and pool.beats(seconds, memory):
             dominated += mesh.count
@@ -175,11 +174,11 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
         nodes *= 2
     return None
 
+
 def answer_at(space: Space, mesh: Mesh, place: int) -> Answer:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
     return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
-
 
 
 def _exists(mesh: Mesh, space: Space) -> Array:

@@ -121,6 +121,11 @@ def simulate(ask: Question) -> Answer:
     return Answer(ask, *_as_played(ask, got, fits))
 
 
+def gain(answer: Answer, other: Answer) -> float:
+    """Share of the other's step that an answer saves."""
+    return 1.0 - answer.price.step / other.price.step
+
+
 def demand(answer: Answer, cut: str = "") -> None:
     """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits."""
     if answer.verdict.fits:
