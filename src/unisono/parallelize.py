@@ -5,12 +5,11 @@ build on meta → cut into stages → split over tp → initialise by name → r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unisono.comm.bucket import AT_ONCE, CAP_BYTES, Bucket, Buckets
+from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
@@ -260,9 +259,6 @@ def _buckets(
     twins = [slot for tie in ties if len(tie.here) == 2 for slot in tie.here]
     owners = [slot.master for slot in twins if not slot.alias]
     rest = [s for s in rest if not any(s is twin for twin in twins)]
-    # In memory that all see, a sum is work for the cores that backward needs, and nothing is gained by parts of it.
-    cap = AT_ONCE if slots and mesh.dp.near(slots[0].live.device) else CAP_BYTES
-    how: dict[str, Any] = {"tail": tail, "buffer": mesh.dp.buffer, "cap_bytes": cap}
     if sharded:
-        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), **how)
-    return Buckets([s.live for s in rest], (partial, owners), **how)
+        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail, over=mesh.dp)
+    return Buckets([s.live for s in rest], (partial, owners), tail, over=mesh.dp)

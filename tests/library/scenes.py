@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import unisono
 from tests.library.loops import Net, samples
+from unisono.comm.group import Group
 from unisono.library import Job
 from unisono.spec.errors import UsageError
 
@@ -151,6 +152,39 @@ def bytes_sent(ctx: Any) -> dict[str, Any]:
         found[name] = job.mesh.recorder.bytes()[("dp", "all_reduce")] - before
         found[f"{name} weights"] = [p.sum().item() for p in model.parameters()]
     return found
+
+
+class Branch(nn.Module):
+    """A weight that every call uses, and one that only some do. width: of the samples."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.always = nn.Linear(width, 1, bias=False)
+        self.sometimes = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        return self.always(x) + self.sometimes(x) if both else self.always(x)
+
+
+def two_models(ctx: Any) -> dict[str, Any]:
+    """Gradients of two models after one backward through both, in which the last rank leaves out a weight of the one
+    that is ready first elsewhere; and the sums that each group was asked for, in this rank's order."""
+    asked: dict[int, list[int]] = {}
+    start = Group.start_all_reduce
+
+    def noted(group: Group, x: torch.Tensor) -> Any:
+        asked.setdefault(id(group), []).append(x.numel())
+        return start(group, x)
+
+    Group.start_all_reduce = noted  # type: ignore[method-assign]
+    job = unisono.init("dp=2", context=ctx)
+    first, second = Branch(3), Branch(5)
+    for model in (first, second):
+        job.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    here = float(ctx.rank + 1)
+    (first(torch.full((1, 3), here), True) + second(torch.full((1, 5), here), ctx.rank == 0)).backward()
+    grads = [p.grad.tolist() for model in (first, second) for p in model.parameters() if p.grad is not None]
+    return {"asked": sorted(asked.values()), "grads": grads}
 
 
 def tied(ctx: Any) -> dict[str, Any]:

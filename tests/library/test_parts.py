@@ -64,6 +64,13 @@ def test_held_gradients_travel_once(world: World) -> None:
         assert one[name] == other[name]
 
 
+def test_gradients_of_two_models_meet_whichever_is_ready_first(world: World) -> None:
+    one, other = world(scenes.two_models, 2, group=False)
+    assert one == other
+    assert one["grads"] == [[[1.5] * 3]] * 2 + [[[1.5] * 5], [[0.5] * 5]]
+    assert len(one["asked"]) == 2
+
+
 def test_weights_of_a_model_with_a_tied_weight_load_on_one_device(world: World) -> None:
     one, other = world(scenes.tied, 2, group=False)
     assert one == other and one["names"] == ["0.bias", "0.weight", "2.bias", "2.weight"]

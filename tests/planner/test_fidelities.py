@@ -111,3 +111,16 @@ def test_the_command_says_what_is_given_up(capsys: pytest.CaptureFixture[str]) -
     page = capsys.readouterr().out
     assert "what exactness costs" in page and "LOSSY" in page and exact["plan"] in page
     assert main(["plan", *flags, "--any-fidelity", "--objective", "memory"]) == 2
+
+
+def test_where_only_less_exact_plans_fit_the_object_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (
+        "--model.kind gpt --model.n_layer 8 --model.n_head 16 --model.d_model 2048 --model.context 98304"
+        " --model.vocab 51200 --train.global_batch 8 --cluster dgx-a100:1 --any-fidelity"
+    ).split()
+    assert main(["plan", *flags, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["plans"] == told["pareto"] == [] and told["feasible"] == 0 < told["searched"]
+    assert told["fidelities"]["exact"] is None and told["fidelities"]["lossy"]
+    assert main(["plan", *flags]) == 0
+    assert "nothing that keeps what is computed fits" in capsys.readouterr().out

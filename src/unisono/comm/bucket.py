@@ -11,34 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.comm.group import Group
+
 FIRST_BYTES = 1 << 20
 CAP_BYTES = 25 << 20
-AT_ONCE = 1 << 62
+AT_ONCE = 1 << 62  # as few buckets as there are dtypes
 EVERYTHING = slice(None)
 WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the processor's second cache
-
-
-Allocate = Callable[[int, Tensor], Tensor]
-"""(elements, like) → zeros [elements] of that dtype on that device."""
 
 
 class Bucket:
     """Gradients that travel together in `flat`; `tail` is room at its end for a few numbers of the step itself (its
     loss), which so need no collective of their own. `body` is the gradients alone. `flat` is as long as some
-    multiple of `multiple`, so that it can be dealt."""
+    multiple of `multiple`, so that it can be dealt, and lies where the ranks of `over` can sum it best."""
 
     def __init__(
-        self,
-        params: Sequence[nn.Parameter],
-        tail: int = 0,
-        multiple: int = 1,
-        buffer: "Allocate | None" = None,
+        self, params: Sequence[nn.Parameter], tail: int = 0, multiple: int = 1, over: Group | None = None
     ) -> None:
         self.params = tuple(params)
         numel = sum(p.numel() for p in params)
         like = params[0]
         length = -(-(numel + tail) // multiple) * multiple
-        self.flat = (buffer or _zeros)(length, like)
+        if over is None:
+            self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
+        else:
+            self.flat = over.buffer(length, like)
         self.views: list[Tensor] = []
         offset = 0
         for p in params:
@@ -73,10 +70,6 @@ class Bucket:
     def fill(self) -> None:
         """As `gather`, and absent gradients count as zero."""
         self.gather(absent_too=True)
-
-
-def _zeros(numel: int, like: Tensor) -> Tensor:
-    return torch.zeros(numel, dtype=like.dtype, device=like.device)
 
 
 def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
@@ -114,8 +107,8 @@ class Buckets:
     gradients need something done inside the replica first; the caller fills and hands those over. The last run of
     early parameters is there only when backward ends anyway, so it joins the last late group where both fit into one
     bucket: one collective less.
-    on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order. buffer: makes what a
-    bucket lies in; cap_bytes: of one bucket, `AT_ONCE` for as few as there are dtypes.
+    on_ready(bucket) is called for each early bucket exactly once a step, in the fixed order. over: the ranks over which
+    whole buckets are summed; a collective of them.
     """
 
     def __init__(
@@ -124,9 +117,12 @@ class Buckets:
         late: Sequence[Sequence[nn.Parameter]] = (),
         tail: int = 0,
         multiple: int = 1,
-        buffer: Allocate | None = None,
-        cap_bytes: int = CAP_BYTES,
+        over: Group | None = None,
     ) -> None:
+        some = next((p for group in (early, *late) for p in group), None)
+        # In memory that all see, a sum is work for the cores that backward needs, and nothing is gained by parts of it.
+        near = over is not None and some is not None and over.near(some.device)
+        cap_bytes = AT_ONCE if near else CAP_BYTES
         runs = deal(early, cap_bytes)
         late_runs = [deal(group, cap_bytes) for group in late]
         joined: Sequence[nn.Parameter] = ()
@@ -139,7 +135,7 @@ class Buckets:
         carrier = spare[0] if spare else None
 
         def made(run: Sequence[nn.Parameter]) -> Bucket:
-            return Bucket(run, tail if run is carrier else 0, multiple, buffer)
+            return Bucket(run, tail if run is carrier else 0, multiple, over)
 
         self.early = [made(run) for run in runs]
         self.late = [[made(run) for run in group] for group in late_runs]

@@ -67,7 +67,8 @@ def run(
     found = search.search(within, top, objective)
     told = fidelities.costs(wider, found) if wider is not None else None
     if not found.best and told is not None and told.best:
-        return {"plans": [], **fidelities.as_json(told)}, fidelities.as_text(told).lstrip("\n")
+        result = {**chosen.as_json(found), **fidelities.as_json(told)}
+        return result, fidelities.as_text(told).lstrip("\n")
     if not found.best:
         raise _nothing(within, found, cluster_name)
     if fewer:

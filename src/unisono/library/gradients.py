@@ -19,9 +19,8 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from unisono.comm.bucket import AT_ONCE, CAP_BYTES, Bucket, Buckets
+from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
-from unisono.comm.mesh import Mesh
 from unisono.library.deal import Share
 from unisono.parallel.params import Slot
 from unisono.sync.every_step import EveryStep
@@ -33,20 +32,19 @@ def at_end_of_backward(act: Callable[[], None]) -> None:
 
 
 class Gradients:
-    """Gradients of one model on one rank. `unused` names the parameters that no rank's last backward reached."""
+    """Gradients of one model on one rank, which meet on `dp`: a group of the model's own, since which of several models
+    is ready first may differ from rank to rank. `unused` names the parameters that no rank's last backward reached."""
 
-    def __init__(self, slots: Sequence[Slot], mesh: Mesh, share: Share) -> None:
+    def __init__(self, slots: Sequence[Slot], dp: Group, shard: Group, share: Share) -> None:
         self.slots = [slot for slot in slots if slot.live.requires_grad]
         self.unused: tuple[str, ...] = ()
-        self._share, self._dp, self._shard = share, mesh.dp, mesh.shard
-        self._sync = EveryStep(mesh.dp)
-        self._sharded = mesh.shard.size > 1
+        self._share, self._dp, self._shard = share, dp, shard
+        self._sync = EveryStep(dp)
+        self._sharded = shard.size > 1
         masters = [slot.master for slot in self.slots]
         early, late = ((), [masters]) if self._sharded else (masters, ())
         # The tail says, for every parameter, on how many ranks backward reached it.
-        cap = AT_ONCE if masters and mesh.dp.near(masters[0].device) else CAP_BYTES
-        how: dict[str, Any] = {"tail": len(masters), "buffer": mesh.dp.buffer, "cap_bytes": cap}
-        self._buckets = Buckets(early, late, **how) if mesh.dp.size > 1 else None
+        self._buckets = Buckets(early, late, len(masters), over=dp) if dp.size > 1 else None
         self._running = False
         self._holding = False
         self._behind = False

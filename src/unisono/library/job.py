@@ -94,7 +94,8 @@ class Job:
         if self.plan.shard > 1:
             shard(model, optimizer, blocks, self.mesh.shard, self.plan.zero)
         slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
-        gradients = Gradients(slots, self.mesh, self._share)
+        dp = self.mesh.group("dp", ("dp",)) if self._prepared else self.mesh.dp
+        gradients = Gradients(slots, dp, self.mesh.shard, self._share)
         noise = None
         if self.mesh.data.size > 1:
             gradients.scatter_through(model)

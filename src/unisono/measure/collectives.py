@@ -17,22 +17,21 @@ def timed(
     group: Group, sizes: Sequence[int], device: torch.device, least: float = 0.05
 ) -> list[tuple[str, int, float]]:
     """(operation, bytes in all, seconds) over the group, in fp32: all_reduce sums as many bytes as every rank has, and
-    so does shared_sum in a `Group.buffer`; all_gather and reduce_scatter end or begin with as many; a message goes from
-    one member to the next and back."""
+    so does shared_sum, in a `Group.buffer`, where ranks see each other's memory; all_gather and reduce_scatter end or
+    begin with as many; a message goes from one member to the next and back."""
     found: list[tuple[str, int, float]] = []
     for size in sizes:
         count = max(1, size // 4 // group.size) * group.size
         whole, part = torch.zeros(count, device=device), torch.zeros(count // group.size, device=device)
-        buffer = group.buffer(count, whole)
         calls: dict[str, Callable[[], object]] = {
             "all_reduce": lambda x=whole: group.start_all_reduce(x).wait(),
-            "shared_sum": lambda x=buffer: group.start_all_reduce(x).wait(),
             "all_gather": lambda x=part: group.all_gather(x),
             "reduce_scatter": lambda x=whole: group.reduce_scatter(x),
             "message": lambda x=whole: _there_and_back(group, x),
         }
-        if device.type != "cpu":
-            del calls["shared_sum"]  # the same as all_reduce there
+        if group.near(device):
+            buffer = group.buffer(count, whole)
+            calls["shared_sum"] = lambda x=buffer: group.start_all_reduce(x).wait()
         for op, call in calls.items():
             seconds = _seconds(group, call, device, least)
             found.append((op, size, seconds / 2 if op == "message" else seconds))

@@ -41,20 +41,19 @@ def auto(
     share, held = _shares(bench, mesh, axes), _held(bench, mesh, axes)
     one = kept_by(bench, mesh, axes)
     kept = Kept(*(array(getattr(one, f.name))[0][:, :, None] for f in fields(Kept)))
-    beside = bench.cluster.device.host_memory or np.inf
+    device = bench.cluster.device
     totals: list[Array] = []
     fits: list[Array] = []
     agains: list[Again] = []
     shape = (mesh.pp, len(axes.sizes), len(axes.kinds), len(axes.schedules))
     for way, plan in enumerate(ways):
         given = (bench.model, plan, bench.stack, share, kept, held)
-        seconds = [each[mode][0][way] + each[mode][1][way] for mode in range(3)]
-        extra = recompute.Extra(seconds[1] - seconds[0], seconds[2] - seconds[0])
-        again = recompute.of_rank(*given, bench.cluster.device, extra)
+        extra = recompute.extra_of([forward[way] + backward[way] for forward, backward in each])
+        again = recompute.of_rank(*given, device, extra)
         memory = of_share(*given, again)
         total, host = (np.broadcast_to(part, shape).max(axis=0) for part in (memory.total, memory.host))
         totals.append(total)
-        fits.append((total <= bench.capacity) & (host <= beside))
+        fits.append((total <= device.room) & (host <= device.beside))
         agains.append(again)
     made = _worked(bench, mesh, axes, each, agains)
     return np.stack(totals)[:, None, ..., None], np.stack(fits)[:, None, ..., None], made

@@ -78,10 +78,6 @@ class Bench:
     stack: Stack
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
-    @property
-    def capacity(self) -> float:
-        return self.cluster.device.memory - self.cluster.device.reserved
-
 
 def array(values: Any, *shape: int) -> Array:
     """Of floats; what it is made of may be arrays itself."""

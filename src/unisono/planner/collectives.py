@@ -8,6 +8,7 @@ NCCL do.
 from dataclasses import dataclass
 
 from unisono.planner import shape
+from unisono.planner.numbers import larger
 from unisono.spec.cluster import Cluster
 
 
@@ -110,3 +111,9 @@ def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ran
             return seconds
         within = link.size
     return 0.0
+
+
+def uncovered(seconds: float, cover: float, hidden: float) -> float:
+    """What shows of so many seconds of communication beside `cover` seconds of computing, where the software hides the
+    share `hidden` at most. Numbers, or arrays."""
+    return larger(seconds * (1.0 - hidden), seconds - cover)

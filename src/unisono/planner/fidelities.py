@@ -5,7 +5,7 @@ them. What a policy keeps beside the model (what was not sent, an outer optimise
 priced.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Annotated, Any
@@ -16,9 +16,9 @@ from unisono.plan import choice
 from unisono.plan.grammar import BUILT
 from unisono.planner import replicas
 from unisono.planner.priced import shares_cores
-from unisono.planner.search import Found, pricer
-from unisono.planner.simulate import GIB, Answer, Question, simulate
-from unisono.planner.space import Mesh, Space, meshes, plan_at
+from unisono.planner.search import Found, answer_at, pricer
+from unisono.planner.simulate import GIB, Answer
+from unisono.planner.space import Mesh, Space, meshes
 from unisono.spec.cluster import Source
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.transformer import Transformer
@@ -151,11 +151,10 @@ def _of_precision(space: Space) -> tuple[int, list[Answer]]:
     ways = pairs(space)
     wide = replace(space, exchanges=ways)
     least, priced_at = pricer(wide)
-    capacity = space.cluster.device.memory - space.cluster.device.reserved
     kept: dict[int, list[tuple[float, Mesh, int]]] = {}
     tried = 0
     for mesh in meshes(wide):
-        if least(mesh)[1] > capacity:
+        if least(mesh)[1] > space.cluster.device.room:
             continue
         got = priced_at(mesh)
         step, fits = np.broadcast_arrays(got.step, got.fits)
@@ -172,17 +171,8 @@ def _of_precision(space: Space) -> tuple[int, list[Answer]]:
                 some.append((float(part.flat[place]), mesh, flat))
                 some.sort(key=lambda one: one[0])
                 del some[_PLAYED:]
-    return tried, [min(_played(space, some), key=lambda one: one.price.step) for some in kept.values()]
-
-
-def _played(space: Space, some: Sequence[tuple[float, Mesh, int]]) -> list[Answer]:
-    answers: list[Answer] = []
-    for _, mesh, flat in some:
-        plan, size = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
-        answers.append(
-            simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
-        )
-    return answers
+    played = ([answer_at(space, mesh, flat) for _, mesh, flat in some] for some in kept.values())
+    return tried, [min(answers, key=lambda one: one.price.step) for answers in played]
 
 
 def sentence(told: Costs) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from unisono.plan import Plan
 from unisono.plan.grammar import choice
 from unisono.planner.algorithms import all_reduce
-from unisono.planner.collectives import bus, exchange, message
+from unisono.planner.collectives import bus, exchange, message, uncovered
 from unisono.planner.kernels import chip, elementwise, matmul, soft_max
 from unisono.planner.memory import BUCKET, ITEM, Memory, Verdict
-from unisono.planner.price import Price, Traffic, scatters, uncovered
+from unisono.planner.price import Price, Traffic, meeting, scatters
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
 from unisono.programs.balance import balance
@@ -139,10 +139,6 @@ def _gathering(part: Part, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[
     return (net.sent(moved) / 2, net.gather(moved)) if whole else (0.0, 0.0)
 
 
-def _shown(talk: float, work: float, stack: Stack) -> float:
-    return max(talk * (1.0 - stack.dp_hidden), talk - work)
-
-
 def row_of(parts: tuple[Part, ...], plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> Row:
     """A row's seconds for one micro-batch of `samples`."""
     spent, fore, hind = [], 0.0, 0.0
@@ -151,8 +147,8 @@ def row_of(parts: tuple[Part, ...], plan: Plan, cluster: Cluster, stack: Stack, 
         back = _way(part, plan, cluster, stack, samples, backward=True)
         more = _again(part, ahead, plan)
         _, talk = _gathering(part, plan, cluster, stack)
-        fore += _shown(talk, ahead.total, stack)
-        hind += _shown(2 * talk, back.total + more.total, stack)
+        fore += uncovered(talk, ahead.total, stack.dp_hidden)
+        hind += uncovered(2 * talk, back.total + more.total, stack.dp_hidden)
         spent.append((ahead, back, more))
     return Row(parts, tuple(spent), (fore, hind))
 
@@ -254,14 +250,8 @@ def _data(
         seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     cover = min(row.backward for row in each) / chunks(plan.schedule)
-    seconds = sum(part[1] for part in parts.values())
-    share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
-    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in parts.items()}
-    if scatters(plan):
-        sent, own = _on_shard(dense, read(micro_batch), plan, cluster, stack, 0)
-        shows = (micros - 1) * uncovered(stack, own, cover)
-        found["shard"] += Traffic((micros - 1) * sent, (micros - 1) * own, shows, shows)
-    return found
+    every = _on_shard(dense, read(micro_batch), plan, cluster, stack, 0) if scatters(plan) else None
+    return meeting(stack, parts, every, cover, micros)
 
 
 def _on_shard(
@@ -319,4 +309,4 @@ def verdict(
         for row, parts in enumerate(cut(network, plan.pp))
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    return Verdict(row, memory, device.memory - device.reserved)
+    return Verdict(row, memory, device.room)

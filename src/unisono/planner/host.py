@@ -270,7 +270,7 @@ def _task(
         moves = host.talk(op, ranks, nbytes)
         talk += times * (moves + beside)
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
-        wire = max(0.0, _on_wire(cluster, plan, op, apart, ranks, nbytes) - moves)
+        wire = max(0.0, _on_wire(cluster, op, apart, ranks, nbytes) - moves)
         wait += times * (host.wait(op, ranks) + wire)
     return _Task(compute, talk + _posted(plan, host, row), wait)
 
@@ -344,7 +344,7 @@ def _data(
     work += len(sizes) * host.wait(op, plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
-    wires = [_on_wire(cluster, plan, "all_reduce", apart, plan.dp, size) for size in sizes]
+    wires = [_on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
     # Buckets before the last cross the wire while backward goes on.
     done = 0.0
     for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
@@ -402,7 +402,7 @@ def _crosses(cluster: Cluster, apart: int, ranks: int) -> bool:
     return bool(_wire(cluster)) and ranks > 1 and apart * ranks > cluster.links[0].size
 
 
-def _on_wire(cluster: Cluster, plan: Plan, op: str, apart: int, ranks: int, nbytes: float) -> float:
+def _on_wire(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -> float:
     """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
     rate, node = _wire(cluster), cluster.links[0].size if cluster.links else 1
     if not _crosses(cluster, apart, ranks):

@@ -137,7 +137,7 @@ def rest(rows: Sequence[Played]) -> float:
 def curves(ranks: int, alone: Sequence[Sequence[Any]], inside: Sequence[Sequence[Any]]) -> dict[str, Curve]:
     """Seconds of collectives over `ranks` ranks by bytes in all. alone: (operation, bytes in all, seconds) with nothing
     else to do. inside: (operation, bytes that a rank sent, seconds) as steps waited for them, which counts where it is
-    known, since there the ranks come at different times and caches are cold."""
+    known, since there the ranks come at different times and caches are cold. What was not measured has no curve."""
     whole = {"all_reduce": ranks / (2 * (ranks - 1)), "all_gather": ranks / (ranks - 1),
              "reduce_scatter": ranks / (ranks - 1)}  # fmt: skip
     found: dict[str, Curve] = {}
@@ -149,9 +149,10 @@ def curves(ranks: int, alone: Sequence[Sequence[Any]], inside: Sequence[Sequence
         elif seen:  # small sums of losses and norms; how gradients meet is no such wait
             points = {size: seconds for size, seconds in points.items() if size > 2 * max(seen)} | seen
         line = sorted(points.items())
-        found[f"{op}:{ranks}"] = Curve(
-            tuple(size for size, _ in line), tuple(_rising([seconds for _, seconds in line]))
-        )
+        if line:
+            found[f"{op}:{ranks}"] = Curve(
+                tuple(size for size, _ in line), tuple(_rising([seconds for _, seconds in line]))
+            )
     return found
 
 

@@ -290,7 +290,7 @@ def verdict(
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
     memory = replace(memory, host=max(one.host for one, _ in each))
-    return Verdict(row, memory, device.memory - device.reserved, device.host_memory or float("inf"))
+    return Verdict(row, memory, device.room, device.beside)
 
 
 def own_list(model: Transformer, stack: Stack) -> bool:

@@ -99,8 +99,7 @@ def lane(bench: Bench, plan: Plan, way: Way, micro_batch: int, micros: int) -> L
         ahead, back = _seconds(plan, each[pool], row, cut[row])
         held = _memory(bench, plan, row, cut, micro_batch, micros)
         device = bench.mixture.pools[pool].device
-        room = device.memory - device.reserved, device.host_memory or float("inf")
-        rows.append(Row(pool, cut[row], ahead, back, sends[row], held, *room))
+        rows.append(Row(pool, cut[row], ahead, back, sends[row], held, device.room, device.beside))
     cover = min(row.backward for row in rows) / chunks(plan.schedule)
     shown = [
         gradients(plan, way.nets[pool], stack, share, cover, micros)
@@ -194,9 +193,8 @@ def best_cut(
     def fits(row: int, layers: int) -> bool:
         even = [n / plan.pp] * plan.pp
         even[row] = layers
-        device = bench.mixture.pools[way.where[row]].device
         held = _memory(bench, plan, row, even, micro_batch, micros)
-        return held.total <= device.memory - device.reserved
+        return held.total <= bench.mixture.pools[way.where[row]].device.room
 
     free = cut(())
     if all(fits(row, int(count)) for row, count in enumerate(free)):

@@ -252,8 +252,7 @@ def room_for(bench: Bench, plan: Plan, where: Placement, micro_batch: int) -> fl
     rooms: list[float] = []
     begun = 0
     for pool, count in where.pools:
-        device = bench.mixture.pools[pool].device
-        capacity = _TENTH * (device.memory - device.reserved)
+        capacity = _TENTH * bench.mixture.pools[pool].device.room
         room = 0.0
         for row in range(begun, begun + count) if where.kind == "stages" else range(plan.pp):
             one, block, held, both = lines[row if row in lines else 1]

@@ -7,12 +7,13 @@ other levels of the network.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
+from math import factorial
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
 from unisono.planner.collectives import bus, message
 from unisono.planner.priced import price, shares_cores
-from unisono.planner.simulate import Answer, Question, simulate, waterfall
+from unisono.planner.simulate import Answer, Question, gain, simulate, waterfall
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
 from unisono.spec.order import USUAL, Order, evenly, of_many, stride
@@ -132,17 +133,12 @@ class Compared:
         return first if gain(first, self.usual) >= WORTH else self.usual
 
 
-def gain(answer: Answer, usual: Answer) -> float:
-    """Share of the usual order's step that another saves."""
-    return 1.0 - answer.price.step / usual.price.step
-
-
 def compared(ask: Question) -> Compared:
     """The plan under every order that differs. Raises UsageError where orders mean nothing."""
     refuse(ask)
     orders = distinct(ask.plan, ask.cluster)
     answers = [simulate(under(ask, order)) for order in orders]
-    many = sum(1 for _ in permutations(of_many(ask.plan, USUAL)))
+    many = factorial(len(of_many(ask.plan, USUAL)))
     return Compared(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0], many)
 
 

@@ -9,15 +9,14 @@ from unisono.planner.orders import (
     Compared,
     as_usual,
     differences,
-    gain,
     levels,
     matters,
     named,
     uneven,
 )
-from unisono.planner.simulate import Answer
+from unisono.planner.simulate import Answer, gain
 from unisono.spec.cluster import Cluster
-from unisono.spec.order import USUAL, of_many, rank_at, stride
+from unisono.spec.order import USUAL, of_many, rank_at, stride, trains
 
 _SHOWN = 5  # orders; and parts of a step in which they differ
 _PARTS = 3
@@ -28,7 +27,7 @@ def as_json(answer: Answer, all_of: Compared | None = None) -> Mapping[str, Any]
     plan, where = answer.question.plan, answer.question.cluster
     found: dict[str, Any] = {
         "axes": list(of_many(plan, where.order)),
-        "trains": _trains(plan, where),
+        "trains": trains(plan, where.order),
         "as_usual": as_usual(plan, where),
         "levels": {
             axis: {
@@ -65,7 +64,7 @@ def as_text(answer: Answer, all_of: Compared | None = None) -> str:
         if len(_told(plan, where)) > 1
         else "one axis alone"
     ]
-    told[0] += "; the usual order, which train plays" if _trains(plan, where) else ""
+    told[0] += "; the usual order, which train plays" if trains(plan, where.order) else ""
     for axis in _told(plan, where):
         ways = " x ".join(f"{some} over {level}" for level, some in levels(plan, where, axis))
         told.append(
@@ -73,7 +72,7 @@ def as_text(answer: Answer, all_of: Compared | None = None) -> str:
         )
     for axis, level in uneven(plan, where, where.order):
         told.append(f"groups of {axis} lie unevenly over {level}: some cross more than is priced")
-    if not _trains(plan, where):
+    if not trains(plan, where.order):
         told += _not_played(plan, where)
     lines = [f"{'order' if not place else '':<11}{line}" for place, line in enumerate(told)]
     if all_of is not None:
@@ -83,10 +82,6 @@ def as_text(answer: Answer, all_of: Compared | None = None) -> str:
 
 def _told(plan: Plan, where: Cluster) -> tuple[str, ...]:
     return (*of_many(plan, where.order), *(("ep",) if plan.ep > 1 else ()))
-
-
-def _trains(plan: Plan, where: Cluster) -> bool:
-    return of_many(plan, where.order) == of_many(plan, USUAL)
 
 
 def _first_node(plan: Plan, where: Cluster) -> list[int]:

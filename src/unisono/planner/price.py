@@ -7,7 +7,7 @@ from unisono.plan import Plan
 from unisono.planner import block, experts, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import Dealt
-from unisono.planner.collectives import Bus, bus, exchange, message
+from unisono.planner.collectives import Bus, bus, exchange, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
 from unisono.planner.memory import ITEM, Again, Share, kept_of, share_of
@@ -115,8 +115,7 @@ def computed_again(
     if plan.recompute != "auto":
         return ()
     each = [one for _, one in ways(model, plan, cluster, stack, micro_batch, recompute.MODES)]
-    whole = [one.forward + one.backward for one in each]
-    extra = recompute.Extra(whole[1] - whole[0], whole[2] - whole[0])
+    extra = recompute.extra_of([one.forward + one.backward for one in each])
     sizes = {"micro_batch": micro_batch, "micros": micros}
     return recompute.chosen(model, plan, stack, cluster.device, extra, **sizes)
 
@@ -330,12 +329,7 @@ def _gathered(
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
     _, one = _weights(model, plan, cluster, stack)
-    return _shown(one, ahead, stack), _shown(2 * one, back, stack)
-
-
-def _shown(talk: float, work: float, stack: Stack) -> float:
-    """What is left of `talk` beside `work`, of which the stack hides a share."""
-    return larger(talk * (1.0 - stack.dp_hidden), talk - work)
+    return uncovered(one, ahead, stack.dp_hidden), uncovered(2 * one, back, stack.dp_hidden)
 
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> tuple[float, float]:
@@ -392,22 +386,25 @@ def scatters(plan: Plan) -> bool:
     return plan.shard > 1 and plan.zero == 2
 
 
-def uncovered(stack: Stack, seconds: float, cover: float) -> float:
-    """What shows of so many seconds of gradients' traffic beside `cover` seconds of backward pass."""
-    return larger(seconds * (1.0 - stack.dp_hidden), seconds - cover)
-
-
 def gradients(
     plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float, micros: int
 ) -> dict[str, Traffic]:
-    """Gradients meeting; what shows of them, shared out by their seconds."""
-    parts = met(plan, cluster, stack, first)
-    seconds = sum(part[1] for part in parts.values())
-    share = uncovered(stack, seconds, cover) / seconds if seconds else 0.0
-    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in parts.items()}
-    if scatters(plan):
-        sent, own = scattered(plan, cluster, stack, first)
-        shows = (micros - 1) * uncovered(stack, own, cover)
+    """Gradients meeting beside `cover` seconds of backward pass."""
+    every = scattered(plan, cluster, stack, first) if scatters(plan) else None
+    return meeting(stack, met(plan, cluster, stack, first), every, cover, micros)
+
+
+def meeting(
+    stack: Stack, once: Mapping[str, tuple[float, float]], every: tuple[float, float] | None, cover: float, micros: int
+) -> dict[str, Traffic]:  # fmt: skip
+    """(bytes, seconds) of gradients as traffic; what shows is shared out by seconds. once: a step, by axis. every: what
+    each backward pass but the last hands over on shard besides, None for nothing."""
+    seconds = sum(part[1] for part in once.values())
+    share = uncovered(seconds, cover, stack.dp_hidden) / seconds if seconds else 0.0
+    found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in once.items()}
+    if every is not None:
+        sent, own = every
+        shows = (micros - 1) * uncovered(own, cover, stack.dp_hidden)
         found["shard"] += Traffic((micros - 1) * sent, (micros - 1) * own, shows, shows)
     return found
 

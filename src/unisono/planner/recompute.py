@@ -28,6 +28,12 @@ class Extra:
     full: float
 
 
+def extra_of(seconds: Sequence[float]) -> Extra:
+    """seconds: of one block and micro-batch, both passes, under each of `MODES`."""
+    none, selective, full = seconds
+    return Extra(selective - none, full - none)
+
+
 def chosen(
     model: Transformer,
     plan: Plan,
@@ -54,11 +60,9 @@ def of_rank(
 ) -> Again:  # fmt: skip
     """What costs fewest seconds of all that fits; where nothing does, what needs least memory. Numbers, or arrays;
     of the plan only mesh, zero, precision and offload are read."""
-    room = device.memory - device.reserved
     if plan.offload == "activations":
-        beside = device.host_memory or float("inf")
-        return _alike(model, plan, stack, share, kept, held, (room, beside), extra)
-    missing = (of_share(model, plan, stack, share, kept, held).total - room) / (1.0 + stack.slack)
+        return _alike(model, plan, stack, share, kept, held, device, extra)
+    missing = (of_share(model, plan, stack, share, kept, held).total - device.room) / (1.0 + stack.slack)
     saved = Extra((kept.block - kept.partly) * held, (kept.block - kept.again) * held)
     return fewest(share.layers, missing, saved, kept.live, extra)
 
@@ -111,7 +115,7 @@ def _tried(layers: float, saved: Extra, extra: Extra) -> int:
 
 
 def _alike(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, room: tuple[float, float],
+    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, device: Device,
     extra: Extra,
 ) -> Again:  # fmt: skip
     """Where activations are the host's, what is kept matters for the link: all blocks of a row are treated alike."""
@@ -119,13 +123,9 @@ def _alike(
     found, over, best = ways[0], float("inf"), float("inf")
     for again, seconds in zip(ways, (0.0, extra.selective, extra.full), strict=True):
         memory = of_share(model, plan, stack, share, kept, held, again)
-        short = larger(0.0, larger(memory.total - room[0], memory.host - room[1]))
+        short = larger(0.0, larger(memory.total - device.room, memory.host - device.beside))
         less = either(short < over, 1.0, either(short > over, 0.0, either(seconds < best, 1.0, 0.0))) > 0
         over, best = either(less, short, over), either(less, seconds, best)
         selective = either(less, again.selective, found.selective)
         found = Again(selective, either(less, again.full, found.full))
     return found
-
-
-def none_of(again: Sequence[Again]) -> bool:
-    return not any(one.selective or one.full for one in again)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.planner.cuts import CUTTABLE, rows_of, with_cut
-from unisono.planner.memory import Share, kept_of, of_share, share_of
+from unisono.planner.memory import NEVER, Share, kept_of, of_share, share_of
 from unisono.planner.price import ways
 from unisono.planner.priced import shares_cores
-from unisono.planner.recompute import MODES, Extra, of_rank
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.recompute import MODES, Extra, extra_of, of_rank
+from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.timetables import ends, in_flight, name_of
 from unisono.spec.transformer import Transformer
 
@@ -42,9 +42,9 @@ def better(answer: Answer) -> Better | None:
         return None
     plan = replace(ask.plan, schedule=with_cut(ask.plan.schedule, blocks))
     other = simulate(replace(ask, plan=plan))
-    gain = 1.0 - other.price.step / answer.price.step
-    helps = other.verdict.fits and (not answer.verdict.fits or gain >= _WORTH)
-    return Better(blocks, other, gain) if helps else None
+    saved = gain(other, answer)
+    helps = other.verdict.fits and (not answer.verdict.fits or saved >= _WORTH)
+    return Better(blocks, other, saved) if helps else None
 
 
 def best(ask: Question) -> tuple[int, ...] | None:
@@ -59,9 +59,8 @@ def best(ask: Question) -> tuple[int, ...] | None:
     low, high = 0, len(limits)
     while low < high:
         middle = (low + high) // 2
-        if sum(_most(row, limits[middle]) for row in each) >= model.n_layer and all(
-            _most(row, limits[middle]) for row in each
-        ):
+        counts = [_most(row, limits[middle]) for row in each]
+        if sum(counts) >= model.n_layer and all(counts):
             high = middle
         else:
             low = middle + 1
@@ -83,34 +82,27 @@ def _seconds(ask: Question, model: Transformer) -> list[list[float]]:
     """Of each stage, with 1, 2, 3 … blocks while it fits, seconds of one micro-batch."""
     plan, stack = ask.plan, ask.stack
     auto = plan.recompute == "auto"
-    made = [
-        one
-        for _, one in ways(
-            model, plan, ask.cluster, stack, ask.micro_batch, MODES if auto else (plan.recompute,)
-        )
-    ]
+    modes = MODES if auto else (plan.recompute,)
+    made = [one for _, one in ways(model, plan, ask.cluster, stack, ask.micro_batch, modes)]
     passes = [one.forward + one.backward for one in made]
-    extra = Extra(passes[1] - passes[0], passes[2] - passes[0]) if auto else Extra(0.0, 0.0)
+    extra = extra_of(passes) if auto else Extra(0.0, 0.0)
     kept = kept_of(model, plan, stack, ask.micro_batch)
     device = ask.cluster.device
-    room, beside = device.memory - device.reserved, device.host_memory or float("inf")
     stems, heads = ends(plan.schedule, plan.pp)
     found: list[list[float]] = []
     for row, own in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced)):
-        share, held = (
-            share_of(model, plan, row, stack.balanced),
-            in_flight(plan.schedule, row, plan.pp, ask.micros),
-        )
+        share = share_of(model, plan, row, stack.balanced)
+        held = in_flight(plan.schedule, row, plan.pp, ask.micros)
         rim = (row in stems) * sum(made[0].stem) + (row in heads) * sum(made[0].head)
         some: list[float] = []
         for count in range(1, model.n_layer - plan.pp + 2):
             part = _with(share, own, count)
             given = (model, plan, stack, part, kept, held)
-            again = of_rank(*given, device, extra) if auto else None
-            memory = of_share(*given) if again is None else of_share(*given, again)
-            if memory.total > room or memory.host > beside:
+            again = of_rank(*given, device, extra) if auto else NEVER
+            memory = of_share(*given, again)
+            if memory.total > device.room or memory.host > device.beside:
                 break
-            more = again.selective * extra.selective + again.full * extra.full if again else 0.0
+            more = again.selective * extra.selective + again.full * extra.full
             some.append(rim + count * passes[0] + more)
         found.append(some)
     return found

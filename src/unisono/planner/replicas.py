@@ -10,8 +10,7 @@ from math import ceil, log2
 
 from unisono.plan import Plan
 from unisono.plan.grammar import Choice, choice
-from unisono.planner.collectives import Bus, bus
-from unisono.planner.numbers import larger
+from unisono.planner.collectives import Bus, bus, uncovered
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.fidelity import Fidelity
@@ -115,11 +114,11 @@ class Cover:
     hidden: float
 
     def beside_backward(self, talk: float) -> float:
-        return larger(talk * (1.0 - self.hidden), talk - self.backward)
+        return uncovered(talk, self.backward, self.hidden)
 
     def beside_step(self, talk: float) -> float:
         """Of a policy that is made to talk while it computes, whatever the software does with gradients."""
-        return larger(talk * (1.0 - _BESIDE), talk - self.step)
+        return uncovered(talk, self.step, _BESIDE)
 
 
 def wired(made: Code, net: Bus, elements: float) -> tuple[float, float]:

@@ -26,6 +26,7 @@ from unisono.planner.bench import (
     share_by,
     totals_by,
 )
+from unisono.planner.collectives import uncovered
 from unisono.planner.memory import Kept, Memory, Share, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, Work
 from unisono.planner.price import (
@@ -36,7 +37,6 @@ from unisono.planner.price import (
     scattered,
     scatters,
     tied,
-    uncovered,
     work,
 )
 
@@ -114,7 +114,7 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
     """(bytes of the fullest rank, whether it fits), of all axes but kind and collective."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
-    beside = bench.cluster.device.host_memory or np.inf
+    device = bench.cluster.device
     shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
     totals: list[Array] = []
     fits: list[Array] = []
@@ -122,7 +122,7 @@ def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple
         each = [of_share(bench.model, plan, bench.stack, share, kept, held) for share, held in rows]
         total, host = _fullest(each, shape)
         totals.append(total)
-        fits.append((total <= bench.capacity) & (host <= beside))
+        fits.append((total <= device.room) & (host <= device.beside))
     return np.stack(totals)[:, :, :, None, :, None], np.stack(fits)[:, :, :, None, :, None]
 
 
@@ -164,7 +164,7 @@ def _steps(
     updates: list[Array] = [offload.update(bench.model, plan, device, bench.stack, first) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
-    handed = _handed(bench, axes, ways, first)
+    handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
         each = covered if covers(like(mesh, schedule=name)) else plain
@@ -173,7 +173,7 @@ def _steps(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
-        alone = alone + (micros - 1) * uncovered(bench.stack, handed[:, None, None, None, at], whole.cover)
+        alone = alone + (micros - 1) * uncovered(handed[:, None, None, None, at], whole.cover, hidden)
         step[..., at, :] = alone[..., None] + shown(at, array(whole.cover), array(micros * whole.slowest))
     return step
 
@@ -183,13 +183,11 @@ def _shown(
 ) -> Callable[[int, Array, Array], Array]:
     """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
     meets: (way, mode, size, kind, collective or exchange)."""
-    meeting = _meeting(bench, axes, ways, first)
+    meeting, hidden = _meeting(bench, axes, ways, first), bench.stack.dp_hidden
     alike = mesh.dp == 1 or replicas.plain(mesh)
     pairs = (*(() if alike else ((mesh.sync, mesh.codec),) * len(axes.collectives)), *axes.exchanges)
     if not pairs:
-        return lambda at, cover, inside: uncovered(
-            bench.stack, meeting[:, None, None, None, at], cover[..., None]
-        )
+        return lambda at, cover, inside: uncovered(meeting[:, None, None, None, at], cover[..., None], hidden)
     sharded = _sharded(bench, axes, ways, first)
     # What shows on shard and cp is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
     totals = [] if alike else [meeting[..., i] for i in range(len(axes.collectives))]
@@ -197,7 +195,7 @@ def _shown(
 
     def exchanged(at: int, over: replicas.Cover, pair: tuple[str, str], total: Array) -> Array:
         both = total[:, None, None, None, at]
-        rest = uncovered(bench.stack, both, over.backward) * (sharded[:, None, None, None, at] / both)
+        rest = uncovered(both, over.backward, hidden) * (sharded[:, None, None, None, at] / both)
         plan = like(mesh, sync=pair[0], codec=pair[1])
         elements = float((array(first.blocks) + array(first.ends))[at]) / mesh.shard
         return (
@@ -213,7 +211,7 @@ def _shown(
         other = np.stack([np.broadcast_to(part, shape) for part in parts], axis=-1)
         if not alike:
             return other
-        own: Array = uncovered(bench.stack, meeting[:, None, None, None, at], cover[..., None])
+        own: Array = uncovered(meeting[:, None, None, None, at], cover[..., None], hidden)
         shape = np.broadcast_shapes(own.shape[:-1], shape)
         return np.concatenate(
             [np.broadcast_to(one, (*shape, one.shape[-1])) for one in (own, other)], axis=-1

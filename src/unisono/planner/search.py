@@ -22,7 +22,7 @@ from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-__all__ = ["Found", "Space", "candidates", "on_fewer", "pricer", "search", "smallest"]
+__all__ = ["Found", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
@@ -113,13 +113,12 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Found:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
     least, priced_at = pricer(space)
-    capacity = space.cluster.device.memory - space.cluster.device.reserved
     found = [(*least(mesh), mesh) for mesh in meshes(space)]
     found.sort(key=lambda one: one[0])
     pool = _Pool(0 if objective == "time" else 1)
     too_large = dominated = priced = feasible = 0
     for index, (seconds, memory, mesh) in enumerate(found):
-        if memory > capacity:
+        if memory > space.cluster.device.room:
             too_large += mesh.count
         elif space.all_keys and pool.beats(seconds, memory):
             dominated += mesh.count
@@ -176,6 +175,12 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
     return None
 
 
+def answer_at(space: Space, mesh: Mesh, place: int) -> Answer:
+    """The answer of the plan at a place in the mesh's flat arrays."""
+    plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
+    return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
+
+
 def _exists(mesh: Mesh, space: Space) -> Array:
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
@@ -216,10 +221,7 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
     def answer(row: Mapping[int, float] | Any) -> Answer:
         key = int(row[2]), int(row[3])
         if key not in answers:
-            mesh = every[key[0]]
-            plan, size = plan_at(mesh, np.unravel_index(key[1], mesh.axes.shape))  # type: ignore[arg-type]
-            ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
-            answers[key] = simulate(ask)
+            answers[key] = answer_at(space, every[key[0]], key[1])
         return answers[key]
 
     chosen: list[Answer] = []

@@ -15,10 +15,11 @@ from unisono.planner.stages import Stage, told
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
-from unisono.spec.order import USUAL, of_many
+from unisono.spec.order import trains
 from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
+_OTHER_ORDER = "order      of axes: not the one that train plays, see below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,11 @@ def simulate(ask: Question) -> Answer:
     if shares_cores(ask.model, ask.cluster):  # played already, on the cores that there are
         return Answer(ask, got, fits, got.idle / got.step)
     return Answer(ask, *_as_played(ask, got, fits))
+
+
+def gain(answer: Answer, other: Answer) -> float:
+    """Share of the other's step that an answer saves."""
+    return 1.0 - answer.price.step / other.price.step
 
 
 def demand(answer: Answer, cut: str = "") -> None:
@@ -268,7 +274,6 @@ def as_text(answer: Answer) -> str:
     """The same for people."""
     ask, got, memory = answer.question, answer.price, answer.verdict.memory
     device = ask.cluster.device
-    plays = of_many(ask.plan, ask.cluster.order) == of_many(ask.plan, USUAL)
     unit = "tokens" if ask.model.context > 1 else "samples"
     lines = [
         f"plan       {ask.plan}",
@@ -281,7 +286,7 @@ def as_text(answer: Answer) -> str:
         ),
         f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
         *stages.as_lines(ask.plan, answer.stages),
-        *([] if plays else ["order      of axes: not the one that train plays, see below"]),
+        *([] if trains(ask.plan, ask.cluster.order) else [_OTHER_ORDER]),
         "",
         f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
         f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",

@@ -59,6 +59,16 @@ class Device:
     watts: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def room(self) -> float:
+        """Bytes for what a rank asks for."""
+        return self.memory - self.reserved
+
+    @property
+    def beside(self) -> float:
+        """Bytes of the host's memory for what is offloaded, infinity where that is not known."""
+        return self.host_memory or float("inf")
+
     def flops(self, dtype: str) -> float:
         """Peak of a dtype. Where the device has no such rate it computes in the next wider dtype that it has."""
         if dtype in self.peak:

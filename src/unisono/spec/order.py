@@ -41,6 +41,11 @@ def of_many(sizes: Sizes, order: Order) -> tuple[str, ...]:
     return tuple(axis for axis in order if getattr(sizes, axis) > 1)
 
 
+def trains(sizes: Sizes, order: Order) -> bool:
+    """Whether `train` numbers ranks so; where an axis of one rank stands makes no difference."""
+    return of_many(sizes, order) == of_many(sizes, USUAL)
+
+
 def evenly(sizes: Sizes, order: Order) -> bool:
     """Whether the ranks that `ep` re-uses lie evenly apart: tp's, and of cp and shard where it reaches further."""
     left, end = sizes.ep, 0

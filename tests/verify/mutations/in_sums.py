@@ -24,8 +24,8 @@ BEFORE, SCATTER, START = Sharded.before_backward, shard._Scatter.__call__, Group
 def small_buckets(patch):
     """Several buckets, some of which leave while backward still runs."""
     patch(buckets, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
-    patch(parallelize, "CAP_BYTES", 8192)
-    patch(parallelize, "AT_ONCE", 8192)
+    patch(buckets, "CAP_BYTES", 8192)
+    patch(buckets, "AT_ONCE", 8192)
 
 
 # Weights --------------------------------------------------------------------------------------------------------
