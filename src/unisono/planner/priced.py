@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
-from unisono.planner import general, host, memory
+from unisono.planner import general, host, host_memory, memory
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Verdict
@@ -86,7 +86,9 @@ def verdict(
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
     plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
-        row, held = host.memory_on_host(model, plan, cluster.host, micro_batch=micro_batch, micros=micros)
+        row, held = host_memory.memory_on_host(
+            model, plan, cluster.host, micro_batch=micro_batch, micros=micros
+        )
         ranks = min(plan.world, cluster.links[0].size if cluster.links else 1)
         return Verdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
