@@ -14,6 +14,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.host import counted, price_on_host
 from unisono.planner.host_file import Measured, as_toml
 from unisono.planner.host_memory import memory_on_host
+from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
@@ -216,3 +217,15 @@ def test_the_picture_of_a_step_is_the_step_that_was_priced(plan):
     assert drawn.length == pytest.approx(answer.price.step, rel=1e-12)
     assert len(drawn.placed) == sum(map(len, drawn.timetable.rows))
     assert {p.row for p in drawn.placed} == set(range(asked.pp))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp64"])
+def test_what_was_not_measured_has_no_price(precision):
+    ask = Question(MODEL, Plan.parse(f"dp=2 precision={precision}"), here(), stack("plain-cpu"), 4, 1)
+    for asked in (
+        lambda: simulate(ask),
+        lambda: verdict(MODEL, ask.plan, ask.stack, ask.cluster, micro_batch=4, micros=1),
+    ):
+        with pytest.raises(UsageError, match=f"precision={precision}") as caught:
+            asked()
+        assert caught.value.code == "C22" and "fp32" in caught.value.fix
