@@ -3,7 +3,7 @@
 from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.collectives import bus
-from unisono.planner.memory import ITEM
+from unisono.planner.memory import item_of
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
@@ -42,7 +42,7 @@ def _moved(
 ) -> tuple[Sent, Sent]:  # fmt: skip
     """Of (elements, ranks on shard that share them)."""
     found = []
-    for item in (ITEM[plan.precision], stack.reduce_bytes):
+    for item in (item_of(plan, stack), stack.reduce_bytes):
         sent = seconds = 0.0
         for elements, ranks in groups:
             apart = stride(plan, "shard", cluster.order) * plan.shard // ranks

@@ -240,7 +240,7 @@ def of_share(
         one = either(again.selective + again.full < share.layers, kept.block, fewest)
         here = smaller(inside, OFFLOAD_BLOCKS * one)
         host, inside = host + inside - here, here
-    communication = _buffers(model, plan, share.blocks, share.ends)
+    communication = _buffers(model, plan, stack, share.blocks, share.ends)
     allocated = params + grads + optim + inside + rest + communication
     return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
 
@@ -312,6 +312,12 @@ def stored(plan: Plan, stack: Stack) -> str:
     return "fp32" if stack.autograd and ITEM[plan.precision] < 4 else plan.precision
 
 
+def item_of(plan: Plan, stack: Stack) -> int:
+    """Bytes of a weight as it is kept and gathered, and of an activation as it goes from stage to stage: our own runs
+    keep the weights' dtype there, others compute and send in one."""
+    return ITEM[stored(plan, stack)]
+
+
 def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
     item = ITEM[plan.precision]
@@ -337,10 +343,10 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
     )
 
 
-def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:
+def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:
     """Communication buffers: ZeRO-3 holds two gathered blocks, a gathered end and one block's gradients; below that a
     bucket of gradients where data ranks meet."""
-    item = ITEM[plan.precision]
+    item = item_of(plan, stack)
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
         held, ranks = experts.elements(model, plan)

@@ -10,7 +10,7 @@ from unisono.planner.block import Dealt
 from unisono.planner.collectives import Bus, bus, exchange, message
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, Again, Share, kept_of, share_of
+from unisono.planner.memory import ITEM, Again, Share, item_of, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, Totals, Traffic, Work
 from unisono.planner.stack import Stack
@@ -247,7 +247,7 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
 
 
 def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
-    whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
+    whole = micro_batch * model.context / plan.cp * model.d_model * item_of(plan, stack)
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
 
@@ -344,7 +344,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, t
             # Weights are gathered after the update.
             apart = stride(plan, "shard", cluster.order)
             net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
-            updated = elements * ITEM[plan.precision]
+            updated = elements * item_of(plan, stack)
             sent, seconds = sent + net.sent(updated) / 2, seconds + net.gather(updated)
         parts["shard"] = (sent, seconds)
     if plan.cp > 1:
