@@ -24,7 +24,8 @@ from unisono.config import Recipe, resolve
 from unisono.launch.nursery import Nursery
 from unisono.measure.recipes import gpt
 from unisono.planner.clusters import cluster
-from unisono.planner.host import memory_on_host, price_on_host
+from unisono.planner.host import price_on_host
+from unisono.planner.host_memory import memory_on_host
 from unisono.spec.cluster import Cluster, Link
 from unisono.spec.transformer import transformer
 

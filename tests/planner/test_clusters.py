@@ -1,10 +1,13 @@
 """Clusters are data: named or from a file, every constant with its source, every mistake with its line."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from unisono.cli import main
 from unisono.planner import clusters
+from unisono.planner.collectives import bus
 from unisono.spec.errors import UsageError
 
 MINE = """\
@@ -25,6 +28,10 @@ size = 0
 bandwidth_gb_s = 3.1
 latency_us = 30
 """
+GPT = (
+    "--model.kind gpt --model.n_layer 24 --model.n_head 16 --model.d_model 2048 --model.context 1024"
+    " --model.vocab 51200 --train.global_batch 64 --train.micro_batch 1"
+).split()
 
 
 @pytest.mark.parametrize("name", clusters.names())
@@ -87,3 +94,66 @@ def test_a_device_computes_in_the_next_wider_dtype_that_it_has() -> None:
     volta = clusters.device("v100-32gb")
     assert volta.flops("bf16") == volta.flops("fp16") == 125e12
     assert clusters.device("tpu-v4").flops("fp32") == 275e12
+
+
+def test_servers_without_a_network_of_their_own_are_there_and_slower() -> None:
+    """PCI Express between four devices, Ethernet between nodes; and the leaves and spine of a RoCE network."""
+    pcie, sxm = clusters.cluster("a100-pcie:2"), clusters.cluster("dgx-a100:2")
+    assert [link.name for link in pcie.links] == ["nvlink-bridge", "pcie", "ethernet"]
+    assert pcie.node == 4 and pcie.devices == 8 and pcie.levels(1, 8) == (2, 2, 2)
+    for size in (4, 8):
+        assert bus(pcie, 1, size).rate < bus(sxm, 1, size).rate
+    roce, full = clusters.cluster("h100-roce:768"), clusters.cluster("dgx-h100:768")
+    assert bus(roce, 8, 384).rate == bus(full, 8, 384).rate  # inside a pod
+    assert bus(roce, 3072, 2).rate == pytest.approx(bus(full, 3072, 2).rate / 7)
+
+
+def test_a_node_may_have_several_levels_inside(tmp_path: Path) -> None:
+    """A sweep over devices counts whole nodes, and of a part of one keeps the levels that it has."""
+    grown = clusters.of_size("a100-pcie", 12)
+    assert grown.devices == 12 and grown.node == 4
+    part = clusters.of_size("a100-pcie", 2)
+    assert [link.name for link in part.links] == ["nvlink-bridge"] and part.devices == 2
+    part = clusters.of_size("a100-pcie", 3)
+    assert [(link.name, link.size) for link in part.links] == [("nvlink-bridge", 2), ("pcie", 3)]
+    assert clusters.of_size("a100-pcie", 1).links == ()
+    with pytest.raises(UsageError, match="nodes of 4"):
+        clusters.of_size("a100-pcie", 6)
+
+
+def test_a_price_is_a_users_own_and_keeps_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No built-in cluster has one: prices change."""
+    assert all(clusters.cluster(name).cost_per_hour is None for name in clusters.names())
+    path = tmp_path / "mine.toml"
+    said = 'cost_per_hour = { value = 3.1, source = "my cloud\'s list, on demand, 2026-03-01" }'
+    path.write_text(MINE.replace("cost_per_hour = 2.5", said))
+    made = clusters.cluster(str(path))
+    assert made.cost_per_hour == 3.1 and "2026-03-01" in made.sources["cost_per_hour"].text
+    words = [*GPT, "--cluster", str(path), "--json"]
+    assert main(["simulate", *words, "--plan", "dp=8 micros=8", "--tokens", "1e9"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert got["cost"] == pytest.approx(3.1 * got["device_hours"]) and got["cost"] > 0
+    assert main(["plan", *words, "--fewer", "--plan", "precision=bf16"]) == 0
+    front = json.loads(capsys.readouterr().out)["pareto"]
+    assert front and all(row["cost"] == pytest.approx(row["device_s"] / 3600 * 3.1) for row in front)
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("fat-tree", "switched"), ("leaf-spine", "switched"), ("tree", "tree")]
+)
+def test_networks_have_the_names_of_the_field(tmp_path: Path, said: str, meant: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE + f'topology = "{said}"\n')
+    assert clusters.cluster(str(path)).links[-1].topology == meant
+
+
+@pytest.mark.parametrize("place", ["nvlink", "ethernet"])
+def test_a_hybrid_cube_is_eight_devices_side_by_side(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "mine.toml"
+    more = MINE.replace("node = 4", "node = 16").replace("size = 4", "size = 16")
+    path.write_text(more.replace(f'name = "{place}"', f'name = "{place}"\ntopology = "hybrid-cube"'))
+    with pytest.raises(UsageError, match="8 devices") as caught:
+        clusters.cluster(str(path))
+    assert caught.value.where.startswith(str(path)) and caught.value.fix

@@ -11,8 +11,14 @@ from unisono.commands.calibrate import sizes
 from unisono.plan import Plan
 from unisono.planner import host_fit
 from unisono.planner.clusters import cluster
-from unisono.planner.host import counted, memory_on_host, price_on_host
+from unisono.planner.host import counted, price_on_host
 from unisono.planner.host_file import Measured, as_toml
+from unisono.planner.host_memory import memory_on_host
+from unisono.planner.priced import verdict
+from unisono.planner.sensitivity import sensitivities
+from unisono.planner.simulate import Question, simulate
+from unisono.planner.stack import stack
+from unisono.planner.timeline import timeline
 from unisono.spec.cluster import Cluster, Device, Link
 from unisono.spec.errors import UsageError
 from unisono.spec.host import Curve, Host, Pace
@@ -163,3 +169,71 @@ def test_curves_never_fall_and_keep_what_already_rises(seconds):
     for size, value in zip(curve.nbytes, curve.seconds, strict=True):
         assert curve.at(size) == pytest.approx(value)
     assert curve.at(curve.nbytes[-1] * 3) == pytest.approx(3 * curve.seconds[-1])
+
+
+def test_all_forwards_first_keep_what_every_loss_is_made_from():
+    """The player keeps each micro-batch's loss until its backward: log-probabilities of all tokens, in fp32."""
+
+    def kept(plan: str, vocab: int) -> float:
+        asked, model = Plan.parse(plan).fill(2), replace(MODEL, vocab=vocab)
+        return memory_on_host(model, asked, HOST, micro_batch=4, micros=asked.micros or 1)[1].activations
+
+    for plan in ("micros=4", "pp=2 micros=4"):
+        few, many = (kept(f"{plan} schedule={name}", 60000) - kept(f"{plan} schedule={name}", 50000)
+                     for name in ("1f1b", "gpipe"))  # fmt: skip
+        assert many - few == pytest.approx(3 * 4.0 * 4 * MODEL.context * 10000)
+
+
+def test_the_optimiser_of_the_recipe_is_what_is_kept():
+    own = [
+        memory_on_host(replace(MODEL, states=n), Plan(), HOST, micro_batch=4, micros=1)[1] for n in (0, 1, 2)
+    ]
+    assert [one.optim for one in own] == [n * own[0].params for n in (0, 1, 2)]
+
+
+LATER = ("interleaved:v=2", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_every_timetable_has_a_price_and_computes_the_same(name):
+    """Several stages a rank, or weight gradients apart: the same work in another order."""
+    plan = Plan.parse(f"pp=2 micros=4 schedule={name}")
+    other = replace(plan, schedule="1f1b")
+    for where in (here(ranks=2), here(replace(HOST, cores=1), 2)):
+        got, usual = (price_on_host(MODEL, one, where, micro_batch=4, micros=4) for one in (plan, other))
+        assert got.arithmetic == pytest.approx(usual.arithmetic, rel=1e-9)
+        assert got.idle < 0.5 * got.step
+
+
+@pytest.mark.parametrize(
+    "plan", [*PLANS, "dp=2 recompute=auto", *(f"pp=2 micros=4 schedule={name}" for name in ("gpipe", *LATER))]
+)
+def test_the_picture_of_a_step_is_the_step_that_was_priced(plan):
+    """On devices the price lets messages keep both of their rows; here both are one play, to the last digit."""
+    where = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
+    asked = Plan.parse(plan).fill(Plan.parse(plan).world)
+    ask = Question(MODEL, asked, where, stack("plain-cpu"), 4, asked.micros or 1)
+    answer = simulate(ask)
+    drawn = timeline(ask, answer.price)
+    assert drawn.length == pytest.approx(answer.price.step, rel=1e-12)
+    assert len(drawn.placed) == sum(map(len, drawn.timetable.rows))
+    assert {p.row for p in drawn.placed} == set(range(asked.pp))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp64"])
+def test_what_was_not_measured_has_no_price(precision):
+    ask = Question(MODEL, Plan.parse(f"dp=2 precision={precision}"), here(), stack("plain-cpu"), 4, 1)
+    for asked in (
+        lambda: simulate(ask),
+        lambda: verdict(MODEL, ask.plan, ask.stack, ask.cluster, micro_batch=4, micros=1),
+    ):
+        with pytest.raises(UsageError, match=f"precision={precision}") as caught:
+            asked()
+        assert caught.value.code == "C22" and "fp32" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_would_help_a_host_is_told_for_every_timetable(name):
+    where = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
+    ask = Question(MODEL, Plan.parse(f"pp=2 micros=4 schedule={name}"), where, stack("plain-cpu"), 4, 4)
+    assert sensitivities(ask)

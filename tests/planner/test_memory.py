@@ -11,7 +11,8 @@ from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import even
 from unisono.planner.stack import Stack, stack
-from unisono.planner.timetables import in_flight
+from unisono.planner.timetables import LATE, in_flight, serves
+from unisono.programs import schedules
 from unisono.programs.pipeline import peak_held
 from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
 
@@ -102,3 +103,61 @@ def test_the_optimiser_keeps_what_its_kind_keeps(moments: int, bytes_: int) -> N
     assert sum(memory.states(1.0, shard=1, zero=1, precision="bf16", grad_bytes=4, moments=moments)) == (
         2 + 4 + 4 + 4 * moments
     )
+
+
+def test_scores_that_are_computed_again_are_there_for_one_block() -> None:
+    """5 a s^2 b bytes of every block and micro-batch (Korthikanti et al., 2022, section 5), but of one always."""
+    model, plan = gpt(24, 16, 2048, 1024), Plan.parse("precision=bf16 tp=2 pp=4")
+    made = replace(MEGATRON, balanced=False)  # six blocks a stage
+
+    def held(mode: str, fused: bool = False) -> float:
+        own, how = replace(plan, recompute=mode), replace(made, fused_attention=fused)
+        return memory.of_row(model, own, how, micro_batch=2, micros=8, row=1).activations
+
+    scores = 5 * 16 * 1024**2 * 2 / 2
+    assert held("none") - held("selective") == pytest.approx((6 * 3 - 1) * scores)
+    assert held("none", True) == held("selective", True)
+    auto = replace(plan, recompute="auto")
+    sizes = {"micro_batch": 2, "micros": 8, "row": 1}
+    every = memory.of_row(model, auto, made, again=memory.Again(selective=6.0), **sizes)
+    assert every.activations == pytest.approx(held("selective"))
+    one = memory.of_row(model, auto, made, again=memory.Again(selective=1.0), **sizes)
+    assert one.activations == pytest.approx(held("none") - (3 - 1) * scores)
+
+
+@pytest.mark.parametrize("name", ["megatron-2022", "plain"])
+@pytest.mark.parametrize("schedule", ["zb1p", "zb2p"])
+def test_weight_gradients_that_come_late_keep_the_logits_gradient(name: str, schedule: str) -> None:
+    """Of every micro-batch whose head waits while the next one's loss is made, and what the classifier read."""
+    model, made = gpt(8, 16, 2048, 1024), stack(name)
+
+    def last(schedule: str, vocab: int) -> float:
+        plan = Plan.parse(f"precision=bf16 pp=4 schedule={schedule}")
+        own = replace(model, vocab=vocab)
+        return memory.of_row(own, plan, made, micro_batch=1, micros=16, row=3).activations
+
+    held = in_flight(schedule, 3, 4, 16)
+    more = last(schedule, 2000) - last(schedule, 1000) - last("1f1b", 2000) + last("1f1b", 1000)
+    assert more == pytest.approx((held - 1) * 1024 * 1000 * 2)
+
+
+@pytest.mark.parametrize(("ranks", "micros"), [(2, 4), (4, 4), (4, 16), (8, 32)])
+@pytest.mark.parametrize("name", ["zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"])
+def test_heads_wait_for_their_weights_on_zero_bubbles_last_row_alone(
+    name: str, ranks: int, micros: int
+) -> None:
+    """As many as are held beside the one at work, at most; V-shaped timetables make that gradient at once."""
+    if not serves(name, ranks, micros, 64):
+        return
+    made = schedules.get(name)(ranks, micros)
+    waiting, most, row = set[tuple[int, int]](), 0, 0
+    for row in {made.placement[stage] for stage in range(made.length - 1, made.stages, made.length)}:
+        waiting.clear()
+        for action in made.rows[row]:
+            if (action.stage + 1) % made.length == 0:
+                most = max(most, len(waiting) if action.kind == "F" else 0)
+                key = action.stage, action.micro
+                waiting = waiting | {key} if action.kind == "B" else waiting - {key}
+    held = in_flight(name, row, ranks, micros)
+    assert most <= (held - 1 if name in LATE else 0)
+    assert most >= held - 2 if name in LATE else most == 0

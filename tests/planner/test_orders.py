@@ -22,7 +22,7 @@ from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.spec.cluster import Cluster, Link
+from unisono.spec.cluster import TOPOLOGIES, Cluster, Link
 from unisono.spec.errors import UsageError
 from unisono.spec.experts import Experts
 from unisono.spec.networks import Network, dlrm
@@ -134,7 +134,7 @@ def asked(draw: st.DrawFn) -> Question:
         collective=draw(st.sampled_from(["auto", "hierarchical", "halving_doubling", "torus"])),
         schedule=draw(st.sampled_from(["1f1b", "zb1p"])),
     )  # fmt: skip
-    kind = draw(st.sampled_from(["switched", "rail-only", "ring", "torus2d", "torus3d"]))
+    kind = draw(st.sampled_from([one for one in TOPOLOGIES if one != "hybrid-cube"]))
     node = draw(st.sampled_from([2, 4, 8]))
     where = two_levels(min(node, plan.world), plan.world, draw(st.sampled_from([1.0, 4.0, 50.0])), kind)
     return Question(

@@ -74,7 +74,7 @@ def test_tensor_parallelism_across_nodes_waits_longer() -> None:
 
 @pytest.mark.parametrize("micros", [1, 6])
 def test_each_way_to_shard_sends_what_its_page_says(micros: int) -> None:
-    """docs/sharding.md, in parameters: 2 a step, 1 + one a micro-batch, 3 a micro-batch (of blocks)."""
+    """docs/sharding.md, in parameters: 2 a step, 1 + one a micro-batch, 3 a micro-batch (2 of what is no block)."""
     made, where, n = stack("plain"), cluster("dgx-a100:4"), 8
 
     def sent(zero: int) -> float:
@@ -82,10 +82,11 @@ def test_each_way_to_shard_sends_what_its_page_says(micros: int) -> None:
         return price(MODEL, plan, where, made, micro_batch=1, micros=micros).comm["shard"].bytes
 
     blocks, whole = MODEL.block_parameters[0] * MODEL.n_layer, MODEL.workload.parameters
-    gradient, weight = made.reduce_bytes, 2
+    gradient, weight = made.reduce_bytes, 4  # in fp32, as our own runs keep them
     assert sent(1) == pytest.approx((n - 1) / n * whole * (gradient + weight), rel=1e-3)
     assert sent(2) == pytest.approx((n - 1) / n * whole * (micros * gradient + weight), rel=1e-3)
-    assert sent(3) == pytest.approx((n - 1) / n * blocks * micros * 3 * weight, rel=1e-3)
+    every = blocks * (2 * weight + gradient) + (whole - blocks) * (weight + gradient)
+    assert sent(3) == pytest.approx((n - 1) / n * micros * every, rel=1e-3)
 
 
 def test_gradients_that_are_handed_over_every_time_show_on_a_slow_link() -> None:
@@ -114,3 +115,52 @@ def test_ranks_that_see_other_tokens_sum_their_gradients() -> None:
     assert got(f"cp={n}").comm["cp"].bytes == pytest.approx(ring + summed, rel=1e-3)
     assert got(f"shard=2 cp={n}").comm["cp"].bytes == pytest.approx(ring + summed / 2, rel=1e-3)
     assert together(got(f"cp={n}")) == pytest.approx(got(f"cp={n}").step)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_embedding_and_classifier_are_gathered_and_scattered_too_under_zero_3(tied: bool, pp: int) -> None:
+    """Once a micro-batch each way, and nothing hides it; a tied weight twice where its ends lie apart."""
+    where, made, micros, more = cluster("dgx-a100:2"), stack("plain"), 4, 8192
+    plan = Plan.parse(f"shard=8 zero=3 pp={pp} precision=bf16")
+
+    def shown(vocab: int) -> tuple[float, float]:
+        model = replace(gpt(24, 16, 2048, 2048, vocab=vocab), tied=tied)
+        traffic = price(model, plan, where, made, micro_batch=1, micros=micros).comm["shard"]
+        return traffic.bytes, traffic.exposed
+
+    net = bus(where, 1, 8, made.dp_bus)
+    matrices = 1 if tied and pp == 1 else 2
+    elements = more * 2048.0 * matrices
+    sent, seconds = (b - a for a, b in zip(shown(51200), shown(51200 + more), strict=True))
+    rounds = micros / pp
+    both = 4 + made.reduce_bytes  # weights in fp32, as our own runs keep them
+    assert sent == pytest.approx(rounds * 7 / 8 * elements * both)
+    assert seconds == pytest.approx(rounds * both * 7 / 8 * elements / net.rate)
+
+
+def test_under_zero_3_gradients_cross_in_the_dtype_in_which_they_are_summed() -> None:
+    where, plan = cluster("dgx-a100:2"), Plan.parse("shard=16 zero=3 precision=bf16")
+    each = [
+        price(MODEL, plan, where, replace(stack("plain"), reduce_bytes=n), micro_batch=1, micros=4).comm[
+            "shard"
+        ]
+        for n in (2, 4)
+    ]
+    # Blocks: gathered twice at 4 bytes and scattered at 2 or 4; the ends gathered once.
+    assert 12 / 10 < each[1].bytes / each[0].bytes < 8 / 6
+    assert each[1].seconds > each[0].seconds
+
+
+def test_our_own_runs_send_in_the_weights_dtype() -> None:
+    """docs/memory.md: what crosses between stages and replicas keeps the weights' type. Others send what they compute."""
+    where, plan = cluster("dgx-a100"), Plan.parse("pp=2 shard=2 zero=3")
+
+    def sent(name: str, precision: str) -> tuple[float, float]:
+        own = replace(plan, precision=precision)
+        comm = price(MODEL, own, where, stack(name), micro_batch=1, micros=4).comm
+        return comm["pp"].bytes, comm["shard"].bytes
+
+    assert sent("plain", "bf16") == sent("plain", "fp32")
+    messages = [sent("megatron-2022", precision)[0] for precision in ("bf16", "fp32")]
+    assert messages[1] == 2 * messages[0]

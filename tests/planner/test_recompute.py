@@ -37,13 +37,18 @@ def answer(
     return simulate(Question(model, plan, with_memory(gib), made, micro_batch, 8))  # type: ignore[arg-type]
 
 
-def brute(layers: int, missing: float, saved: Extra, live: float, extra: Extra) -> float | None:
+def short(missing: float, live: Extra, some: float, full: float) -> float:
+    """Bytes to be saved, with what is there while it is computed again."""
+    return missing + (live.full if full else live.selective if some else 0.0)
+
+
+def brute(layers: int, missing: float, saved: Extra, live: Extra, extra: Extra) -> float | None:
     """Seconds of the cheapest counts that save enough; None where none do."""
     each = [
         full * extra.full + some * extra.selective
         for full, some in product(range(layers + 1), repeat=2)
         if full + some <= layers
-        and full * saved.full + some * saved.selective >= missing + (live if full else 0.0)
+        and full * saved.full + some * saved.selective >= short(missing, live, some, full)
     ]
     return min(each, default=None)
 
@@ -55,7 +60,8 @@ def test_no_counts_are_cheaper_than_those_that_are_chosen() -> None:
         partly = dice.choice((0.0, dice.uniform(0.1, 5.0)))
         saved = Extra(partly, partly + dice.uniform(0.1, 5.0))
         extra = Extra(dice.uniform(0.0, 2.0), dice.uniform(0.0, 2.0))
-        live, missing = dice.choice((0.0, dice.uniform(0.0, 4.0))), dice.uniform(-3.0, 50.0)
+        scores, missing = partly * dice.choice((0.0, 1.0, dice.uniform(0.0, 1.0))), dice.uniform(-3.0, 50.0)
+        live = Extra(scores, scores + dice.choice((0.0, dice.uniform(0.0, 4.0))))
         got = fewest(layers, missing, saved, live, extra)
         best = brute(layers, missing, saved, live, extra)
         assert got.full + got.selective <= layers
@@ -64,7 +70,7 @@ def test_no_counts_are_cheaper_than_those_that_are_chosen() -> None:
             assert got == Again(0.0, 0.0)
         elif best is not None:
             enough = got.full * saved.full + got.selective * saved.selective
-            assert enough >= (missing + (live if got.full else 0.0)) * (1 - 1e-9)
+            assert enough >= short(missing, live, got.selective, got.full) * (1 - 1e-9)
             seconds = got.full * extra.full + got.selective * extra.selective
             assert seconds == pytest.approx(best, abs=1e-9)
             fit += 1
@@ -77,10 +83,11 @@ def test_arrays_are_chosen_as_numbers_are() -> None:
     dice = np.random.default_rng(5)
     missing, held = dice.uniform(-5.0, 60.0, (6, 7)), dice.integers(1, 9, (6, 1)).astype(float)
     for partly, extra in ((0.7, Extra(0.03, 0.3)), (0.7, Extra(0.3, 0.31)), (0.0, Extra(0.0, 0.3))):
-        got = fewest(8.0, missing, Extra(partly * held, 1.1 * held), 0.5, extra)  # type: ignore[arg-type]
+        live = Extra(0.3 * partly, 0.5)
+        got = fewest(8.0, missing, Extra(partly * held, 1.1 * held), live, extra)  # type: ignore[arg-type]
         for at in np.ndindex(missing.shape):
             times = float(held[at[0], 0])
-            one = fewest(8.0, float(missing[at]), Extra(partly * times, 1.1 * times), 0.5, extra)
+            one = fewest(8.0, float(missing[at]), Extra(partly * times, 1.1 * times), live, extra)
             assert (np.asarray(got.selective)[at], np.asarray(got.full)[at]) == (one.selective, one.full)
 
 

@@ -114,7 +114,7 @@ def _worked(
         for way in (0, 1):
             none, partly, whole = (mode[way][..., place] for mode in each)
             own = (layers - some - all_) * none + some * partly + all_ * whole
-            ends_ = stem * array(blocks.stem[way])[0, :1] + head * array(blocks.head[way])[0, :1]
+            ends_ = stem * array(blocks.stem[way])[:, 0] + head * array(blocks.head[way])[:, 0]
             passes.append(own + ends_)
         f, b = passes
         parts = ((f + b).max(axis=0), b.min(axis=0), f.sum(axis=0), b.sum(axis=0))

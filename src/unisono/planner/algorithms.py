@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from math import isqrt
 
 from unisono.planner.collectives import bus
+from unisono.planner.collectives import levels as reached
 from unisono.planner.numbers import smaller
 from unisono.spec.cluster import Cluster
 
@@ -42,9 +43,9 @@ def all_reduce(cluster: Cluster, stride: int, size: int, moved: float, share: fl
 
 def _levels(cluster: Cluster, stride: int, size: int, share: float) -> Iterator[tuple[int, float, float]]:
     """(ways, bytes/s of one member, seconds of a message) of each level that splits the group, the innermost first."""
-    for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
+    for ways, rate, latency in reached(cluster, stride, size):
         if ways > 1:
-            yield ways, link.bus * share, link.latency
+            yield ways, rate * share, latency / (ways - 1)
 
 
 def _level(algorithm: str, ways: int, rate: float, latency: float, moved: float) -> float:

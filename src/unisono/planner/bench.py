@@ -208,7 +208,14 @@ def blocks_by(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blo
     each = [found[plan.zero == 3, plan.offload] for plan in ways]
     shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
 
-    def stacked(name: str) -> Array:
-        return np.concatenate([np.broadcast_to(getattr(one, name), shape) for one in each])
+    def stacked(parts: Sequence[Any]) -> Array:
+        return np.concatenate([np.broadcast_to(part, shape) for part in parts])
 
-    return Blocks(stacked("forward"), stacked("backward"), made.stem, made.head, stacked("send"))
+    def named(name: str) -> Array:
+        return stacked([getattr(one, name) for one in each])
+
+    def both(name: str) -> tuple[Any, Any]:
+        pairs = [getattr(one, name) for one in each]
+        return stacked([pair[0] for pair in pairs]), stacked([pair[1] for pair in pairs])
+
+    return Blocks(named("forward"), named("backward"), both("stem"), both("head"), named("send"))

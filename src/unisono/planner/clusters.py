@@ -7,7 +7,7 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Source
+from unisono.spec.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
@@ -15,6 +15,8 @@ _DEVICE = (
     "watts", "like", "name",
 )  # fmt: skip
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
+# Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
+_SWITCHED = ("fat-tree", "leaf-spine")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
 
 
@@ -49,8 +51,10 @@ def of_size(text: str, devices: int) -> Cluster:
         _from_file(Path(text), 1) if is_file(text) else cluster(name)
     )  # one node, whatever its links connect
     if devices < base.node:
-        inner = [replace(link, size=devices) for link in base.links[:1]] if devices > 1 else []
-        return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=tuple(inner))
+        inner = [link for link in base.links if link.size < devices]
+        around = [replace(link, size=devices) for link in base.links if link.size >= devices > 1]
+        links = (*inner, *around[:1])
+        return replace(base, name=f"{base.name}, {devices} of a node", devices=devices, links=links)
     if devices % base.node:
         near = max(1, round(devices / base.node)) * base.node
         what = f"{devices} devices are no whole number of nodes of {base.node}"
@@ -112,6 +116,7 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         cost_per_hour=cost[0] if cost else None,
         host=host_from(table.table("host")) if "host" in table.values else None,
         sources={"cost_per_hour": cost[1]} if cost else {},
+        in_node=node,
     )
 
 
@@ -187,6 +192,9 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
     for own in table.tables("link"):
         found = link_of(own, own.count("size", 0) or total)
+        if found.topology == "hybrid-cube" and (links or min(found.size, total) > CUBE):
+            what = f"link {found.name}: a hybrid cube has {CUBE} devices, and no level inside it"
+            raise own.wrong(what, "topology", 'size = 8 and topology = "hybrid-cube" in the first [[link]]')
         if links and found.size < links[-1].size:
             raise own.wrong(f"link {found.name} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip
@@ -208,10 +216,12 @@ def link_of(own: Table, size: int) -> Link:
         raise own.wrong(
             "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
         )
-    topology = own.text("topology", "switched")
+    said = own.text("topology", "switched")
+    topology = "switched" if said in _SWITCHED else said
     if topology not in TOPOLOGIES:
-        what = f"no topology is called {topology!r}{meant(topology, TOPOLOGIES)}"
-        raise own.wrong(what, "topology", f"one of: {' '.join(TOPOLOGIES)}")
+        known = (*TOPOLOGIES, *_SWITCHED)
+        what = f"no topology is called {said!r}{meant(said, known)}"
+        raise own.wrong(what, "topology", f"one of: {' '.join(known)}")
     sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
     return Link(
         own.text("name"),

@@ -40,21 +40,33 @@ class Bus:
 
 def bus(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Bus:
     """The bus of a group of `size` ranks, `stride` apart; share: of the links' rate that the software reaches."""
-    rate, hops, inside, within = float("inf"), 0.0, 1, 1
-    for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
-        if ways > 1 and link.topology == "switched":
-            rate = min(rate, link.bus_of(ways) * inside)
-            hops += link.latency * (ways - 1)
-        elif ways > 1:
-            reached, steps = shape.group(link, cluster.devices, within, stride, ways)
-            here = link.bus * reached * inside
+    rate, hops, inside = float("inf"), 0.0, 1
+    for place, (ways, reached, latency) in enumerate(levels(cluster, stride, size)):
+        if ways > 1:
+            link, within = cluster.links[place], cluster.links[place - 1].size if place else 1
+            here = reached * inside
             if link.topology == "rail-only" and within > 1 and stride % within and within % stride:
                 # Members lie on different rails: their bytes go through the node first (Wang et al., 2023).
-                here = 1.0 / (1.0 / here + 1.0 / cluster.links[0].bus)
-            rate = min(rate, here)
-            hops += link.latency * steps
-        inside, within = inside * ways, link.size
+                here = 1.0 / (1.0 / here + 1.0 / cluster.links[place - 1].bus)
+            rate, hops = min(rate, here), hops + latency
+        inside *= ways
     return Bus(size, rate * share, hops)
+
+
+def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, float], ...]:
+    """(ways that a group splits, bytes/s of one member that a ring over these reaches, seconds of latency of one way
+    round) at each level, the innermost first."""
+    found, within = [], 1
+    for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
+        if ways == 1:
+            found.append((1, link.bus, 0.0))
+        elif link.topology == "switched":
+            found.append((ways, link.bus_of(ways), link.latency * (ways - 1)))
+        else:
+            reached, steps = shape.group(link, cluster.devices, within, stride, ways)
+            found.append((ways, link.bus * reached, link.latency * steps))
+        within = link.size
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +98,13 @@ def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Ex
     """
     if size == 1:
         return ALONE
-    reach, inside, hops = [], 1, 0.0
+    reach, inside, within, hops = [], 1, 1, 0.0
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
-            reach.append((inside * (ways - 1) / size, link.bus * share))
+            reached = shape.spread(link, cluster.devices, within, stride, ways)
+            reach.append((inside * (ways - 1) / size, link.bus * reached * share))
             hops = max(hops, link.latency)
-        inside *= ways
+        inside, within = inside * ways, link.size
     return Exchange(size, tuple(reach), hops)
 
 
@@ -99,15 +112,15 @@ def message(cluster: Cluster, stride: int, moved: float, share: float = 1.0, ran
     """Seconds for `moved` bytes from a rank to the one `stride` further, where `ranks` of them form a line and every
     rank sends as much: the line goes at the pace of the outermost link that it crosses."""
     within = 1
-    for link in cluster.links:
+    for place, link in enumerate(cluster.links):
         if stride * (ranks - 1) < link.size:
             reached, steps = shape.neighbour(link, cluster.devices, within, stride)
             seconds = steps * link.latency + moved / reached / (
                 link.bandwidth / link.oversubscription * share
             )
             if link.topology == "rail-only" and within > 1 and stride % within:
-                first = cluster.links[0]
-                seconds += first.latency + moved / (first.bandwidth / first.oversubscription * share)
+                inner = cluster.links[place - 1]
+                seconds += inner.latency + moved / (inner.bandwidth / inner.oversubscription * share)
             return seconds
         within = link.size
     return 0.0

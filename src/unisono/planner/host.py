@@ -5,22 +5,24 @@ collectives over loopback are work for the same cores, so overlap hides none of 
 waited for without work.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.cuts import rows_of
-from unisono.planner.memory import BUCKET, Memory, row_parameters, states
+from unisono.planner.host_memory import ITEM, block_of, layers_of, own_of
+from unisono.planner.memory import BUCKET, row_parameters
 from unisono.planner.price import Price, Traffic
-from unisono.planner.timetables import in_flight
+from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
+from unisono.planner.timetables import ends as ends_of
 from unisono.programs import schedules
+from unisono.programs.pipeline import Placed
 from unisono.programs.shared import Costs, play_shared
 from unisono.spec.cluster import Cluster, Source
 from unisono.spec.host import Host, Pace
 from unisono.spec.order import stride
 from unisono.spec.transformer import Transformer
 
-ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
 _REDUCER = Source("specification", "our own reducer, comm.bucket: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 _FRAME = Source(
@@ -31,12 +33,18 @@ PAYLOAD: Annotated[float, _FRAME] = 1448 / 1538
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, and of
-    waiting for others and for the wire."""
+    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, of waiting for
+    others and for the wire, and of a core for posting messages and starting again after a wait for them."""
 
     compute: float
     talk: float
     wait: float
+    posting: float
+
+    @property
+    def work(self) -> float:
+        """Seconds of a core."""
+        return self.compute + self.talk + self.posting
 
 
 def crowded(axis: str, more: bool) -> str:
@@ -85,173 +93,145 @@ def counted(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A step's passes, by stage, and when each runs; how many micro-batches pass a stage; seconds of one message beside
+    its wire and on it, by stage."""
+
+    ahead: list[_Task]
+    back: list[_Task]
+    passes: list[int]
+    late: list[float]
+    wires: list[float]
+    placed: list[Placed]
+
+    def summed(self, part: Callable[[_Task], float]) -> float:
+        """Of a step, on all rows together."""
+        return sum(
+            many * (part(ahead) + part(back))
+            for many, ahead, back in zip(self.passes, self.ahead, self.back, strict=True)
+        )
+
+
+def _played(
+    model: Transformer, plan: Plan, cluster: Cluster, host: Host, micro_batch: int, micros: int
+) -> _Played:
+    each, timetable = plan.world // plan.pp, schedules.get(plan.schedule)(plan.pp, micros)
+    rows, last = layers_of(model, plan), timetable.length - 1
+    parts = [
+        (rows[row] / chunks(plan.schedule), stage % timetable.length)
+        for stage, row in enumerate(timetable.placement)
+    ]
+    ahead, back = (
+        [
+            _task(model, plan, cluster, host, (micro_batch, micros), layers, (place == 0, place == last), way)
+            for layers, place in parts
+        ]
+        for way in (False, True)
+    )
+    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
+    latency = host.talk("message", 2, whole) + host.wait("message", 2) if plan.pp > 1 else 0.0
+    across = each * whole / (_wire(cluster) or 1.0)
+    neighbours = zip(timetable.placement, (*timetable.placement[1:], timetable.placement[0]), strict=True)
+    wires = [across * _between(cluster, each, row, other) for row, other in neighbours]
+    late = [latency + (cluster.links[-1].latency if wire else 0.0) for wire in wires]
+    # Towards the weights a backward pass has the forward pass's products.
+    later = [
+        min(f.compute, b.compute / 2) * timetable.splits_backward for f, b in zip(ahead, back, strict=True)
+    ]
+    given = Costs(
+        [(t.work, t.wait) for t in ahead],
+        [(t.work - w, t.wait) for t, w in zip(back, later, strict=True)],
+        wires,
+        late,
+        [(w, 0.0) for w in later],
+    )
+    passes = [len(timetable.micros_of(stage)) for stage in range(timetable.stages)]
+    placed = play_shared(timetable, given, each, host.slow)
+    return _Played(ahead, back, passes, late, wires, placed)
+
+
+def placed_on_host(
+    model: Transformer, plan: Plan, cluster: Cluster, *, micro_batch: int, micros: int
+) -> list[Placed]:
+    """When each pass of each row runs, in the step that `price_on_host` prices. The cluster has a host."""
+    return _played(model, plan, cluster, _host_of(cluster), micro_batch, micros).placed
+
+
+def _host_of(cluster: Cluster) -> Host:
+    if cluster.host is None:
+        raise ValueError(f"{cluster.name} is no host of ranks")
+    return cluster.host
+
+
 def price_on_host(
     model: Transformer, plan: Plan, cluster: Cluster, *, micro_batch: int, micros: int
 ) -> Price:
     """A step of `micros` micro-batches on every data rank. The cluster has a host."""
-    host = cluster.host
-    if host is None:
-        raise ValueError(f"{cluster.name} is no host of ranks")
-    each = plan.world // plan.pp
-    ahead, back = ([_task(model, plan, cluster, host, micro_batch, micros, row, way) for row in range(plan.pp)]
-                   for way in (False, True))  # fmt: skip
-    timetable = schedules.get(plan.schedule)(plan.pp, micros)
-    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
-    latency = host.talk("message", 2, whole) + host.wait("message", 2) if plan.pp > 1 else 0.0
-    wires = [_between(cluster, each, row) * each * whole / (_wire(cluster) or 1.0) for row in range(plan.pp)]
-
-    def costs(tasks: list[_Task]) -> list[tuple[float, float]]:
-        return [(t.compute + t.talk, t.wait) for t in tasks]
-
-    late = [latency + (cluster.links[-1].latency if wire else 0.0) for wire in wires]
-    given = Costs(costs(ahead), costs(back), wires, late)
-    placed = play_shared(timetable, given, each, host.slow)
-    span = max(p.stop for p in placed)
-    tasks = [*ahead, *back]
+    host, each = _host_of(cluster), plan.world // plan.pp
+    got = _played(model, plan, cluster, host, micro_batch, micros)
+    span = max(p.stop for p in got.placed)
     stretch = host.slow(plan.world)
-    compute = micros * stretch * sum(t.compute for t in tasks) / plan.pp
-    talk = micros * sum(t.talk * stretch + t.wait for t in tasks) / plan.pp
-    data = _data(model, plan, cluster, host, back[0].compute * host.slow(each))
+    compute = stretch * got.summed(lambda task: task.compute) / plan.pp
+    talk = got.summed(lambda task: task.talk * stretch + task.wait) / plan.pp
+    posting = stretch * got.summed(lambda task: task.posting) / plan.pp
+    data = _data(model, plan, cluster, host, got.back[0].compute * host.slow(each))
     axes = _axes(model, plan, micro_batch, micros)
     inside = "shard" if axes["shard"].bytes else "tp"
-    messages = micros * 2 * (sum(late) + sum(wires)) / plan.pp if plan.pp > 1 else 0.0
+    sent = sum(many * (late + wire) for many, late, wire in zip(got.passes, got.late, got.wires, strict=True))
+    messages = 2 * sent / plan.pp if plan.pp > 1 else 0.0
     update = host.update
     tensors = 12.0 * model.n_layer / plan.pp + 4
-    own = _own(model, plan, 0)
+    own = own_of(model, plan, 0)
     optimizer = stretch * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
     replica = plan.world // plan.dp
     optimizer += stretch * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
     tied = 0.0
-    if model.tied and plan.pp > 1:
-        tied = stretch * host.talk("all_reduce", 2, ITEM * model.vocab * model.d_model / plan.tp)
-        tied += host.wait("all_reduce", 2)
+    moved = _twice(model, plan)
+    if moved:
+        tied = stretch * host.talk("all_reduce", 2, moved) + host.wait("all_reduce", 2)
         if _wire(cluster) and each * plan.pp > cluster.links[0].size:
-            tied += each * ITEM * model.vocab * model.d_model / plan.tp / _wire(cluster)
+            tied += each * moved / _wire(cluster)
     fixed = host.step * stretch + tied
     shown = sum(t.exposed for t in data.values())
     comm = {axis: Traffic(traffic.bytes) for axis, traffic in axes.items() if getattr(plan, axis) > 1}
-    posted = micros * stretch * 2 * sum(_posted(plan, host, row) for row in range(plan.pp)) / plan.pp
     if inside in comm:
-        comm[inside] = Traffic(comm[inside].bytes, talk - posted, talk - posted)
+        comm[inside] = Traffic(comm[inside].bytes, talk, talk)
     if "pp" in comm:
-        comm["pp"] = Traffic(comm["pp"].bytes, messages + posted, posted)
+        comm["pp"] = Traffic(comm["pp"].bytes, messages + posting, posting)
     comm |= data
     return Price(
         step=span + shown + optimizer + fixed,
         arithmetic=compute,
         kernels=0.0,
         host=0.0,
-        idle=span - compute - talk,
+        idle=span - compute - talk - posting,
         uneven=0.0,
-        busiest=compute + talk,
+        busiest=compute + talk + posting,
         optimizer=optimizer,
         fixed=fixed,
         comm=comm,
     )  # fmt: skip
 
 
-def memory_on_host(
-    model: Transformer, plan: Plan, host: Host, *, micro_batch: int, micros: int
-) -> tuple[int, Memory]:
-    """(row, its memory): of the fullest rank, in bytes that are resident. slack: what the process has beside."""
-    rows = [_memory_of(model, plan, host, micro_batch, micros, row) for row in range(plan.pp)]
-    row = max(range(plan.pp), key=lambda r: rows[r].total)
-    return row, rows[row]
-
-
-def _memory_of(model: Transformer, plan: Plan, host: Host, micro_batch: int, micros: int, row: int) -> Memory:
-    params, optim, gathered = _weights(model, plan, row)
-    moments = _moments(model, plan, micro_batch, micros, row)
-    grads, activations, moving = max(moments, key=sum)
-    needed = Memory(params, grads, optim, activations, gathered + moving)
-    beside = host.beside(activations + gathered + moving, moved(model, plan, micro_batch))
-    return replace(needed, slack=beside)
-
-
-def moved(model: Transformer, plan: Plan, micro_batch: int) -> dict[str, float]:
-    """The axes of a plan, and the bytes of what each gathers at once: a block's weights, a block's activations."""
-    sizes = {"shard": block_of(model, plan.tp), "tp": ITEM * micro_batch * model.context * model.d_model}
-    return {axis: sizes.get(axis, 0.0) for axis in ("dp", "shard", "tp", "pp") if getattr(plan, axis) > 1}
-
-
-def _weights(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
-    """Bytes of weights, of the optimiser and of what is gathered, at any moment of a pass."""
-    own, (_, rim) = _own(model, plan, row), row_parameters(model, plan, row, True)
-    params, _, optim = states(own, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4)
-    if plan.shard == 1:
-        return params, optim, 0.0
-    if plan.zero == 3:
-        return params, optim, 2 * block_of(model, plan.tp) + ITEM * rim
-    return (
-        params + ITEM * own / plan.shard,
-        optim,
-        0.0,
-    )  # the part that the optimiser steps is there beside the whole
-
-
-def _moments(
-    model: Transformer, plan: Plan, micro_batch: int, micros: int, row: int
-) -> list[tuple[float, float, float]]:
-    """(bytes of gradients, of activations, of gradients on their way) at moments of which one is the fullest: a
-    backward begins, in the first micro-batch and in later ones, or the last one ends."""
-    one = layered = _kept(model, plan, micro_batch)
-    layers, held = _layers(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
-    tokens, working = micro_batch * model.context, 0.0
-    if plan.recompute == "full":
-        layered, working = ITEM * tokens * model.d_model / plan.tp, one
-    if row == plan.pp - 1:
-        working += 3.0 * ITEM * tokens * model.vocab / plan.tp
-    own = ITEM * _own(model, plan, row)
-    # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its
-    # part; it takes gradients a few at a time.
-    flat = (2.0 - 1.0 / plan.dp) * own / plan.shard if plan.dp > 1 else 0.0
-    moving = 0.0
-    if plan.shard > 1:
-        moving = 2 * block_of(model, plan.tp)
-    elif plan.dp > 1:
-        moving = ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
-    kept = flat + (own / (plan.shard if plan.zero > 1 else 1) if plan.shard > 1 or plan.dp == 1 else 0.0)
-    last = flat + (own / plan.shard if plan.shard > 1 or plan.dp == 1 else 0.0)
-    full = held * layers * layered + working
-    found = [(flat, full, 0.0), (last, working, moving)]
-    if micros > 1:
-        found.append((kept, full - layers * layered, moving))
-    if micros > held:
-        found.append((kept, full, moving))
-    return found
-
-
-def block_of(model: Transformer, tp: int) -> float:
-    """Bytes of one block's weights on one rank of tp, before `shard` deals them."""
-    dealt, whole = model.block_parameters
-    return ITEM * (dealt / tp + whole)
-
-
-def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:
-    """Bytes that one block of one micro-batch keeps for its backward pass: inputs of both norms and both sums, of every
-    product, keys, queries, values, what attention gives before and after its heads are put together."""
-    h, f, t = model.d_model, model.d_ff, plan.tp
-    whole = 2 * h / t + 2 * h  # under tp, what products read is gathered first
-    dealt = (h + 2 * model.kv_width + 3 * h + (3 if model.gated else 2) * f) / t
-    scores = 3 * model.n_head * model.context / t if model.noisy else 0.0
-    return ITEM * micro_batch * model.context * (whole + dealt + scores)
+def _twice(model: Transformer, plan: Plan) -> float:
+    """Bytes of gradients that two rows sum: of a tied weight whose ends lie apart, of all that DualPipe has twice."""
+    if plan.pp == 1:
+        return 0.0
+    if name_of(plan.schedule) in WEIGHT_COPIES:
+        return ITEM * own_of(model, plan, 0)
+    stems, heads = ends_of(plan.schedule, plan.pp)
+    return ITEM * model.vocab * model.d_model / plan.tp if model.tied and stems != heads else 0.0
 
 
 def _task(
-    model: Transformer,
-    plan: Plan,
-    cluster: Cluster,
-    host: Host,
-    micro_batch: int,
-    micros: int,
-    row: int,
-    backward: bool,
-) -> _Task:
-    """One pass of one row."""
-    layers = _layers(model, plan)[row]
-    stem, head = row == 0, row == plan.pp - 1
-    ends = {"layers": layers, "stem": stem, "head": head}
-    work = counted(model, micro_batch, plan.tp, backward=backward, **ends)  # type: ignore[arg-type]
+    model: Transformer, plan: Plan, cluster: Cluster, host: Host, sizes: tuple[int, int], layers: float,
+    rim: tuple[bool, bool], backward: bool,
+) -> _Task:  # fmt: skip
+    """One pass of one stage. sizes: of a micro-batch, and how many; rim: whether stem and head are there."""
+    (micro_batch, micros), (stem, head) = sizes, rim
+    given = {"layers": layers, "stem": stem, "head": head}
+    work = counted(model, micro_batch, plan.tp, backward=backward, **given)  # type: ignore[arg-type]
     compute = (host.backward if backward else host.forward).of(work)
     again = plan.recompute == "full" and backward
     if again:
@@ -272,13 +252,8 @@ def _task(
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
         wire = max(0.0, _on_wire(cluster, op, apart, ranks, nbytes) - moves)
         wait += times * (host.wait(op, ranks) + wire)
-    return _Task(compute, talk + _posted(plan, host, row), wait)
-
-
-def _posted(plan: Plan, host: Host, row: int) -> float:
-    """Seconds of a core for posting the messages of one pass to each neighbour and starting again after a wait."""
-    neighbours = (row > 0) + (row < plan.pp - 1)
-    return neighbours * host.calls.get(crowded("pp", plan.world > host.cores), 0.0)
+    neighbours = (not stem) + (not head)
+    return _Task(compute, talk, wait, neighbours * host.calls.get(crowded("pp", full), 0.0))
 
 
 def calls_of_pass(
@@ -319,16 +294,6 @@ def calls_of_pass(
     return [call for call in found if call[2] * call[3] > 0]
 
 
-def _layers(model: Transformer, plan: Plan) -> tuple[float, ...]:
-    """Blocks of each row, as the program cuts: where the dearest row is cheapest."""
-    return rows_of(model, plan.schedule, plan.pp, True)
-
-
-def _own(model: Transformer, plan: Plan, row: int) -> float:
-    """Parameters of one rank of a row, before `shard` deals them."""
-    return sum(row_parameters(model, plan, row, True))
-
-
 def _data(
     model: Transformer, plan: Plan, cluster: Cluster, host: Host, backward: float
 ) -> dict[str, Traffic]:
@@ -338,7 +303,7 @@ def _data(
     apart = stride(plan, "dp")
     near = not _crosses(cluster, apart, plan.dp)
     op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
-    sizes, total = _sizes(model, plan, near), ITEM * _own(model, plan, 0) / plan.shard
+    sizes, total = _sizes(model, plan, near), ITEM * own_of(model, plan, 0) / plan.shard
     active = plan.world // plan.pp
     work = sum(host.talk(op, plan.dp, size) for size in sizes) * host.slow(active)
     work += len(sizes) * host.wait(op, plan.dp)
@@ -363,7 +328,7 @@ def buckets(model: Transformer, plan: Plan) -> int:
 def _sizes(model: Transformer, plan: Plan, near: bool) -> list[float]:
     """Bytes of each. What is sharded leaves when backward is over, and so does the last one. near: in memory that all
     ranks see, where there is one."""
-    total = ITEM * _own(model, plan, 0) / plan.shard
+    total = ITEM * own_of(model, plan, 0) / plan.shard
     if near:
         return [total]
     early = FIRST_BUCKET if plan.shard == 1 and total > FIRST_BUCKET else 0.0
@@ -418,10 +383,10 @@ def _on_wire(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -
     return groups * sent / rate + cluster.links[-1].latency
 
 
-def _between(cluster: Cluster, each: int, row: int) -> float:
-    """1.0 where the ranks of a row and of the next one are on two hosts."""
+def _between(cluster: Cluster, each: int, row: int, other: int) -> float:
+    """1.0 where the ranks of two rows are on two hosts."""
     node = cluster.links[0].size if cluster.links else 1
-    return float(bool(_wire(cluster)) and (row + 1) * each % node == 0)
+    return float(bool(_wire(cluster)) and row * each // node != other * each // node)
 
 
-__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "memory_on_host", "moved", "price_on_host"]
+__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "placed_on_host", "price_on_host"]

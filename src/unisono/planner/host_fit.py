@@ -12,16 +12,9 @@ import numpy as np
 
 from unisono.config import ModelConfig
 from unisono.plan import Plan
-from unisono.planner.host import (
-    buckets,
-    calls_of_pass,
-    counted,
-    crowded,
-    memory_on_host,
-    moved,
-    price_on_host,
-)
+from unisono.planner.host import buckets, calls_of_pass, counted, crowded, price_on_host
 from unisono.planner.host_file import Measured
+from unisono.planner.host_memory import memory_on_host, moved
 from unisono.planner.price import Price
 from unisono.spec.cluster import Cluster, Device
 from unisono.spec.host import Curve, Host, Pace

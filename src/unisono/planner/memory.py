@@ -13,11 +13,11 @@ from unisono.planner import experts
 from unisono.planner.cuts import rows_of
 from unisono.planner.numbers import either, smaller
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import WEIGHT_COPIES, chunks, in_flight, name_of
+from unisono.planner.timetables import HEAPED, LATE, WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
 from unisono.spec import kept as own
 from unisono.spec.cluster import Device, Source
-from unisono.spec.transformer import Transformer, block_bytes, head_bytes, live_bytes, stem_bytes
+from unisono.spec.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
 
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
@@ -55,9 +55,10 @@ class Memory:
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
-    weights are there, elements of routed experts, and whether all its forward passes come before the backward ones (1.0
-    or 0.0), so that the head keeps as many micro-batches as the blocks. Numbers, or arrays over timetables. ranks: on
-    shard that hold the same routed experts, 0 where there are none."""
+    weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
+    the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
+    owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: on shard that hold the same
+    routed experts, 0 where there are none."""
 
     blocks: float
     ends: float
@@ -67,14 +68,16 @@ class Share:
     copies: float
     routed: float = 0.0
     heaped: float = 0.0
+    late: float = 0.0
     ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all;
-    in the one block that is being computed again (full: always there, auto: where any is); in stem and head; and beside
-    the head while the loss's gradient is made. Numbers, or arrays."""
+    in the one block that is being computed again as a whole, or of which the scores are (live, scores: under auto where
+    any is; always: under every other way); in stem and head; beside the head while the loss's gradient is made; and of
+    the head until its weight's gradient is made, where that comes apart. Numbers, or arrays."""
 
     block: float
     partly: float
@@ -84,6 +87,8 @@ class Kept:
     stem: float
     head: float
     loss: float = 0.0
+    scores: float = 0.0
+    owed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +170,11 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         ends += matrix + model.head_parameters[1]
     blocks = layers * copies * (dealt / plan.tp + whole)
     routed, ranks = _experts_in(model, plan, row, cut)
-    heaped = float(name_of(plan.schedule) in ("gpipe", "looped_bfs"))
-    return Share(blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, ranks)
+    name = name_of(plan.schedule)
+    heaped, late = float(name in HEAPED), float(name in LATE)
+    return Share(
+        blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, late, ranks
+    )
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
@@ -182,20 +190,20 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
         )  # fmt: skip
 
     own = block("none" if plan.recompute == "auto" else plan.recompute)
-    live = 0.0
-    if plan.recompute in ("full", "auto"):
-        live = live_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
-            itemsize=item,
-        )  # fmt: skip
+    # What is computed again is there while its block's backward pass is: all of it, or the scores.
+    live = block("none") if plan.recompute in ("full", "auto") else 0.0
+    scores = block("none") - block("selective") if plan.recompute in ("selective", "auto") else 0.0
+    sizes = {"micro_batch": micro_batch, "tp": plan.tp, "cp": plan.cp}
     return Kept(
         block=own,
         partly=block("selective") if plan.recompute == "auto" else own,
         again=block("full") if plan.recompute == "auto" else own,
         live=live,
-        always=live if plan.recompute == "full" else 0.0,
-        stem=stem_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp),
-        head=head_bytes(model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, itemsize=item),
+        always={"full": live, "selective": scores}.get(plan.recompute, 0.0),
+        stem=stem_bytes(model, **sizes),
+        head=head_bytes(model, itemsize=item, **sizes),
+        scores=scores,
+        owed=owed_bytes(model, itemsize=item, **sizes),
     )
 
 
@@ -216,9 +224,10 @@ def of_share(
     optim = optim / share.copies  # each copy's optimiser is that of the other
     blocks = share.layers * kept.block - again.selective * (kept.block - kept.partly)
     inside = (blocks - again.full * (kept.block - kept.again)) * held
-    live = either(again.full > 0, kept.live, kept.always)
-    heads = 1.0 + share.heaped * (held - 1.0)
-    rest = live + share.stem * kept.stem * held + share.head * (kept.head * heads + kept.loss)
+    live = either(again.full > 0, kept.live, either(again.selective > 0, kept.scores, kept.always))
+    heads, others = 1.0 + share.heaped * (held - 1.0), share.late * (held - 1.0)
+    head = kept.head * heads + kept.loss + kept.owed * others
+    rest = live + share.stem * kept.stem * held + share.head * head
     host = 0.0
     # Two blocks are there of what comes and goes: the one in use, and the next or the one before.
     part = smaller(1.0, OFFLOAD_BLOCKS / share.layers)
@@ -231,7 +240,7 @@ def of_share(
         one = either(again.selective + again.full < share.layers, kept.block, fewest)
         here = smaller(inside, OFFLOAD_BLOCKS * one)
         host, inside = host + inside - here, here
-    communication = _buffers(model, plan, share.blocks, share.ends)
+    communication = _buffers(model, plan, stack, share.blocks, share.ends)
     allocated = params + grads + optim + inside + rest + communication
     return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
 
@@ -303,6 +312,12 @@ def stored(plan: Plan, stack: Stack) -> str:
     return "fp32" if stack.autograd and ITEM[plan.precision] < 4 else plan.precision
 
 
+def item_of(plan: Plan, stack: Stack) -> int:
+    """Bytes of a weight as it is kept and gathered, and of an activation as it goes from stage to stage: our own runs
+    keep the weights' dtype there, others compute and send in one."""
+    return ITEM[stored(plan, stack)]
+
+
 def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
     item = ITEM[plan.precision]
@@ -324,13 +339,14 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
         stem=own.stem_bytes(model, *sizes),
         head=own.head_bytes(model, *sizes, composed=stack.composed),
         loss=own.loss_bytes(model, *sizes),
+        owed=own.owed_bytes(model, *sizes),
     )
 
 
-def _buffers(model: Transformer, plan: Plan, blocks: float, ends: float) -> float:
+def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:
     """Communication buffers: ZeRO-3 holds two gathered blocks, a gathered end and one block's gradients; below that a
     bucket of gradients where data ranks meet."""
-    item = ITEM[plan.precision]
+    item = item_of(plan, stack)
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
         held, ranks = experts.elements(model, plan)

@@ -282,6 +282,7 @@ def _price(
         attention += own.once("attention") * times
         device += (own.first.ahead.device + own.back("device")) * times
         second += own.more("device") * times
+        over -= part * own.blocks.rims * micros / plan.pp  # which shows on shard
     _, heads = ends(plan.schedule, plan.pp)
     arithmetic += sum(each[rows[row].pool].first.products for row in heads) / len(heads) * micros / plan.pp
     for row, own in enumerate(rows):

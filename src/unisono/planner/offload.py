@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.memory import ITEM, Share, states, stored
+from unisono.planner.memory import Share, item_of, states, stored
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Device, Source
@@ -36,7 +36,7 @@ def block_bytes(model: Transformer, plan: Plan, stack: Stack, kept: float) -> tu
         elements = sum(model.block_parameters) / (plan.tp * (plan.shard if plan.zero == 3 else 1))
         routed, ranks = experts.elements(model, plan)
         elements += model.sparse_share * routed / (ranks if plan.zero == 3 else 1)
-        item = ITEM[plan.precision]
+        item = item_of(plan, stack)
         return elements * item, elements * max(item, stack.grad_bytes if item < 4 else item)
     if plan.offload == "activations":
         return kept, kept

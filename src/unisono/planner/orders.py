@@ -11,7 +11,8 @@ from math import factorial
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
-from unisono.planner.collectives import bus, message
+from unisono.planner.collectives import bus, exchange, message
+from unisono.planner.collectives import levels as levels_of
 from unisono.planner.priced import price, shares_cores
 from unisono.planner.simulate import Answer, Question, gain, simulate, waterfall
 from unisono.spec.cluster import Cluster
@@ -94,7 +95,9 @@ def _crossed(plan: Plan, cluster: Cluster, order: Order) -> tuple[object, ...]:
         every, size = groups[2]
         groups += [(every * size // some, some) for some in range(2, size) if size % some == 0]
     found: list[object] = [
-        what for group in groups for what in (cluster.levels(*group), bus(cluster, *group))
+        what
+        for group in groups
+        for what in (bus(cluster, *group), levels_of(cluster, *group), exchange(cluster, *group))
     ]
     apart = stride(plan, "pp", order)
     # To the next stage, along all of them, and from the first to the last; latency and bandwidth of each.

@@ -84,8 +84,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head;
-    one message between two rows. The last two: what shows on shard in forward and backward, and on the host link."""
+    """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head,
+    with theirs; one message between two rows. The last three: what shows on shard in forward and backward, and on the
+    host link; and of stem and head together on shard."""
 
     forward: float
     backward: float
@@ -94,6 +95,7 @@ class Blocks:
     send: float
     shard: float = 0.0
     host: float = 0.0
+    rims: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from unisono.plan import Plan
-from unisono.planner import block, experts, offload, recompute, replicas
+from unisono.planner import block, experts, gathering, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import Dealt
 from unisono.planner.collectives import Bus, bus, exchange, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, Again, Share, kept_of, share_of
+from unisono.planner.memory import ITEM, Again, Share, item_of, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, Totals, Traffic, Work
 from unisono.planner.stack import Stack
@@ -67,16 +67,18 @@ def blocks(
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
     """
-    gathered = _gathered(model, plan, cluster, stack, made.ahead, made.back)
+    gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back)
+    stem, head = gathering.rims(model, plan, cluster, stack)
     loaded = offload.shown(model, plan, cluster.device, stack, kept, made.ahead, made.back)
     return Blocks(
         forward=made.ahead + gathered[0] + loaded[0],
         backward=made.back + gathered[1] + loaded[1],
-        stem=made.stem,
-        head=made.head,
+        stem=(made.stem[0] + stem[0], made.stem[1] + stem[1]),
+        head=(made.head[0] + head[0], made.head[1] + head[1]),
         send=_send(model, plan, cluster, stack, micro_batch),
         shard=sum(gathered),
         host=sum(loaded),
+        rims=sum(stem) + sum(head),
     )
 
 
@@ -203,7 +205,7 @@ def price(
     second = each.more("device") * layers
     arithmetic = each.once("arithmetic") * layers + micros / plan.pp * each.first.products
     on_device = (ahead.device + each.back("device")) * layers
-    over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head))
+    over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims)
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
         arithmetic=arithmetic,
@@ -244,7 +246,7 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
 
 
 def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
-    whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
+    whole = micro_batch * model.context / plan.cp * model.d_model * item_of(plan, stack)
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
 
@@ -283,10 +285,10 @@ def inside_blocks(
         exposed, hidden = ahead.routing + each.back("routing"), ahead.routed + each.back("routed")
         sent = _routed_bytes(model, plan, micro_batch, each.share)
         found["ep"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
-    if plan.shard > 1 and plan.zero == 3:
-        sent, seconds = _weights(model, plan, cluster, stack)
-        sent, seconds = 1.5 * sent, 3 * seconds
+    if gathering.deals(plan):
+        (sent, seconds), rims = gathering.total(model, plan, cluster, stack)
         found["shard"] = Traffic(sent * layers, seconds * layers, each.shown("shard") * layers)
+        found["shard"] += Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
     if plan.offload in ("params", "activations"):
         kept = sum(
             share * kept_of(model, replace(plan, recompute=mode), stack, micro_batch).block
@@ -307,29 +309,6 @@ def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float
     held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
     times = 4 + 2 * share
     return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
-
-
-def _weights(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
-    """(bytes that a rank sends, seconds) to gather one block's weights once, under zero=3."""
-    apart = stride(plan, "shard", cluster.order)
-    net = bus(cluster, apart, plan.shard, stack.dp_bus)
-    moved = model.block_parameters[0] / plan.tp * ITEM[plan.precision]
-    held, ranks = experts.elements(model, plan)
-    if not held:
-        return net.sent(moved), net.gather(moved)
-    own = bus(cluster, apart * plan.shard // ranks, ranks, stack.dp_bus)
-    more = model.sparse_share * held * ITEM[plan.precision]
-    return net.sent(moved) + own.sent(more), net.gather(moved) + own.gather(more)
-
-
-def _gathered(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, ahead: float, back: float
-) -> tuple[float, float]:
-    """Seconds that gathering (and scattering) a block's weights shows, forward and backward, under zero=3."""
-    if plan.shard == 1 or plan.zero < 3:
-        return 0.0, 0.0
-    _, one = _weights(model, plan, cluster, stack)
-    return uncovered(one, ahead, stack.dp_hidden), uncovered(2 * one, back, stack.dp_hidden)
 
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> tuple[float, float]:
@@ -364,7 +343,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, t
             # Weights are gathered after the update.
             apart = stride(plan, "shard", cluster.order)
             net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
-            updated = elements * ITEM[plan.precision]
+            updated = elements * item_of(plan, stack)
             sent, seconds = sent + net.sent(updated) / 2, seconds + net.gather(updated)
         parts["shard"] = (sent, seconds)
     if plan.cp > 1:

@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
-from unisono.planner import general, host, memory
+from unisono.planner import general, host, host_memory, memory
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Verdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
+from unisono.spec.errors import UsageError
 from unisono.spec.networks import Network
 from unisono.spec.transformer import Transformer
 
@@ -23,13 +24,27 @@ def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
     return cluster.host is not None and isinstance(model, Transformer) and model.experts is None
 
 
+def _as_measured(plan: Plan, cluster: Cluster) -> None:
+    """Raises UsageError for a precision in which nobody has measured this host: its paces and bytes are those of fp32,
+    and others follow from none of them."""
+    if plan.precision != "fp32":
+        raise UsageError(
+            f"precision={plan.precision} has no price on {cluster.name}: its host was measured in fp32",
+            where="plan.precision",
+            fix="precision=fp32; unisono train runs a named plan without a price",
+            code="C22",
+        )
+
+
 def price(
     model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
-    """Seconds of a step of `micros` micro-batches on every data rank."""
+    """Seconds of a step of `micros` micro-batches on every data rank. Raises UsageError for a precision in which a host
+    was not measured."""
     sizes = {"micro_batch": micro_batch, "micros": micros}
     own = settled(model, plan, stack, cluster, **sizes)
     if shares_cores(model, cluster):
+        _as_measured(plan, cluster)
         found = host.price_on_host(model, own, cluster, **sizes)
     elif isinstance(model, Network):
         found = general.price(model, own, cluster, stack, **sizes)
@@ -86,7 +101,10 @@ def verdict(
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
     plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
-        row, held = host.memory_on_host(model, plan, cluster.host, micro_batch=micro_batch, micros=micros)
+        _as_measured(plan, cluster)
+        row, held = host_memory.memory_on_host(
+            model, plan, cluster.host, micro_batch=micro_batch, micros=micros
+        )
         ranks = min(plan.world, cluster.links[0].size if cluster.links else 1)
         return Verdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):

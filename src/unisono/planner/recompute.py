@@ -64,12 +64,12 @@ def of_rank(
         return _alike(model, plan, stack, share, kept, held, device, extra)
     missing = (of_share(model, plan, stack, share, kept, held).total - device.room) / (1.0 + stack.slack)
     saved = Extra((kept.block - kept.partly) * held, (kept.block - kept.again) * held)
-    return fewest(share.layers, missing, saved, kept.live, extra)
+    return fewest(share.layers, missing, saved, Extra(kept.scores, kept.live), extra)
 
 
-def fewest(layers: float, missing: float, saved: Extra, live: float, extra: Extra) -> Again:
+def fewest(layers: float, missing: float, saved: Extra, live: Extra, extra: Extra) -> Again:
     """The cheapest counts that save `missing` bytes. saved: bytes of one block; live: those that are there again as
-    soon as one whole block is computed again.
+    soon as one block's scores are computed again, or one whole block.
 
     Of the least possible number of whole blocks on, every further one takes the place of some whose scores alone are
     computed again. Where those cost less for each byte by more than rounding can take, the least number is best;
@@ -78,15 +78,17 @@ def fewest(layers: float, missing: float, saved: Extra, live: float, extra: Extr
     if largest(missing) <= 0.0:
         return Again(0.0 * missing, 0.0 * missing)
     some = missing > 0
-    alone = _needed(missing, saved.selective)
-    partly, fully = layers * saved.selective, layers * saved.full - live
+    alone = _needed(missing + live.selective, saved.selective)
+    every, fully = layers * saved.selective, layers * saved.full - live.full
+    partly = every - live.selective
     # Of which number of whole blocks on there is enough.
-    least = larger(1.0, _needed(missing + live - partly, saved.full - saved.selective))
+    least = larger(1.0, _needed(missing + live.full - every, saved.full - saved.selective))
     start = either(alone <= layers, 0.0, smaller(least, layers))
     best, full, selective = float("inf"), start, 0.0 * start
     for more in range(_tried(layers, saved, extra)):
         count = smaller(start + more, layers)
-        others = _needed(missing + either(count > 0, live, 0.0) - count * saved.full, saved.selective)
+        there = either(count > 0, live.full, live.selective)
+        others = _needed(missing + there - count * saved.full, saved.selective)
         others = either(saved.selective > 0, others, 0.0)
         seconds = count * extra.full + smaller(others, layers - count) * extra.selective
         if more:

@@ -5,9 +5,10 @@ The timetable is the value that the runtime plays; here it is played against the
 
 from dataclasses import dataclass, replace
 
+from unisono.planner.host import placed_on_host
 from unisono.planner.played import stages
 from unisono.planner.price import Price
-from unisono.planner.priced import rows
+from unisono.planner.priced import rows, settled, shares_cores
 from unisono.planner.simulate import Question
 from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
@@ -40,11 +41,17 @@ class Timeline:
 
 
 def timeline(ask: Question, price: Price) -> Timeline:
-    """A step of the plan. Raises UsageError where the timetable does not take these numbers, or is too long."""
+    """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
+    the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, price.again)
-    parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
-    placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
+    if shares_cores(ask.model, ask.cluster):
+        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+        plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
+        placed = placed_on_host(ask.model, plan, ask.cluster, **sizes)
+    else:
+        each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, price.again)
+        parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
+        placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()

@@ -20,6 +20,9 @@ _BOTH_WAYS = Source(
 )
 WEIGHT_COPIES: Annotated[dict[str, float], _BOTH_WAYS] = {"dualpipe": 2.0}
 _BOTH_ENDS = ("zbv", "dualpipev")
+HEAPED = ("gpipe", "looped_bfs")  # all forward passes come before the first backward one
+# On the last row weight gradients wait here; the others that split a backward pass make the head's directly after it.
+LATE = ("zb1p", "zb2p")
 
 
 @cache
@@ -71,7 +74,7 @@ def in_flight(schedule: str, row: int, ranks: int, micros: float) -> float:
     if ranks == 1:
         return 1.0 if name != "gpipe" else float(micros)
     depth = float(ranks - row)
-    if name in ("gpipe", "looped_bfs"):
+    if name in HEAPED:
         return micros * 1.0
     if name == "interleaved":
         # Warm-up of 2 (p-row-1) + (v-1) p chunks and the one being computed, each 1/v of a row.

@@ -13,12 +13,13 @@ from unisono.programs.pipeline import COMPUTE, Action, Placed, Timetable
 class Costs:
     """Seconds, all per stage. forward, backward: (of work on a core of its own, of waiting without a core after it).
     wire: for which a message between this stage and the next occupies its way, each direction for itself. latency: from
-    its leaving the wire to its arrival."""
+    its leaving the wire to its arrival. weight: as backward, of what timetables that split it do later."""
 
     forward: Sequence[tuple[float, float]]
     backward: Sequence[tuple[float, float]]
     wire: Sequence[float]
     latency: Sequence[float]
+    weight: Sequence[tuple[float, float]] = ()
 
 
 def play_shared(
@@ -97,7 +98,8 @@ class _Game:
 
     def _cost(self, row: int) -> tuple[float, float]:
         action = self.rows[row][self.at[row]]
-        return (self.costs.forward if action.kind == "F" else self.costs.backward)[action.stage]
+        kinds = {"F": self.costs.forward, "B": self.costs.backward, "W": self.costs.weight}
+        return kinds[action.kind][action.stage]
 
     def _end(self, row: int, then: float) -> None:
         action = self.rows[row][self.at[row]]
@@ -106,7 +108,8 @@ class _Game:
         self.at[row], self.until[row] = self.at[row] + 1, -1.0
         self.here[f"own {kind}", stage, micro] = then
         other, boundary = (stage + 1, stage) if kind == "F" else (stage - 1, stage - 1)
-        if not 0 <= other < self.timetable.stages:
+        ends = stage + 1 if kind == "F" else stage
+        if kind == "W" or ends % self.timetable.length == 0:  # a chain's first stage, or its last
             return
         if self.timetable.placement[other] != row:
             if self.costs.wire[boundary]:
@@ -139,6 +142,8 @@ class _Game:
         stage, micro, length = action.stage, action.micro, self.timetable.length
         if action.kind == "F":
             return self.here.get(("F", stage, micro), math.inf) if stage % length else 0.0
+        if action.kind == "W":
+            return self.here.get(("own B", stage, micro), math.inf)
         own = self.here.get(("own F", stage, micro), math.inf)
         later = self.here.get(("B", stage, micro), math.inf) if (stage + 1) % length else own
         return max(own, later)

@@ -11,8 +11,13 @@ from typing import Literal
 from unisono.spec.host import Host
 from unisono.spec.order import USUAL, Order
 
-Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
-TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
+Topology = Literal[
+    "switched", "rail-only", "ring", "torus2d", "torus3d", "mesh2d", "mesh3d", "tree", "full-mesh", "hybrid-cube"
+]  # fmt: skip
+TOPOLOGIES: tuple[Topology, ...] = (
+    "switched", "rail-only", "ring", "torus2d", "torus3d", "mesh2d", "mesh3d", "tree", "full-mesh", "hybrid-cube",
+)  # fmt: skip
+CUBE = 8  # devices of a hybrid cube
 DTYPES = ("fp8", "bf16", "fp16", "fp32", "fp64")  # the narrower first
 Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
@@ -92,8 +97,10 @@ class Link:
 
     topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
     connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
-    level inside connects, as near to a square or cube as their number allows: a device's bandwidth is that of all its
-    cables together.
+    level inside connects, as near to a square or cube as their number allows, and mesh2d, mesh3d, the same without the
+    way round; full-mesh, a cable between every two units; hybrid-cube, the eight devices of a DGX-1 (NVIDIA, 2017): in
+    these a device's bandwidth is that of all its cables together. tree: a binary tree of switches whose cables all
+    carry what one unit's does.
     """
 
     name: str
@@ -130,7 +137,8 @@ class Cluster:
 
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
     unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
-    order: of a plan's axes on the levels; `train` plays the usual one.
+    order: of a plan's axes on the levels; `train` plays the usual one. in_node: devices of one node, 0: as many as the
+    innermost level connects.
     """
 
     name: str
@@ -142,11 +150,13 @@ class Cluster:
     host: Host | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     order: Order = USUAL
+    in_node: int = 0
 
     @property
     def node(self) -> int:
-        """Devices of one node: what the innermost level connects."""
-        return min(self.links[0].size, self.devices) if self.links else self.devices
+        """Devices of one node."""
+        inside = self.in_node or (self.links[0].size if self.links else self.devices)
+        return min(inside, self.devices)
 
     def levels(self, stride: int, size: int) -> tuple[int, ...]:
         """How many ways a group of `size` ranks, `stride` apart, splits at each level, the innermost first.

@@ -53,6 +53,12 @@ def loss_bytes(model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, i
     return _tokens(model, micro_batch, cp) * 2 * max(4, itemsize) * model.vocab / tp
 
 
+def owed_bytes(model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 4) -> float:
+    """Bytes from which the classifier's gradient is made where that comes apart: what it read, which is kept whole, and
+    the gradient of the logits."""
+    return _tokens(model, micro_batch, cp) * itemsize * (model.d_model + model.vocab / tp)
+
+
 def stem_bytes(model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 4) -> float:
     """Bytes of the tokens, and of the embedding's dropout mask."""
     wide = max(4, itemsize)

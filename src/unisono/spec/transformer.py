@@ -249,21 +249,16 @@ def block_bytes(
     return tokens * (whole / shared + (dealt + scores) / tp)
 
 
-def live_bytes(
-    model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, ep: int = 1, sequence_parallel: bool = True,
-    fused: bool = True, itemsize: int = 2,
-) -> float:  # fmt: skip
-    """Bytes of the one block that is being computed again under recompute=full."""
-    return block_bytes(
-        model, micro_batch=micro_batch, tp=tp, cp=cp, ep=ep, sequence_parallel=sequence_parallel, fused=fused,
-        itemsize=itemsize,
-    )  # fmt: skip
-
-
 def head_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 2) -> float:
     """Bytes of the last norm, of the logits and of their fp32 copy in the loss, on the last stage."""
     tokens = micro_batch * model.context / cp
     return tokens * (2 * model.d_model * itemsize / tp + model.vocab * (itemsize + 4) / tp)
+
+
+def owed_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 2) -> float:
+    """Bytes from which the classifier's gradient is made where weight gradients come apart (Qi et al., 2023): what it
+    read, and the gradient of the logits."""
+    return micro_batch * model.context / cp * itemsize * (model.d_model + model.vocab) / tp
 
 
 def stem_bytes(model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1) -> float:

@@ -1,0 +1,88 @@
+"""Weights that are gathered, and gradients that are scattered, on `shard` under zero=3: of blocks, of stem and head."""
+
+from unisono.plan import Plan
+from unisono.planner import experts
+from unisono.planner.collectives import bus
+from unisono.planner.memory import item_of
+from unisono.planner.numbers import larger
+from unisono.planner.stack import Stack
+from unisono.spec.cluster import Cluster
+from unisono.spec.order import stride
+from unisono.spec.transformer import Transformer
+
+Sent = tuple[float, float]  # bytes that a rank sends, seconds
+
+
+def deals(plan: Plan) -> bool:
+    """Whether weights have to be gathered before they are used."""
+    return plan.shard > 1 and plan.zero == 3
+
+
+def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
+    """To gather one block's weights once, and to scatter its gradients."""
+    held, ranks = experts.elements(model, plan)
+    groups = [(model.block_parameters[0] / plan.tp, plan.shard)]
+    if held:
+        groups.append((model.sparse_share * held, ranks))
+    return _moved(groups, plan, cluster, stack)
+
+
+def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
+    """The same of the stem and of the head. A tied weight is gathered once where one row has both: with one stage."""
+    whole, rows = model.stem_parameters
+    matrix, norm = model.head_parameters
+    last = norm if model.tied and plan.pp == 1 else matrix / plan.tp + norm
+    return tuple(
+        _moved([(elements, plan.shard)], plan, cluster, stack) for elements in (whole / plan.tp + rows, last)
+    )
+
+
+def _moved(
+    groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack
+) -> tuple[Sent, Sent]:  # fmt: skip
+    """Of (elements, ranks on shard that share them)."""
+    found = []
+    for item in (item_of(plan, stack), stack.reduce_bytes):
+        sent = seconds = 0.0
+        for elements, ranks in groups:
+            apart = stride(plan, "shard", cluster.order) * plan.shard // ranks
+            net = bus(cluster, apart, ranks, stack.dp_bus)
+            sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
+        found.append((sent, seconds))
+    return found[0], found[1]
+
+
+def shown(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, ahead: float, back: float
+) -> tuple[float, float]:
+    """Seconds of a block's traffic that show, forward and backward, beside so many of computing: gathered before both
+    passes and scattered after the second, while the block beside it computes."""
+    if not deals(plan):
+        return 0.0, 0.0
+    gathered, scattered = block(model, plan, cluster, stack)
+    return _shown(gathered[1], ahead, stack), _shown(gathered[1] + scattered[1], back, stack)
+
+
+def _shown(talk: float, work: float, stack: Stack) -> float:
+    """What is left of `talk` beside `work`, of which the stack hides a share."""
+    return larger(talk * (1.0 - stack.dp_hidden), talk - work)
+
+
+def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
+    """Seconds of stem and of head, (forward, backward) each. They belong to the root, which is gathered before a pass
+    begins, stays until it ends, and whose gradients are scattered last: nothing is computed beside them (PyTorch FSDP2,
+    fully_shard)."""
+    if not deals(plan):
+        return (0.0, 0.0), (0.0, 0.0)
+    stem, head = ends(model, plan, cluster, stack)
+    return (stem[0][1], stem[1][1]), (head[0][1], head[1][1])
+
+
+def total(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
+    """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together."""
+    gathered, scattered = block(model, plan, cluster, stack)
+    pairs = [one for end in ends(model, plan, cluster, stack) for one in end]
+    return (
+        (2 * gathered[0] + scattered[0], 2 * gathered[1] + scattered[1]),
+        (sum(sent for sent, _ in pairs), sum(seconds for _, seconds in pairs)),
+    )
