@@ -47,19 +47,49 @@ def test_failures(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert goes_on["goodput"] > told["goodput"] and goes_on["elastic"]
     slow = said([*PLAN, *fails, "--stragglers", "normal:0.1"], capsys)
-    assert slow["failures"]["days"] > slow["stragglers"]["step_s"] / slow["step_s"] * told["days"] * 0.98
+    assert slow["failures"]["days"] > slow["step_s"] / got["step_s"] * told["days"] * 0.98
+    assert slow["failures"]["days"] == pytest.approx(slow["days_to_train"] / slow["failures"]["goodput"])
 
 
 def test_stragglers_and_servers(capsys: pytest.CaptureFixture[str]) -> None:
     got = said([*PLAN, "--stragglers", "lognormal:0.1", "--servers", "1"], capsys)
     rows = {row["sync"]: row for row in got["stragglers"]["policies"]}
-    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] > got["step_s"]
+    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] == got["step_s"]
     assert rows["async"]["waiting"] < rows["ssp:s=3"]["waiting"] * 1.05 < rows["every_step"]["waiting"]
     server = got["parameter_server"]
     assert server["full_at_replicas"] == pytest.approx(
         (server["serve_s"] + server["compute_s"]) / server["serve_s"]
     )
     assert 0.0 < server["efficiency"] < 1.0
+
+
+def test_stragglers_are_a_part_of_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of the waterfall, of which all else stays as it is without them; what they add slows everything down."""
+    calm = said(PLAN, capsys)
+    got = said(
+        [*PLAN, "--stragglers", "lognormal:0.1", "--out", str(tmp_path), "--trace", str(tmp_path / "t.json")],
+        capsys,
+    )
+    *others, last = got["waterfall"]
+    assert last["what"] == "stragglers" and last["seconds"] == got["stragglers"]["waiting_s"] > 0.0
+    assert others == calm["waterfall"]
+    assert sum(part["seconds"] for part in got["waterfall"]) == pytest.approx(got["step_s"])
+    assert got["stragglers"]["without_s"] == pytest.approx(calm["step_s"])
+    for key in ("mfu", "tokens_per_s"):
+        assert got[key] * got["step_s"] == pytest.approx(calm[key] * calm["step_s"])
+    assert "stragglers" in (tmp_path / "simulate.html").read_text()
+    waits = [
+        e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "wait"
+    ]
+    assert {round(e["dur"] * 1e-6, 6) for e in waits} == {round(last["seconds"], 6)}
+
+
+def test_what_would_help_counts_stragglers_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """Faster arithmetic is worth more where all else of a step is what its ranks wait for."""
+    calm, late = said(PLAN, capsys), said([*PLAN, "--stragglers", "lognormal:0.3"], capsys)
+    gains = [{row["what"]: row["gain"] for row in got["sensitivities"]} for got in (calm, late)]
+    faster = "10 % more arithmetic (FLOP/s) in each device"
+    assert gains[1][faster] > gains[0][faster]
 
 
 def test_stragglers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,25 +24,29 @@ Told = tuple[Mapping[str, Any], str]
 
 
 def asked(ask: Question, given: Any) -> Question:
-    """The question with what the flags change of it: length of the training, price of an hour."""
+    """The question with what the flags change of it: length of the training, price of an hour, stragglers.
+
+    Raises UsageError.
+    """
     if given.tokens is not None:
         ask = replace(ask, steps=ceil(given.tokens / (ask.batch * ask.model.context)))
     if given.cost_per_hour is not None:
         ask = replace(ask, cluster=replace(ask.cluster, cost_per_hour=given.cost_per_hour))
+    if given.stragglers is not None:
+        ask = replace(ask, stragglers=_law(given.stragglers))
     return ask
 
 
 def extras(answer: Answer, given: Any) -> Told:
     """(keys for --json, lines) that come after the price. Raises UsageError."""
     ask = answer.question
-    told, step = [_bill(answer, given.pue), _fidelity(answer)], answer.price.step
-    if given.stragglers is not None:
-        told.append(outlook.waiting(answer, _law(given.stragglers)))
-        step = told[-1][0]["stragglers"]["step_s"]
+    told = [_bill(answer, given.pue), _fidelity(answer)]
+    if ask.stragglers is not None:
+        told.append(outlook.waiting(answer, ask.stragglers))
     if given.servers is not None:
         told.append(outlook.served(answer, given.servers))
     if given.mtbf is not None:
-        told.append(_failing(answer, step, given))
+        told.append(_failing(answer, given))
     found = sensitivity.sensitivities(ask)
     told.append((sensitivity.as_json(found), sensitivity.as_text(found)))
     if given.batches or given.noise_scale is not None:
@@ -99,7 +103,7 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: Answer, step: float, given: Any) -> Told:
+def _failing(answer: Answer, given: Any) -> Told:
     missing = [
         flag
         for flag, value, wanted in (
@@ -119,8 +123,8 @@ def _failing(answer: Answer, step: float, given: Any) -> Told:
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
     mtbf = hours * 3600.0 / units
     if given.elastic:
-        return outlook.elastic(answer, step, mtbf, given.repair_h * 3600.0, given.restart_s)
-    return outlook.stopping(answer, step, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
+        return outlook.elastic(answer, mtbf, given.repair_h * 3600.0, given.restart_s)
+    return outlook.stopping(answer, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------

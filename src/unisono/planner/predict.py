@@ -47,10 +47,11 @@ def predict(
 
 def parts_of(got: Price) -> dict[str, float]:
     """A price in the parts that a run's clock can tell apart: `compute`, `comm AXIS` (exposed), `wait` (bubble, uneven
-    stages, and messages between stages, for which a rank waits alike), `optim`, `other`. Their sum is the step."""
+    stages, stragglers, and messages between stages, for which a rank waits alike), `optim`, `other`; in all the step.
+    """
     messages = got.comm["pp"].exposed if "pp" in got.comm else 0.0
     comm = {f"comm {axis}": traffic.exposed for axis, traffic in got.comm.items() if axis != "pp"}
-    waits = got.idle + got.uneven + messages
+    waits = got.idle + got.uneven + messages + got.straggling
     told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - got.fixed, **comm}
     return {**told, "wait": waits, "optim": got.optimizer, "other": got.fixed}
 

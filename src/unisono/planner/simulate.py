@@ -1,7 +1,7 @@
 """One plan on one cluster: seconds, memory, traffic, and where the time goes from the ideal on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
@@ -12,7 +12,9 @@ from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
 from unisono.planner.stages import Stage, told
+from unisono.planner.stragglers import Law
 from unisono.planner.trust import Trust, trust
+from unisono.planner.waits import with_waits
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 from unisono.spec.order import USUAL, of_many
@@ -23,7 +25,8 @@ GIB = 2.0**30
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
+    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
+    how unevenly ranks work, None where all are as quick as they are priced."""
 
     model: Model
     plan: Plan
@@ -32,6 +35,7 @@ class Question:
     micro_batch: int
     micros: int
     steps: int = 0
+    stragglers: Law | None = None
 
     @property
     def batch(self) -> int:
@@ -115,9 +119,10 @@ def simulate(ask: Question) -> Answer:
     fits = verdict(
         ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
     )
-    if shares_cores(ask.model, ask.cluster):  # played already, on the cores that there are
-        return Answer(ask, got, fits, got.idle / got.step)
-    return Answer(ask, *_as_played(ask, got, fits))
+    bubble = got.idle / got.step
+    if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
+        got, bubble = _as_played(ask, got)
+    return Answer(ask, with_waits(got, ask.stragglers, ask.plan), fits, bubble)
 
 
 def demand(answer: Answer, cut: str = "") -> None:
@@ -150,7 +155,7 @@ def _remedy(ask: Question) -> str:
     tried: list[tuple[str, Answer]] = []
     for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
         if _sensible(ask.model, plan):
-            other = Question(ask.model, plan, ask.cluster, ask.stack, micro_batch, micros, ask.steps)
+            other = replace(ask, plan=plan, micro_batch=micro_batch, micros=micros)
             tried.append((said, simulate(other)))
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
@@ -169,16 +174,16 @@ def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
-def _as_played(ask: Question, got: Price, fits: Verdict) -> tuple[Price, Verdict, float]:
+def _as_played(ask: Question, got: Price) -> tuple[Price, float]:
     """The price with its timetable played, where there is one; and the bubble."""
     plan = ask.plan
     if plan.pp == 1:
-        return got, fits, 0.0
+        return got, 0.0
     each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
     whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
     if whole is not None:
         got = with_play(got, whole, ask.micros, plan.schedule, each)
-    return got, fits, got.idle / (got.idle + got.busiest)
+    return got, got.idle / (got.idle + got.busiest)
 
 
 def in_gib(memory: Memory) -> dict[str, float]:
@@ -222,6 +227,7 @@ def in_parts(
         ("uneven stages", got.uneven),
         ("optimiser", got.optimizer),
         ("fixed per step", got.fixed),
+        ("stragglers", got.straggling),
     ]
     return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
 

@@ -21,7 +21,7 @@ class Timeline:
     """A step of every row of the pipeline, in seconds from its start.
 
     after: (part, seconds) of what all rows do when the last one has ended, in this order; parts are `comm AXIS`,
-    `optim` and `other`. bubble: share of the rows' time until then in which nothing is computed.
+    `optim`, `other` and `wait stragglers`. bubble: share of the rows' time until then in which nothing is computed.
     """
 
     timetable: Timetable
@@ -49,7 +49,12 @@ def timeline(ask: Question, price: Price) -> Timeline:
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
     ]
-    after = [*shown, ("optim", price.optimizer), ("other", price.fixed)]
+    after = [
+        *shown,
+        ("optim", price.optimizer),
+        ("other", price.fixed),
+        ("wait stragglers", price.straggling),
+    ]
     return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
 
 

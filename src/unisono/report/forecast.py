@@ -17,7 +17,9 @@ from unisono.report.analyse import percent
 
 ROWS = 16  # of the pipeline that are drawn, evenly chosen where there are more
 ACTIONS = 1200  # in one picture: what does not fit is shown as its beginning and its end
-AFTER_PARTS: Mapping[str, str] = {"comm": "comm_exposed", "optim": "optim", "other": "other"}
+AFTER_PARTS: Mapping[str, str] = {
+    "comm": "comm_exposed", "optim": "optim", "other": "other", "wait": "wait",
+}  # fmt: skip
 _GIB = 1024.0  # MiB
 _MEMORY = {"params": "weights", "grads": "gradients", "optim": "optimiser", "communication": "buffers"}
 
@@ -110,6 +112,7 @@ def _spoken(what: str) -> str:
         "bubble": "the pipeline's bubble",
         "optimiser": "the optimiser",
         "fixed per step": "what each step costs",
+        "stragglers": "waiting for stragglers",
     }
     return what.replace("exposed on ", "unhidden communication on ") if what not in named else named[what]
 
