@@ -24,17 +24,30 @@ Told = tuple[Mapping[str, Any], str]
 
 
 def asked(ask: Question, given: Any) -> Question:
-    """The question with what the flags change of it: length of the training, price of an hour, stragglers.
+    """The question with what the flags change of it: length of the training, price of an hour, loader, stragglers.
 
     Raises UsageError.
     """
     if given.tokens is not None:
         ask = replace(ask, steps=ceil(given.tokens / (ask.batch * ask.model.context)))
-    if given.cost_per_hour is not None:
-        ask = replace(ask, cluster=replace(ask.cluster, cost_per_hour=given.cost_per_hour))
+    ask = replace(ask, cluster=equipped(ask.cluster, given))
     if given.stragglers is not None:
         ask = replace(ask, stragglers=_law(given.stragglers))
     return ask
+
+
+def equipped(cluster: Cluster, given: Any) -> Cluster:
+    """The cluster with what the flags say of it: price of an hour, and what the loader of each host gives."""
+    if given.cost_per_hour is not None:
+        cluster = replace(cluster, cost_per_hour=given.cost_per_hour)
+    own = cluster.loader
+    loader = replace(
+        own,
+        samples=given.loader_samples_s or own.samples,
+        bandwidth=(given.loader_gb_s or 0.0) * 1e9 or own.bandwidth,
+        stored=(given.sample_kb or 0.0) * 1e3 or own.stored,
+    )
+    return replace(cluster, loader=loader)
 
 
 def extras(answer: Answer, given: Any) -> Told:
@@ -156,7 +169,7 @@ def many(got: Loaded, given: Any) -> Told | None:
         return networks.as_json(rows), networks.as_text(rows)
 
     def sized(devices: int) -> Cluster:
-        return of_size(given.cluster, devices)
+        return equipped(of_size(given.cluster, devices), given)
 
     study = sweep.sweep(base, sweep.axis(given.sweep), sized, weak=given.weak, legal=legal)
     told, text = sweep.as_json(study), sweep.as_text(study)
@@ -201,6 +214,4 @@ def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[
         varied = recipe.model_copy(update=asked)
         return lambda plan: all(problem.code == NOT_BUILT for problem in plan.check(varied))
 
-    if given.cost_per_hour is not None:
-        base = replace(base, cluster=replace(base.cluster, cost_per_hour=given.cost_per_hour))
-    return base, legal
+    return replace(base, cluster=equipped(base.cluster, given)), legal

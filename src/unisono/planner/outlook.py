@@ -9,7 +9,7 @@ from unisono.planner import failures, stragglers
 from unisono.planner.failures import CHECKPOINT_BYTES, Outcome
 from unisono.planner.quick import priced
 from unisono.planner.simulate import Answer, lasting
-from unisono.planner.waits import computing, late, paced
+from unisono.planner.waits import computing, paced, with_waits
 from unisono.spec.errors import UsageError
 
 Told = tuple[Mapping[str, Any], str]
@@ -20,11 +20,11 @@ def waiting(answer: Answer, of: stragglers.Law) -> Told:
 
     Raises UsageError.
     """
-    plan, price = answer.question.plan, answer.price
-    bare, rows = price.bare.step, []
+    ask, price, rows = answer.question, answer.price, []
+    plan, calm = ask.plan, with_waits(price.bare, replace(ask, stragglers=None)).step
     for sync in _policies(plan.sync, plan.dp):
-        step = bare + late(price, of, plan, sync)
-        rows.append((sync, paced(of, sync, plan.dp, plan.inner), step))
+        other = replace(ask, plan=replace(plan, sync=sync))
+        rows.append((sync, paced(of, sync, plan.dp, plan.inner), with_waits(price.bare, other).step))
     told = []
     for sync, got, step in rows:
         told.append(
@@ -35,13 +35,13 @@ def waiting(answer: Answer, of: stragglers.Law) -> Told:
             "law": of.name,
             "step_s": price.step,
             "waiting_s": price.straggling,
-            "without_s": bare,
+            "without_s": calm,
             "policies": told,
         }
     }
     lines = [
         f"stragglers {of.name}: of a step {price.straggling:.4g} s are waiting among {plan.world} ranks; without"
-        f" stragglers it takes {bare:.4g} s"
+        f" stragglers it takes {calm:.4g} s"
     ]
     if len(rows) > 1:
         lines.append("  waiting alone, with other policies (each changes bytes, and what is learned, too)")

@@ -52,8 +52,9 @@ def parts_of(got: Price) -> dict[str, float]:
     messages = got.comm["pp"].exposed if "pp" in got.comm else 0.0
     comm = {f"comm {axis}": traffic.exposed for axis, traffic in got.comm.items() if axis != "pp"}
     waits = got.idle + got.uneven + messages + got.straggling
-    told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - got.fixed, **comm}
-    return {**told, "wait": waits, "optim": got.optimizer, "other": got.fixed}
+    other = got.fixed + got.loading
+    told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - other, **comm}
+    return {**told, "wait": waits, "optim": got.optimizer, "other": other}
 
 
 def as_json(told: Prediction, calibrated: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from unisono.planner.waits import with_waits
 
 def priced(ask: Question) -> Price:
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask.stragglers, ask.plan)
+    return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask)
 
 
 def judged(ask: Question) -> Verdict:

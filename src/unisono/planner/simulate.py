@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import stages
+from unisono.planner import loading, stages
 from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
@@ -14,7 +14,7 @@ from unisono.planner.stack import Stack
 from unisono.planner.stages import Stage, told
 from unisono.planner.stragglers import Law
 from unisono.planner.trust import Trust, trust
-from unisono.planner.waits import with_waits
+from unisono.planner.waits import fed, with_waits
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
 from unisono.spec.order import USUAL, of_many
@@ -122,7 +122,7 @@ def simulate(ask: Question) -> Answer:
     bubble = got.idle / got.step
     if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
         got, bubble = _as_played(ask, got)
-    return Answer(ask, with_waits(got, ask.stragglers, ask.plan), fits, bubble)
+    return Answer(ask, with_waits(got, ask), fits, bubble)
 
 
 def demand(answer: Answer, cut: str = "") -> None:
@@ -228,6 +228,7 @@ def in_parts(
         ("optimiser", got.optimizer),
         ("fixed per step", got.fixed),
         ("stragglers", got.straggling),
+        ("data loading", got.loading),
     ]
     return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
 
@@ -260,6 +261,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "stages": stages.as_json(answer.stages),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
+        **loading.as_json(fed(ask), got.step - got.loading),
     }  # fmt: skip
 
 
@@ -297,6 +299,7 @@ def as_text(answer: Answer) -> str:
     lines += [
         f"bubble     {100 * answer.bubble:.1f} %",
         f"bound      most is lost to: {bound(answer)}",
+        loading.as_text(fed(ask), got.step - got.loading),
         "",
         *drawn(waterfall(answer), got),
     ]

@@ -21,7 +21,8 @@ class Timeline:
     """A step of every row of the pipeline, in seconds from its start.
 
     after: (part, seconds) of what all rows do when the last one has ended, in this order; parts are `comm AXIS`,
-    `optim`, `other` and `wait stragglers`. bubble: share of the rows' time until then in which nothing is computed.
+    `optim`, `other`, `wait stragglers` and `data`. bubble: share of the rows' time until then in which nothing is
+    computed.
     """
 
     timetable: Timetable
@@ -54,6 +55,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
         ("optim", price.optimizer),
         ("other", price.fixed),
         ("wait stragglers", price.straggling),
+        ("data", price.loading),
     ]
     return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
 

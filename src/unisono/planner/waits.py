@@ -1,11 +1,15 @@
-"""What a step waits for beside its own work: ranks that are slow today."""
+"""What a step waits for beside its own work: ranks that are slow today, and data that is not there yet."""
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from unisono.plan import Plan
+from unisono.planner.loading import Loading, loading, shown
 from unisono.planner.parts import Price
 from unisono.planner.stragglers import Law, Pace, pace
+
+if TYPE_CHECKING:
+    from unisono.planner.simulate import Question
 
 
 def computing(got: Price) -> float:
@@ -14,17 +18,24 @@ def computing(got: Price) -> float:
     return got.bare.step - (got.comm["dp"].exposed if "dp" in got.comm else 0.0)
 
 
-def late(got: Price, of: Law, plan: Plan, sync: str = "") -> float:
-    """Seconds that ranks wait for slower ones in a step, under the plan's own policy or another. Raises UsageError."""
-    return computing(got) * (paced(of, sync or plan.sync, plan.dp, plan.inner).step - 1.0)
+def with_waits(got: Price, ask: "Question") -> Price:
+    """The price with stragglers, where any are asked for, and with what data is waited for beyond all else.
 
-
-def with_waits(got: Price, of: Law | None, plan: Plan) -> Price:
-    """The price with stragglers, where there are any. Raises UsageError for a policy that cannot be."""
-    if of is None:
+    Raises UsageError for a policy that cannot be.
+    """
+    plan, late = ask.plan, 0.0
+    if ask.stragglers is not None:
+        late = computing(got) * (paced(ask.stragglers, plan.sync, plan.dp, plan.inner).step - 1.0)
+    data = shown(fed(ask), got.step + late)
+    if not late and not data:
         return got
-    seconds = late(got, of, plan)
-    return replace(got, step=got.step + seconds, straggling=seconds)
+    return replace(got, step=got.step + late + data, straggling=late, loading=data)
+
+
+def fed(ask: "Question") -> Loading:
+    """What the question's plan asks of its hosts."""
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return loading(ask.model, ask.plan, ask.cluster, ask.stack, **sizes)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from unisono.report.analyse import percent
 ROWS = 16  # of the pipeline that are drawn, evenly chosen where there are more
 ACTIONS = 1200  # in one picture: what does not fit is shown as its beginning and its end
 AFTER_PARTS: Mapping[str, str] = {
-    "comm": "comm_exposed", "optim": "optim", "other": "other", "wait": "wait",
+    "comm": "comm_exposed", "optim": "optim", "other": "other", "wait": "wait", "data": "data",
 }  # fmt: skip
 _GIB = 1024.0  # MiB
 _MEMORY = {"params": "weights", "grads": "gradients", "optim": "optimiser", "communication": "buffers"}
@@ -113,6 +113,7 @@ def _spoken(what: str) -> str:
         "optimiser": "the optimiser",
         "fixed per step": "what each step costs",
         "stragglers": "waiting for stragglers",
+        "data loading": "waiting for data",
     }
     return what.replace("exposed on ", "unhidden communication on ") if what not in named else named[what]
 
@@ -138,6 +139,12 @@ def _tiles(facts: Mapping[str, Any]) -> str:
         ("bubble", percent(facts["bubble"]), f"{batch['micros']} micro-batches"),
         ("memory", gibibytes(facts["mem_gib"]["total"]), f"of {gibibytes(facts['capacity_gib'])}"),
     ]
+    if facts.get("data"):
+        data = facts["data"]
+        late = (
+            f"{words.seconds(data['exposed_s'])} of a step are waited for" if data["exposed_s"] else "hidden"
+        )
+        tiles.append(("samples/s a host loads", words.count(data["needs_samples_s"]), late))
     if facts.get("days_to_train"):
         days = facts["days_to_train"]
         tiles.append(("all steps", words.seconds(days * 86400) if days < 2 else f"{days:.3g} days", ""))
@@ -162,6 +169,7 @@ def part_of(what: str) -> str:
         ("straggler", "wait"),
         ("optimiser", "optim"),
         ("fixed", "other"),
+        ("data", "data"),
     ):
         if what.startswith(start):
             return part

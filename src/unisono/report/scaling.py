@@ -17,7 +17,7 @@ _PARTS = (
     ("other kernels, optimiser", "other kernels|optimiser", COLOURS["data"]),
     ("exposed communication", "exposed", COLOURS["comm_exposed"]),
     ("bubble, uneven stages", "bubble|uneven|straggler", COLOURS["wait"]),
-    ("host, fixed", "waiting|fixed", COLOURS["optim"]),
+    ("host, fixed", "waiting|fixed|data", COLOURS["optim"]),
     ("other", "", COLOURS["other"]),
 )
 
