@@ -37,6 +37,7 @@ _EQUAL = (
     "loader_samples_s",
     "loader_gb_s",
     "sample_kb",
+    "blocks",
 )
 
 

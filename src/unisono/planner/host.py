@@ -199,13 +199,11 @@ def _moments(
 ) -> list[tuple[float, float, float]]:
     """(bytes of gradients, of activations, of gradients on their way) at moments of which one is the fullest: a
     backward begins, in the first micro-batch and in later ones, or the last one ends."""
-    one = layered = _kept(model, plan, micro_batch)
+    layered = kept_by_block(model, plan, micro_batch)
     layers, held = _layers(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
-    tokens, working = micro_batch * model.context, 0.0
-    if plan.recompute == "full":
-        layered, working = ITEM * tokens * model.d_model / plan.tp, one
+    working = _kept(model, plan, micro_batch) if plan.recompute == "full" else 0.0
     if row == plan.pp - 1:
-        working += 3.0 * ITEM * tokens * model.vocab / plan.tp
+        working += kept_by_head(model, plan, micro_batch)
     own = ITEM * _own(model, plan, row)
     # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its
     # part; it takes gradients a few at a time.
@@ -348,7 +346,7 @@ def _data(
         done = max(done, ready) + wire
     seconds = work + sum(wires)
     shown = work + max(0.0, done - backward)
-    return {"dp": Traffic(2.0 * (plan.dp - 1) / plan.dp * total, seconds, shown)}
+    return {"dp": Traffic(sent_after(plan, _own(model, plan, 0)), seconds, shown)}
 
 
 def buckets(model: Transformer, plan: Plan) -> int:
@@ -370,17 +368,42 @@ def _sizes(model: Transformer, plan: Plan, near: bool) -> list[float]:
     return sizes
 
 
-def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
-    """Bytes that a rank sends in a step inside its replica."""
+def sent_inside(
+    model: Transformer, plan: Plan, micro_batch: int, micros: int, layers: float, ends: tuple[bool, bool]
+) -> dict[str, float]:
+    """Bytes that a rank sends on tp and shard in a step for `layers` blocks, and for stem and head if they are here."""
     moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
-    layers = model.n_layer / plan.pp
     for backward in (False, True):
         again = plan.recompute == "full" and backward
         for axis, op, nbytes, times in calls_of_pass(
-            model, plan, micro_batch, micros, layers, (plan.pp == 1, plan.pp == 1), backward, again
+            model, plan, micro_batch, micros, layers, ends, backward, again
         ):
             n = getattr(plan, axis)
             moved[axis] += micros * times * nbytes * (n - 1) / n * (2 if op == "all_reduce" else 1)
+    return moved
+
+
+def sent_after(plan: Plan, elements: float) -> float:
+    """Bytes that a rank sends on dp for the gradients of so many elements, before `shard` deals them."""
+    return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / plan.shard
+
+
+def kept_by_block(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes that one block of one micro-batch keeps from its forward to its backward pass."""
+    if plan.recompute == "full":
+        return ITEM * micro_batch * model.context * model.d_model / plan.tp
+    return _kept(model, plan, micro_batch)
+
+
+def kept_by_head(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes of one micro-batch's logits, their log-probabilities and the gradient of these."""
+    return 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
+
+
+def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
+    """Bytes that a rank sends in a step inside its replica."""
+    both = (plan.pp == 1, plan.pp == 1)
+    moved = sent_inside(model, plan, micro_batch, micros, model.n_layer / plan.pp, both)
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
     moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
     return {axis: Traffic(nbytes) for axis, nbytes in moved.items()}

@@ -88,6 +88,7 @@ def page(forecast: Forecast) -> str:
         _memory(facts),
         _traffic(facts),
         "</div>",
+        _blocks(facts),
     ]
     return html.document(f"{facts['plan']}: unisono simulate", body)
 
@@ -279,6 +280,35 @@ def _memory(facts: Mapping[str, Any]) -> str:
     bars = [*sizes, ("total", facts["mem_gib"]["total"]), ("device has", facts["capacity_gib"])]
     drawn = chart.plain_bars(bars, {name: gibibytes(size) for name, size in bars})
     return f'<section data-testid="memory"><h2>Memory of the fullest rank</h2>{drawn}</section>'
+
+
+def _blocks(facts: Mapping[str, Any]) -> str:
+    """The model, part by part, as `simulate --blocks` has it."""
+    every = facts.get("blocks") or []
+    if not every:
+        return ""
+    axes = list(dict.fromkeys(axis for one in every for axis, moved in one["sent_bytes"].items() if moved))
+    heads = ("part", "how many", "parameters", "FLOPs", "kept", *(f"sent on {axis}" for axis in axes))
+    rows = [
+        [
+            f"{'of it ' if one['inside'] else ''}{one['part']}",
+            str(one["count"]),
+            words.count(one["parameters"]) if one["parameters"] else "",
+            words.count(one["flops_per_sample"]) if one["flops_per_sample"] else "",
+            words.nbytes(one["kept_bytes"]) if one["kept_bytes"] else "",
+            *(words.nbytes(moved) if (moved := one["sent_bytes"].get(axis)) else "" for axis in axes),
+        ]
+        for one in every
+    ]
+    size = facts["batch"]["micro_batch"]
+    note = (
+        "Of one of each, in the mean: parameters, and FLOPs of a sample's forward pass; on a rank that has it, what a"
+        f" micro-batch of {size} keeps until its backward pass, and what is sent in a step."
+    )
+    return (
+        '<section data-testid="blocks"><h2>The model, part by part</h2>'
+        f'{chart.table(heads, rows, numeric=len(heads) - 1)}<p class="note">{escape(note)}</p></section>'
+    )
 
 
 def _traffic(facts: Mapping[str, Any]) -> str:
