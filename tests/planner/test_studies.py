@@ -157,6 +157,17 @@ def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--stragglers", "norml:0.1"], "normal"),
         (["--sweep", "devices=12"], "16 devices"),
         (["--sweep", "device=8"], "devices"),
+        (["--sweep", "device"], "did you mean devices?"),
+        (["--sweep", "devices"], "says no values for devices"),
+        (["--sweep", "devices="], "says no values for devices"),
+        (["--sweep", "devices=64..8"], "devices=8..64"),
+        (["--sweep", "devices=8..64", "--mtbf", "100", "--blocks"], "--mtbf --blocks"),
+        (["--networks", "best", "--stragglers", "normal:0.1"], "--stragglers"),
+        (["--stragglers", "normal"], "normal:0.05"),
+        (["--stragglers", "normal:"], "normal:0.05"),
+        (["--stragglers", "measured"], "which file"),
+        (["--stragglers", "measured:nothing.txt"], "nothing.txt: No such file or directory"),
+        (["--model", "gtp"], "did you mean gpt?"),
         (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
         (["--weak"], "--sweep"),
         (["--tokens", "-1"], "above 0"),
@@ -175,6 +186,15 @@ def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.Cap
 def test_elastic_needs_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--plan", "dp=1 shard=16 tp=4 precision=bf16", "--mtbf", "9", "--elastic", "--restart-s", "3"]
     assert "dp=1" in said([*words, "--repair-h", "1"], capsys)["what"]
+
+
+@pytest.mark.parametrize(("words", "told"), [(["--plan", "dp=16 tp=4 micros=8"], True), (PLAN, False)])
+def test_fp32_is_named_where_the_device_is_faster_otherwise(
+    words: list[str], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has named no precision would not know why a step takes so long."""
+    assert main(["simulate", *GPT, *words]) == 0
+    assert ("precision  fp32" in capsys.readouterr().out) == told
 
 
 def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:

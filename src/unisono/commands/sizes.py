@@ -12,6 +12,7 @@ from unisono.config.models import ModelConfig, Recipe
 from unisono.config.resolve import KINDS, located, recipe_problems
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
+from unisono.plan.grammar import meant
 from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
@@ -47,7 +48,7 @@ def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
     if kind in ("gpt", "moe"):
         return _transformer(got)
     if kind not in _PRICED:
-        raise _wrong(got, f"model.kind {kind} is not known", "model.kind",
+        raise _wrong(got, f"model.kind {kind} is not known{meant(kind, _PRICED)}", "model.kind",
                      f"one of: {' '.join(_PRICED)}, hf:PATH or FILE.py:FUNCTION")  # fmt: skip
     return Network(_parts(got), by_weights=not recipe.model.resnet, sample=_sample(got))
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Told = tuple[Mapping[str, Any], str]
 
+# Flags that look closely at one price.
+_SINGLE = ("mtbf", "stragglers", "servers", "tokens", "pue", "batches", "noise_scale", "blocks", "trace")
+
 
 def asked(ask: Question, given: Any) -> Question:
     """The question with what the flags change of it: length of the training, price of an hour, loader, stragglers.
@@ -98,7 +101,7 @@ def _fidelity(answer: Answer) -> Told:
 def _law(text: str) -> stragglers.Law:
     """A distribution; `measured:RUN` is how unevenly each rank of a run worked, its first step left out."""
     kind, _, place = text.partition(":")
-    if kind != "measured" or not Path(place).is_dir():
+    if kind != "measured" or not place or not Path(place).is_dir():
         return stragglers.law(text)
     from unisono.report.analyse import BUSY
     from unisono.report.collect import collect, find
@@ -151,6 +154,14 @@ def many(got: Loaded, given: Any) -> Told | None:
         )
     if given.sweep is None and given.networks != "best":
         return None
+    if single := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
+        many = "--sweep" if given.sweep else "--networks best"
+        raise UsageError(
+            f"{' '.join(single)}: {many} prices a plan at each point, and looks at none of them more closely",
+            where=f"unisono simulate {many}",
+            fix=f"{single[0]} with one --plan, without {many}",
+            code="C04",
+        )
     if given.order is not None:
         raise UsageError(
             "a study of many plans prices each with its axes in the usual order",

@@ -15,7 +15,7 @@ from unisono.planner.stages import Stage, told
 from unisono.planner.stragglers import Law
 from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import fed, with_waits
-from unisono.spec.cluster import Cluster
+from unisono.spec.cluster import Cluster, Device
 from unisono.spec.errors import Infeasible
 from unisono.spec.order import USUAL, of_many
 from unisono.spec.transformer import Transformer
@@ -281,6 +281,7 @@ def as_text(answer: Answer) -> str:
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
+        *precision_lines(ask.plan, device),
         f"stack      {ask.stack.name}: {answer.trusted}",
         *(
             f"           less sure: {reason}"
@@ -307,6 +308,17 @@ def as_text(answer: Answer) -> str:
     lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
     lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
     return "\n".join(lines)
+
+
+def precision_lines(plan: Plan, device: Device) -> list[str]:
+    """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
+    own, half = (device.flops(dtype) / 1e12 for dtype in (plan.precision, "bf16"))
+    if plan.precision != "fp32" or half <= own:
+        return []
+    return [
+        f"precision  fp32: {device.name} computes it at {own:.3g} TFLOP/s, and bf16 at {half:.3g}; precision=bf16 in"
+        " the plan asks for that"
+    ]
 
 
 def lasting(seconds: float) -> str:
