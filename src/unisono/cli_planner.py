@@ -31,6 +31,10 @@ def _simulate_parser() -> Parser:
         "--order", metavar="AXES",
         help="which axis lies innermost: tp,shard,dp,pp is what train plays; best: all orders",
     )  # fmt: skip
+    parser.add_argument(
+        "--blocks", action="store_true",
+        help="the model part by part: parameters, FLOPs, bytes kept and bytes sent",
+    )  # fmt: skip
     parser.add_argument("--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz")
     add_studies(parser)
     return parser

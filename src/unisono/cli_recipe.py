@@ -9,8 +9,8 @@ from unisono.spec.errors import UsageError
 if TYPE_CHECKING:
     from unisono.config import Loaded
 
-_KEYS = "any key of the recipe can be set: --train.steps 100, --model.n_layer=8, --no-train.fused\n"\
-    "all keys with their values: unisono config show"  # fmt: skip
+_KEYS = "any key of the recipe can be set: --train.steps 100, --model.n_layer=8, --no-train.fused;\n"\
+    "--model gpt is --model.kind gpt. All keys with their values: unisono config show"  # fmt: skip
 
 
 def recipe_parser(prog: str, about: str) -> Parser:

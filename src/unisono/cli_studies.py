@@ -31,6 +31,16 @@ def add(parser: Parser) -> None:
     cost.add_argument(
         "--pue", metavar="X", type=_above_0, help="power of the site beside its computers' (1.58)"
     )
+    data = parser.add_argument_group("data loading")
+    data.add_argument(
+        "--loader-samples-s", metavar="N", type=_above_0, help="samples a second that one host decodes"
+    )
+    data.add_argument(
+        "--loader-gb-s", metavar="R", type=_above_0, help="what one host reads of its storage, 10^9 bytes/s"
+    )
+    data.add_argument(
+        "--sample-kb", metavar="K", type=_above_0, help="10^3 bytes of a sample there (as its values need)"
+    )
     fails = parser.add_argument_group("failures")
     fails.add_argument(
         "--mtbf", metavar="HOURS", type=_mtbf, help="between failures of a device; or HOURS/node"

@@ -176,7 +176,17 @@ def test_flags_in_all_spellings() -> None:
     assert got.train.betas == (0.9, 0.99)
 
 
+@pytest.mark.parametrize("words", ["--model convnet", "--model=convnet", "--model.kind convnet"])
+def test_a_model_is_named_by_its_kind(words: str) -> None:
+    pairs, rest = split_flags(f"{words} --model.n_layer 3 --json".split())
+    got = load(None, pairs, {})
+    assert (got.recipe.model.kind, got.recipe.model.n_layer, rest) == ("convnet", 3, ["--json"])
+    assert got.origins["model.kind"] == "flag --model.kind"
+
+
 def test_a_flag_without_its_value() -> None:
+    pairs, _ = split_flags(["--model", "--json"])
+    assert "lacks its value" in problems(None, pairs)["flag --model.kind"].what
     pairs, _ = split_flags(["--train.steps", "--json"])
     assert "lacks its value" in problems(None, pairs)["flag --train.steps"].what
 

@@ -56,6 +56,17 @@ def test_recipes_are_judged_without_torch(words: list[str]) -> None:
     assert seconds < 1.0
 
 
+def test_a_thousand_devices_are_planned_within_three_seconds_and_without_torch() -> None:
+    sizes = "n_layer 96 n_head 96 d_model 12288 context 2048 vocab 51200".split()
+    words = ["plan", "--model", "gpt", "--train.global_batch", "1536", "--cluster", "dgx-h100:128"]
+    words += [
+        word for key, value in zip(sizes[::2], sizes[1::2], strict=True) for word in (f"--model.{key}", value)
+    ]
+    modules, seconds = _modules_after(f"from unisono.cli import main; assert main({words}) == 0")
+    assert modules.isdisjoint({"torch", "matplotlib"})
+    assert seconds < 3.0
+
+
 @pytest.mark.parametrize(
     "package", ["spec", "programs", "plan", "config", "observe", "report", "planner", "launch"]
 )

@@ -165,6 +165,27 @@ def test_where_nothing_fits_the_smallest_cluster_that_would_is_named(
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "fixes"),
+    [
+        (["--cluster", "dgx-a100", "--plan", "tp=3"], ["--plan without tp=3"]),
+        (["--cluster", "dgx-a100", "--plan", "dp=4 tp=4"], ["--plan without dp=4", "--plan without tp=4"]),
+        (["--cluster", "dgx-h100:128"], ["--cluster dgx-h100:64", "--train.global_batch 1024"]),
+    ],
+)
+def test_where_no_plan_deals_it_is_said_what_would(
+    words: list[str], fixes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", "gpt", "--train.global_batch", "32"]
+    assert main(["plan", *model, *words, "--json"]) == 5
+    told = json.loads(capsys.readouterr().out)
+    assert "no plan deals a batch of 32 and 4 layers" in told["what"]
+    assert told["try"] == ", or ".join(fixes)
+    first = fixes[0].split()
+    again = [*model, *words[:2]] if first[0] == "--plan" else [*model, *first]
+    assert main(["plan", *again, "--json"]) == 0
+
+
 def test_of_a_file_the_smallest_number_of_nodes_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

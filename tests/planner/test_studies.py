@@ -47,19 +47,49 @@ def test_failures(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert goes_on["goodput"] > told["goodput"] and goes_on["elastic"]
     slow = said([*PLAN, *fails, "--stragglers", "normal:0.1"], capsys)
-    assert slow["failures"]["days"] > slow["stragglers"]["step_s"] / slow["step_s"] * told["days"] * 0.98
+    assert slow["failures"]["days"] > slow["step_s"] / got["step_s"] * told["days"] * 0.98
+    assert slow["failures"]["days"] == pytest.approx(slow["days_to_train"] / slow["failures"]["goodput"])
 
 
 def test_stragglers_and_servers(capsys: pytest.CaptureFixture[str]) -> None:
     got = said([*PLAN, "--stragglers", "lognormal:0.1", "--servers", "1"], capsys)
     rows = {row["sync"]: row for row in got["stragglers"]["policies"]}
-    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] > got["step_s"]
+    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] == got["step_s"]
     assert rows["async"]["waiting"] < rows["ssp:s=3"]["waiting"] * 1.05 < rows["every_step"]["waiting"]
     server = got["parameter_server"]
     assert server["full_at_replicas"] == pytest.approx(
         (server["serve_s"] + server["compute_s"]) / server["serve_s"]
     )
     assert 0.0 < server["efficiency"] < 1.0
+
+
+def test_stragglers_are_a_part_of_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line of the waterfall, of which all else stays as it is without them; what they add slows everything down."""
+    calm = said(PLAN, capsys)
+    got = said(
+        [*PLAN, "--stragglers", "lognormal:0.1", "--out", str(tmp_path), "--trace", str(tmp_path / "t.json")],
+        capsys,
+    )
+    *others, last = got["waterfall"]
+    assert last["what"] == "stragglers" and last["seconds"] == got["stragglers"]["waiting_s"] > 0.0
+    assert others == calm["waterfall"]
+    assert sum(part["seconds"] for part in got["waterfall"]) == pytest.approx(got["step_s"])
+    assert got["stragglers"]["without_s"] == pytest.approx(calm["step_s"])
+    for key in ("mfu", "tokens_per_s"):
+        assert got[key] * got["step_s"] == pytest.approx(calm[key] * calm["step_s"])
+    assert "stragglers" in (tmp_path / "simulate.html").read_text()
+    waits = [
+        e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "wait"
+    ]
+    assert {round(e["dur"] * 1e-6, 6) for e in waits} == {round(last["seconds"], 6)}
+
+
+def test_what_would_help_counts_stragglers_in(capsys: pytest.CaptureFixture[str]) -> None:
+    """Faster arithmetic is worth more where all else of a step is what its ranks wait for."""
+    calm, late = said(PLAN, capsys), said([*PLAN, "--stragglers", "lognormal:0.3"], capsys)
+    gains = [{row["what"]: row["gain"] for row in got["sensitivities"]} for got in (calm, late)]
+    faster = "10 % more arithmetic (FLOP/s) in each device"
+    assert gains[1][faster] > gains[0][faster]
 
 
 def test_stragglers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,6 +157,17 @@ def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--stragglers", "norml:0.1"], "normal"),
         (["--sweep", "devices=12"], "16 devices"),
         (["--sweep", "device=8"], "devices"),
+        (["--sweep", "device"], "did you mean devices?"),
+        (["--sweep", "devices"], "says no values for devices"),
+        (["--sweep", "devices="], "says no values for devices"),
+        (["--sweep", "devices=64..8"], "devices=8..64"),
+        (["--sweep", "devices=8..64", "--mtbf", "100", "--blocks"], "--mtbf --blocks"),
+        (["--networks", "best", "--stragglers", "normal:0.1"], "--stragglers"),
+        (["--stragglers", "normal"], "normal:0.05"),
+        (["--stragglers", "normal:"], "normal:0.05"),
+        (["--stragglers", "measured"], "which file"),
+        (["--stragglers", "measured:nothing.txt"], "nothing.txt: No such file or directory"),
+        (["--model", "gtp"], "did you mean gpt?"),
         (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
         (["--weak"], "--sweep"),
         (["--tokens", "-1"], "above 0"),
@@ -145,6 +186,15 @@ def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.Cap
 def test_elastic_needs_replicas(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--plan", "dp=1 shard=16 tp=4 precision=bf16", "--mtbf", "9", "--elastic", "--restart-s", "3"]
     assert "dp=1" in said([*words, "--repair-h", "1"], capsys)["what"]
+
+
+@pytest.mark.parametrize(("words", "told"), [(["--plan", "dp=16 tp=4 micros=8"], True), (PLAN, False)])
+def test_fp32_is_named_where_the_device_is_faster_otherwise(
+    words: list[str], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has named no precision would not know why a step takes so long."""
+    assert main(["simulate", *GPT, *words]) == 0
+    assert ("precision  fp32" in capsys.readouterr().out) == told
 
 
 def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ class Group:
         return x
 
     def start_all_reduce(self, x: Tensor) -> Pending:
-        """As all_reduce, but returns at once; x is ready after `wait`. What meets in memory counts as if it were sent."""
+        """As all_reduce, but returns at once; x is ready after `wait`. What meets in memory counts as sent."""
         if self.pg is None:
             return Done()
         self.recorder.count(self.axis, "all_reduce", x.nbytes * 2 * (self.size - 1) // self.size)

@@ -34,6 +34,10 @@ _EQUAL = (
     "out",
     "trace",
     "pue",
+    "loader_samples_s",
+    "loader_gb_s",
+    "sample_kb",
+    "blocks",
 )
 
 

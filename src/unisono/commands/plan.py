@@ -13,6 +13,7 @@ from unisono.plan import Plan
 from unisono.planner import chosen, fidelities, orders, orders_told, search
 from unisono.planner.clusters import cluster, is_file, of_size
 from unisono.planner.simulate import GIB, Answer
+from unisono.planner.space import meshes
 from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
@@ -88,12 +89,7 @@ def run(
 def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:
     where = f"{found.searched} plans on {within.cluster.name}"
     if found.nearest is None:
-        return Infeasible(
-            f"no plan deals a batch of {within.batch} and {within.model.n_layer} layers to"
-            f" {within.cluster.devices} devices",
-            where=where,
-            fix="another --train.global_batch, fewer devices, or hold less with --plan",
-        )
+        return _undealt(within, cluster_name)
     larger = _larger(within, cluster_name)
     fix = "more devices, or a smaller --train.micro_batch"
     if larger is not None:
@@ -108,6 +104,39 @@ def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> In
         where=where,
         fix=fix,
     )
+
+
+def _undealt(within: search.Space, name: str) -> Infeasible:
+    """Why there is no plan at all: a key that is held, or more devices than the batch and the model have work for."""
+    said = sorted(within.held.said - {"precision"})
+    what = (
+        f"a batch of {within.batch} and {within.model.n_layer} layers to {within.cluster.devices:,} devices"
+    )
+    fixes: list[str] = []
+    for key in said:
+        freed = replace(within.held, **{key: getattr(Plan(), key)}, said=within.held.said - {key})
+        if _deals(replace(within, held=freed)):
+            fixes.append(f"--plan without {key}={getattr(within.held, key)}")
+    if said:
+        what = f"{what} with {' '.join(f'{key}={getattr(within.held, key)}' for key in said)}"
+    nodes = within.cluster.devices // within.cluster.node
+    while not fixes and nodes > 1:
+        nodes //= 2
+        smaller = of_size(name, nodes * within.cluster.node)
+        if _deals(replace(within, cluster=smaller)):
+            fixes.append(f"nodes = {nodes} in {name}" if is_file(name) else f"--cluster {smaller.name}")
+    if _deals(replace(within, batch=within.cluster.devices, micro_batch=None, legal=lambda plan: True)):
+        fixes.append(f"--train.global_batch {within.cluster.devices}")
+    return Infeasible(
+        f"no plan deals {what}",
+        where=f"0 plans on {within.cluster.name}",
+        fix=", or ".join(fixes) or "another --train.global_batch, fewer devices, or hold less with --plan",
+    )
+
+
+def _deals(within: search.Space) -> bool:
+    """Whether there is any plan."""
+    return next(meshes(within), None) is not None
 
 
 def _larger(within: search.Space, name: str) -> tuple[Cluster, Answer] | None:

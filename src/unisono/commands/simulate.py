@@ -11,7 +11,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of
-from unisono.planner import orders, orders_told, recut, simulate
+from unisono.planner import orders, orders_told, pieces, recut, simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
@@ -76,11 +76,13 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
         **simulate.as_json(answer),
         **orders_told.as_json(answer, every),
         **recut.as_json(better),
+        **pieces.as_json(answer),
         **keys,
     }
     lies = "" if given.order is None else f"\n\n{orders_told.as_text(answer, every)}"
     cut = f"\n\ncut        {recut.sentence(better, fits=True)}" if better is not None else ""
-    page = f"{simulate.as_text(answer)}{lies}{cut}\n\n{text}"
+    parts = f"\n\n{pieces.as_text(answer)}" if given.blocks else ""
+    page = f"{simulate.as_text(answer)}{parts}{lies}{cut}\n\n{text}"
     if given.out is None and given.trace is None:
         return facts, page
     from unisono.commands.pictures import pictures

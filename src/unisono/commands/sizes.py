@@ -12,13 +12,15 @@ from unisono.config.models import ModelConfig, Recipe
 from unisono.config.resolve import KINDS, located, recipe_problems
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
+from unisono.plan.grammar import meant
 from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
-from unisono.spec import workload
+from unisono.spec import sample, workload
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
 from unisono.spec.experts import Experts
 from unisono.spec.networks import Network, dlrm, resnet
+from unisono.spec.sample import Sample
 from unisono.spec.transformer import Transformer, transformer
 
 _IMAGENET = (3, 224, 224), 1000
@@ -46,9 +48,9 @@ def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
     if kind in ("gpt", "moe"):
         return _transformer(got)
     if kind not in _PRICED:
-        raise _wrong(got, f"model.kind {kind} is not known", "model.kind",
+        raise _wrong(got, f"model.kind {kind} is not known{meant(kind, _PRICED)}", "model.kind",
                      f"one of: {' '.join(_PRICED)}, hf:PATH or FILE.py:FUNCTION")  # fmt: skip
-    return Network(_parts(got), by_weights=not recipe.model.resnet)
+    return Network(_parts(got), by_weights=not recipe.model.resnet, sample=_sample(got))
 
 
 def judged(recipe: Recipe, model: Model) -> Any:
@@ -149,6 +151,14 @@ def _parts(got: Loaded) -> workload.Workload:
     if sizes.resnet:
         return resnet(sizes.resnet, classes=classes, image=image)
     return workload.of(sizes, classes=classes, image=image)
+
+
+def _sample(got: Loaded) -> Sample:
+    """Bytes of a sample of what is no transformer."""
+    sizes = got.recipe.model
+    if sizes.kind == "dlrm":
+        return sample.features(sizes.n_dense, sizes.lookups * len(sizes.tables))
+    return sample.picture(_picture(got)[0])
 
 
 def _picture(got: Loaded) -> tuple[tuple[int, int, int], int]:
@@ -256,7 +266,8 @@ def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None
 
     with _tracing(got), torch.device("meta"):
         parts = trace(model, inputs, forward=forward, loss=loss)
-    return Network(parts, tokens=1 if image else context)
+    read = sample.picture(image) if image else sample.text(context, got.recipe.model.vocab)
+    return Network(parts, tokens=1 if image else context, sample=read)
 
 
 class _tracing:

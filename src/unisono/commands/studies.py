@@ -22,27 +22,47 @@ if TYPE_CHECKING:
 
 Told = tuple[Mapping[str, Any], str]
 
+# Flags that look closely at one price.
+_SINGLE = ("mtbf", "stragglers", "servers", "tokens", "pue", "batches", "noise_scale", "blocks", "trace")
+
 
 def asked(ask: Question, given: Any) -> Question:
-    """The question with what the flags change of it: length of the training, price of an hour."""
+    """The question with what the flags change of it: length of the training, price of an hour, loader, stragglers.
+
+    Raises UsageError.
+    """
     if given.tokens is not None:
         ask = replace(ask, steps=ceil(given.tokens / (ask.batch * ask.model.context)))
-    if given.cost_per_hour is not None:
-        ask = replace(ask, cluster=replace(ask.cluster, cost_per_hour=given.cost_per_hour))
+    ask = replace(ask, cluster=equipped(ask.cluster, given))
+    if given.stragglers is not None:
+        ask = replace(ask, stragglers=_law(given.stragglers))
     return ask
+
+
+def equipped(cluster: Cluster, given: Any) -> Cluster:
+    """The cluster with what the flags say of it: price of an hour, and what the loader of each host gives."""
+    if given.cost_per_hour is not None:
+        cluster = replace(cluster, cost_per_hour=given.cost_per_hour)
+    own = cluster.loader
+    loader = replace(
+        own,
+        samples=given.loader_samples_s or own.samples,
+        bandwidth=(given.loader_gb_s or 0.0) * 1e9 or own.bandwidth,
+        stored=(given.sample_kb or 0.0) * 1e3 or own.stored,
+    )
+    return replace(cluster, loader=loader)
 
 
 def extras(answer: Answer, given: Any) -> Told:
     """(keys for --json, lines) that come after the price. Raises UsageError."""
     ask = answer.question
-    told, step = [_bill(answer, given.pue), _fidelity(answer)], answer.price.step
-    if given.stragglers is not None:
-        told.append(outlook.waiting(answer, _law(given.stragglers)))
-        step = told[-1][0]["stragglers"]["step_s"]
+    told = [_bill(answer, given.pue), _fidelity(answer)]
+    if ask.stragglers is not None:
+        told.append(outlook.waiting(answer, ask.stragglers))
     if given.servers is not None:
         told.append(outlook.served(answer, given.servers))
     if given.mtbf is not None:
-        told.append(_failing(answer, step, given))
+        told.append(_failing(answer, given))
     found = sensitivity.sensitivities(ask)
     told.append((sensitivity.as_json(found), sensitivity.as_text(found)))
     if given.batches or given.noise_scale is not None:
@@ -81,7 +101,7 @@ def _fidelity(answer: Answer) -> Told:
 def _law(text: str) -> stragglers.Law:
     """A distribution; `measured:RUN` is how unevenly each rank of a run worked, its first step left out."""
     kind, _, place = text.partition(":")
-    if kind != "measured" or not Path(place).is_dir():
+    if kind != "measured" or not place or not Path(place).is_dir():
         return stragglers.law(text)
     from unisono.report.analyse import BUSY
     from unisono.report.collect import collect, find
@@ -99,7 +119,7 @@ def _law(text: str) -> stragglers.Law:
     return stragglers.measured(times)
 
 
-def _failing(answer: Answer, step: float, given: Any) -> Told:
+def _failing(answer: Answer, given: Any) -> Told:
     missing = [
         flag
         for flag, value, wanted in (
@@ -119,8 +139,8 @@ def _failing(answer: Answer, step: float, given: Any) -> Told:
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
     mtbf = hours * 3600.0 / units
     if given.elastic:
-        return outlook.elastic(answer, step, mtbf, given.repair_h * 3600.0, given.restart_s)
-    return outlook.stopping(answer, step, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
+        return outlook.elastic(answer, mtbf, given.repair_h * 3600.0, given.restart_s)
+    return outlook.stopping(answer, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------
@@ -134,6 +154,14 @@ def many(got: Loaded, given: Any) -> Told | None:
         )
     if given.sweep is None and given.networks != "best":
         return None
+    if single := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
+        many = "--sweep" if given.sweep else "--networks best"
+        raise UsageError(
+            f"{' '.join(single)}: {many} prices a plan at each point, and looks at none of them more closely",
+            where=f"unisono simulate {many}",
+            fix=f"{single[0]} with one --plan, without {many}",
+            code="C04",
+        )
     if given.order is not None:
         raise UsageError(
             "a study of many plans prices each with its axes in the usual order",
@@ -152,7 +180,7 @@ def many(got: Loaded, given: Any) -> Told | None:
         return networks.as_json(rows), networks.as_text(rows)
 
     def sized(devices: int) -> Cluster:
-        return of_size(given.cluster, devices)
+        return equipped(of_size(given.cluster, devices), given)
 
     study = sweep.sweep(base, sweep.axis(given.sweep), sized, weak=given.weak, legal=legal)
     told, text = sweep.as_json(study), sweep.as_text(study)
@@ -197,6 +225,4 @@ def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[
         varied = recipe.model_copy(update=asked)
         return lambda plan: all(problem.code == NOT_BUILT for problem in plan.check(varied))
 
-    if given.cost_per_hour is not None:
-        base = replace(base, cluster=replace(base.cluster, cost_per_hour=given.cost_per_hour))
-    return base, legal
+    return replace(base, cluster=equipped(base.cluster, given)), legal

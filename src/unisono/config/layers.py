@@ -18,6 +18,7 @@ from unisono.config.toml import key_lines, line_of
 from unisono.spec.errors import Problem
 
 PREFIX = "UNISONO_"
+SHORT = {"model": "model.kind"}  # flags that stand for the key that says most of their section
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +200,8 @@ def flag_layer(flags: Sequence[Flag], problems: list[Problem]) -> Layer:
 def split_flags(argv: Sequence[str], top: Sequence[str] = TOP) -> tuple[list[Flag], list[str]]:
     """Takes `--section.key value` out of a command line; returns the pairs and what is left, in order.
 
-    `--key=value`, `--key value`, and for booleans also `--key` and `--no-key`. `top` are the top-level keys that are
-    flags too.
+    `--key=value`, `--key value`, and for booleans also `--key` and `--no-key`; `--model gpt` is `--model.kind gpt`.
+    `top` are the top-level keys that are flags too.
     """
     pairs: list[Flag] = []
     rest: list[str] = []
@@ -208,6 +209,7 @@ def split_flags(argv: Sequence[str], top: Sequence[str] = TOP) -> tuple[list[Fla
     while at < len(argv):
         word, at = argv[at], at + 1
         name, equals, value = word.removeprefix("--").partition("=")
+        name = SHORT.get(name, name)
         plain = name.removeprefix("no-")
         if word == "--":
             rest += argv[at:]

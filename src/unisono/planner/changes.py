@@ -49,5 +49,13 @@ def larger_memory(cluster: Cluster, factor: float) -> Cluster:
     return _with_device(cluster, replace(cluster.device, memory=cluster.device.memory * factor))
 
 
+def faster_loader(cluster: Cluster, factor: float) -> Cluster:
+    """What each host's input pipeline gives, times `factor`."""
+    own = cluster.loader
+    return replace(
+        cluster, loader=replace(own, samples=own.samples * factor, bandwidth=own.bandwidth * factor)
+    )
+
+
 def _with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, device=device)

@@ -5,7 +5,7 @@ from typing import Any
 
 from unisono.planner import stages
 from unisono.planner.search import Found
-from unisono.planner.simulate import GIB, Answer, bound, waterfall
+from unisono.planner.simulate import GIB, Answer, bound, precision_lines, waterfall
 
 
 def why(answer: Answer, best: Answer) -> str:
@@ -89,6 +89,7 @@ def as_text(found: Found, more: str = "") -> str:
     ask, counts = found.best[0].question, found.counts
     lines = [
         f"cluster    {ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}",
+        *precision_lines(ask.plan, ask.cluster.device),
         f"stack      {ask.stack.name}: {found.best[0].trusted}",
         f"searched   {counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit",
     ]

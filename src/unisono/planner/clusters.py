@@ -7,7 +7,7 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Source
+from unisono.spec.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
@@ -17,7 +17,8 @@ _DEVICE = (
 _LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
 # Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
 _SWITCHED = ("fat-tree", "leaf-spine")
-_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host")
+_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
+            "loader_samples_s", "loader_gb_s")  # fmt: skip
 
 
 def cluster(text: str) -> Cluster:
@@ -106,6 +107,7 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
     if not count or not node:
         raise table.wrong("a cluster has at least one node of one device", "nodes", "nodes = 1")
     total = count * node
+    decoded, read = table.number("loader_samples_s", 1.0, 0.0), table.number("loader_gb_s", 1e9, 0.0)
     cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
     return Cluster(
         name=table.text("name", name) + (f":{count}" if count > 1 else ""),
@@ -115,8 +117,10 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         stack=table.text("stack", "plain"),
         cost_per_hour=cost[0] if cost else None,
         host=host_from(table.table("host")) if "host" in table.values else None,
-        sources={"cost_per_hour": cost[1]} if cost else {},
+        sources={"loader_samples": decoded[1], "loader_bandwidth": read[1]}
+        | ({"cost_per_hour": cost[1]} if cost else {}),
         in_node=node,
+        loader=Loader(decoded[0], read[0], devices=node),
     )
 
 

@@ -179,19 +179,14 @@ def price(
     share = micros / plan.pp
     arithmetic, device = share * sum(row.arithmetic for row in each), share * sum(row.device for row in each)
     second = share * sum(row.again for row in each)
-    waited, crossed = share * sum(sum(row.waits) for row in each), share * sum(row.routed for row in each)
-    given = sum(part.tables.given for row in each for part in row.parts if part.tables)
-    sent = 2 * share * given * micro_batch * ITEM[plan.precision] * (plan.ep - 1) / plan.ep
-    routed = Traffic(sent, crossed, crossed)
-    talks = [_gathering(part, plan, cluster, stack) for row in each for part in row.parts]
-    weights = Traffic(3 * share * sum(b for b, _ in talks), 3 * share * sum(s for _, s in talks), waited)
-    comm = {"ep": routed, "pp": pipe, "shard": weights} | data
+    inside = _inside(each, plan, cluster, stack, micro_batch, share)
+    comm = {"ep": inside["ep"], "pp": pipe, "shard": inside["shard"]} | data
     comm = {axis: traffic for axis, traffic in comm.items() if getattr(plan, axis) > 1}
     return Price(
         step=step,
         arithmetic=arithmetic,
         kernels=device - arithmetic,
-        host=micros * mean - device - second - waited - routed.exposed,
+        host=micros * mean - device - second - inside["shard"].exposed - inside["ep"].exposed,
         idle=bubble,
         uneven=micros * (slowest - mean),
         busiest=micros * slowest,
@@ -200,6 +195,34 @@ def price(
         comm=comm,
         recompute=second,
     )
+
+
+def _inside(
+    each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: int, share: float
+) -> dict[str, Traffic]:
+    """What crosses inside the passes, `share` times those of all rows: results of dealt tables, gathered weights."""
+    waited, crossed = share * sum(sum(row.waits) for row in each), share * sum(row.routed for row in each)
+    given = sum(part.tables.given for row in each for part in row.parts if part.tables)
+    sent = 2 * share * given * samples * ITEM[plan.precision] * (plan.ep - 1) / plan.ep
+    talks = [_gathering(part, plan, cluster, stack) for row in each for part in row.parts]
+    weights = Traffic(3 * share * sum(b for b, _ in talks), 3 * share * sum(s for _, s in talks), waited)
+    return {"ep": Traffic(sent, crossed, crossed), "shard": weights}
+
+
+def sent_by(
+    part: Part, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
+) -> dict[str, float]:
+    """Bytes that a rank sends in a step for one of its parts, by axis."""
+    row = [row_of((part,), plan, cluster, stack, micro_batch)]
+    found = _inside(row, plan, cluster, stack, micro_batch, micros)
+    found |= _data(row, plan, cluster, stack, micro_batch, micros)
+    return {axis: traffic.bytes for axis, traffic in found.items()}
+
+
+def kept_by(part: Part, plan: Plan) -> int:
+    """Elements of one sample that a part keeps for the backward pass."""
+    again = plan.recompute == "full" and part.kernels and not part.tables
+    return part.output if again else part.activations
 
 
 def _messages(
@@ -287,7 +310,7 @@ def of_row(
     grads = copies * each * (dense / deal[2][0] + read / deal[2][1])
     optim = states * (dense / plan.shard + tables / left)
     full = plan.recompute == "full"
-    kept = [part.output if full and part.kernels and not part.tables else part.activations for part in parts]
+    kept = [kept_by(part, plan) for part in parts]
     live = max(part.activations for part in parts) if full else 0
     flying = in_flight(plan.schedule, row, plan.pp, micros)
     activations = micro_batch * item * (sum(kept) * flying + live)

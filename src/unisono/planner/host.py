@@ -317,7 +317,7 @@ def _data(
         done = max(done, ready) + wire
     seconds = work + sum(wires)
     shown = work + max(0.0, done - backward)
-    return {"dp": Traffic(2.0 * (plan.dp - 1) / plan.dp * total, seconds, shown)}
+    return {"dp": Traffic(sent_after(plan, own_of(model, plan, 0)), seconds, shown)}
 
 
 def buckets(model: Transformer, plan: Plan) -> int:
@@ -339,17 +339,30 @@ def _sizes(model: Transformer, plan: Plan, near: bool) -> list[float]:
     return sizes
 
 
-def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
-    """Bytes that a rank sends in a step inside its replica."""
+def sent_inside(
+    model: Transformer, plan: Plan, micro_batch: int, micros: int, layers: float, ends: tuple[bool, bool]
+) -> dict[str, float]:
+    """Bytes that a rank sends on tp and shard in a step for `layers` blocks, and for stem and head if they are here."""
     moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
-    layers = model.n_layer / plan.pp
     for backward in (False, True):
         again = plan.recompute == "full" and backward
         for axis, op, nbytes, times in calls_of_pass(
-            model, plan, micro_batch, micros, layers, (plan.pp == 1, plan.pp == 1), backward, again
+            model, plan, micro_batch, micros, layers, ends, backward, again
         ):
             n = getattr(plan, axis)
             moved[axis] += micros * times * nbytes * (n - 1) / n * (2 if op == "all_reduce" else 1)
+    return moved
+
+
+def sent_after(plan: Plan, elements: float) -> float:
+    """Bytes that a rank sends on dp for the gradients of so many elements, before `shard` deals them."""
+    return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / plan.shard
+
+
+def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
+    """Bytes that a rank sends in a step inside its replica."""
+    both = (plan.pp == 1, plan.pp == 1)
+    moved = sent_inside(model, plan, micro_batch, micros, model.n_layer / plan.pp, both)
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
     moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
     return {axis: Traffic(nbytes) for axis, nbytes in moved.items()}

@@ -61,14 +61,12 @@ def _moments(
 ) -> list[tuple[float, float, float]]:
     """(bytes of gradients, of activations, of gradients on their way) at moments of which one is the fullest: a
     backward begins, in the first micro-batch and in later ones, or the last one ends."""
-    one = layered = _kept(model, plan, micro_batch)
+    layered = kept_by_block(model, plan, micro_batch)
     layers, held = layers_of(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
-    tokens, working = micro_batch * model.context, 0.0
-    if plan.recompute == "full":
-        layered, working = ITEM * tokens * model.d_model / plan.tp, one
+    working = _kept(model, plan, micro_batch) if plan.recompute == "full" else 0.0
     head = 0.0
     if row in ends(plan.schedule, plan.pp)[1]:
-        working += 3.0 * ITEM * tokens * model.vocab / plan.tp
+        working += kept_by_head(model, plan, micro_batch)
         # Where all forward passes come first, every other micro-batch keeps what its loss is made from.
         name = name_of(plan.schedule)
         if name in HEAPED:
@@ -99,6 +97,18 @@ def block_of(model: Transformer, tp: int) -> float:
     """Bytes of one block's weights on one rank of tp, before `shard` deals them."""
     dealt, whole = model.block_parameters
     return ITEM * (dealt / tp + whole)
+
+
+def kept_by_block(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes that one block of one micro-batch keeps from its forward to its backward pass."""
+    if plan.recompute == "full":
+        return ITEM * micro_batch * model.context * model.d_model / plan.tp
+    return _kept(model, plan, micro_batch)
+
+
+def kept_by_head(model: Transformer, plan: Plan, micro_batch: int) -> float:
+    """Bytes of one micro-batch's logits, their log-probabilities and the gradient of these."""
+    return 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
 
 
 def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:

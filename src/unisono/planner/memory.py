@@ -161,13 +161,7 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
     stems, heads = ends_of(plan.schedule, plan.pp)
     first, last = row in stems, row in heads
-    ends = 0.0
-    if first:
-        ends += model.stem_parameters[0] / plan.tp + model.stem_parameters[1]
-    if last:
-        # Tied weights exist once where one rank has both ends.
-        matrix = 0.0 if model.tied and first else model.head_parameters[0] / plan.tp
-        ends += matrix + model.head_parameters[1]
+    ends = end_elements(model, plan, first, last)
     blocks = layers * copies * (dealt / plan.tp + whole)
     routed, ranks = _experts_in(model, plan, row, cut)
     name = name_of(plan.schedule)
@@ -175,6 +169,18 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     return Share(
         blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, late, ranks
     )
+
+
+def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> float:
+    """Elements of the ends that a rank has."""
+    found = 0.0
+    if stem:
+        found += model.stem_parameters[0] / plan.tp + model.stem_parameters[1]
+    if head:
+        # Tied weights exist once where one rank has both ends.
+        matrix = 0.0 if model.tied and stem else model.head_parameters[0] / plan.tp
+        found += matrix + model.head_parameters[1]
+    return found
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:

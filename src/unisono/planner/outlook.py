@@ -9,26 +9,23 @@ from unisono.planner import failures, stragglers
 from unisono.planner.failures import CHECKPOINT_BYTES, Outcome
 from unisono.planner.quick import priced
 from unisono.planner.simulate import Answer, lasting
+from unisono.planner.waits import computing, paced, with_waits
 from unisono.spec.errors import UsageError
 
 Told = tuple[Mapping[str, Any], str]
 
 
-def computing(answer: Answer) -> float:
-    """Seconds of a step in which ranks do not wait for other replicas: what is random about it."""
-    exposed = answer.price.comm["dp"].exposed if "dp" in answer.price.comm else 0.0
-    return answer.price.step - exposed
-
-
 def waiting(answer: Answer, of: stragglers.Law) -> Told:
-    """What stragglers add under the plan's policy, and under the others. Raises UsageError."""
-    plan = answer.question.plan
-    base = computing(answer)
-    rows = []
+    """What stragglers, which are part of the answer's price, add under the plan's policy, and would under others.
+
+    Raises UsageError.
+    """
+    ask, price, rows = answer.question, answer.price, []
+    plan, calm = ask.plan, with_waits(price.bare, replace(ask, stragglers=None)).step
     for sync in _policies(plan.sync, plan.dp):
-        got = stragglers.pace(of, sync, plan.dp, plan.inner)
-        rows.append((sync, got, answer.price.step + base * (got.step - 1.0)))
-    own, told = rows[0], []
+        other = replace(ask, plan=replace(plan, sync=sync))
+        rows.append((sync, paced(of, sync, plan.dp, plan.inner), with_waits(price.bare, other).step))
+    told = []
     for sync, got, step in rows:
         told.append(
             {"sync": sync, "waiting": got.step - 1.0, "step_s": step, "counted": got.counted, "how": got.said}
@@ -36,14 +33,15 @@ def waiting(answer: Answer, of: stragglers.Law) -> Told:
     keys = {
         "stragglers": {
             "law": of.name,
-            "step_s": own[2],
-            "waiting_s": own[2] - answer.price.step,
+            "step_s": price.step,
+            "waiting_s": price.straggling,
+            "without_s": calm,
             "policies": told,
         }
     }
     lines = [
-        f"stragglers {of.name}: a step takes {own[2]:.4g} s, {100 * (own[2] / answer.price.step - 1):.1f} % more,"
-        f" waiting among {plan.world} ranks"
+        f"stragglers {of.name}: of a step {price.straggling:.4g} s are waiting among {plan.world} ranks; without"
+        f" stragglers it takes {calm:.4g} s"
     ]
     if len(rows) > 1:
         lines.append("  waiting alone, with other policies (each changes bytes, and what is learned, too)")
@@ -72,7 +70,7 @@ def served(answer: Answer, servers: float) -> Told:
     outer = ask.cluster.links[-1]
     moved = ask.model.workload.parameters * 2.0 * ask.stack.reduce_bytes
     serve = moved / (servers * outer.bandwidth / outer.oversubscription * ask.stack.dp_bus)
-    compute, replicas = computing(answer), ask.plan.dp
+    compute, replicas = computing(answer.price), ask.plan.dp
     counts = sorted({1 << n for n in range((4 * replicas).bit_length())} | {replicas})
     curve = stragglers.server(compute, serve, counts)
     full = stragglers.breaks_at(compute, serve)
@@ -93,20 +91,19 @@ def served(answer: Answer, servers: float) -> Told:
     return keys, "\n".join(lines)
 
 
-def stopping(answer: Answer, step: float, mtbf: float, rate: float, restart: float) -> Told:
-    """A job that stops at failures. step: seconds, with stragglers if they are asked for. mtbf: of the whole job;
-    rate: bytes/s of the storage, writing and reading."""
+def stopping(answer: Answer, mtbf: float, rate: float, restart: float) -> Told:
+    """A job that stops at failures. mtbf: of the whole job; rate: bytes/s of the storage, writing and reading."""
     model = answer.question.model
     size = model.workload.parameters * CHECKPOINT_BYTES * (1 + model.states)
     save = size / rate
-    got = failures.fixed(save, mtbf, restart + save, step)
-    days = _days(answer, step, got)
+    got = failures.fixed(save, mtbf, restart + save, answer.price.step)
+    days = _days(answer, got)
     keys = _keys(got, days) | {
         "elastic": False, "checkpoint_gb": size / 1e9, "checkpoint_s": save, "interval_s": got.interval,
         "young_s": failures.young(save, mtbf), "daly_s": failures.daly(save, mtbf),
     }  # fmt: skip
     lines = [
-        *_lines(got, answer, step, days),
+        *_lines(got, answer, days),
         f"  a checkpoint of {size / 1e9:,.1f} GB takes {save:.3g} s; save every {lasting(got.interval)}"
         f" (Daly; Young says {lasting(failures.young(save, mtbf))}): {100 * got.saving:.2f} % of the time",
         f"  a failure every {lasting(mtbf)}; restarts and work done again: {100 * got.lost:.2f} % of the time",
@@ -114,8 +111,8 @@ def stopping(answer: Answer, step: float, mtbf: float, rate: float, restart: flo
     return {"failures": keys}, "\n".join(lines)
 
 
-def elastic(answer: Answer, step: float, mtbf: float, repair: float, pause: float) -> Told:
-    """A job that goes on. step, mtbf: as above. Raises UsageError for a plan without replicas."""
+def elastic(answer: Answer, mtbf: float, repair: float, pause: float) -> Told:
+    """A job that goes on. mtbf: as above. Raises UsageError for a plan without replicas."""
     ask = answer.question
     if ask.plan.dp == 1:
         raise UsageError(
@@ -132,10 +129,10 @@ def elastic(answer: Answer, step: float, mtbf: float, repair: float, pause: floa
             memo[micros] = priced(replace(ask, plan=plan, micros=micros)).step
         return answer.price.step / memo[micros]
 
-    got = failures.elastic(ask.plan.dp, mtbf * ask.plan.dp, repair, pause, step, speed)
-    days = _days(answer, step, got)
+    got = failures.elastic(ask.plan.dp, mtbf * ask.plan.dp, repair, pause, answer.price.step, speed)
+    days = _days(answer, got)
     lines = [
-        *_lines(got, answer, step, days),
+        *_lines(got, answer, days),
         f"  a replica of {ask.plan.inner} devices is lost every {lasting(mtbf)} and back after {lasting(repair)};"
         f" the rest go on with the same batch after {lasting(pause)}",
         "  checkpoints, which only the loss of all replicas needs, are not counted",
@@ -150,15 +147,15 @@ def _keys(got: Outcome, days: float | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _days(answer: Answer, step: float, got: Outcome) -> float | None:
-    return answer.days * step / answer.price.step / got.goodput if got.goodput else None
+def _days(answer: Answer, got: Outcome) -> float | None:
+    return answer.days / got.goodput if got.goodput else None
 
 
-def _lines(got: Outcome, answer: Answer, step: float, days: float | None) -> list[str]:
+def _lines(got: Outcome, answer: Answer, days: float | None) -> list[str]:
     if days is None:
         return ["failures   the job never gets further: failures come before a checkpoint is written"]
     told = f"failures   goodput {100 * got.goodput:.2f} %"
     if answer.question.steps:
-        slow = ", stragglers included" if step != answer.price.step else ""
+        slow = ", stragglers included" if answer.price.straggling else ""
         told += f": {days:.4g} days instead of {answer.days:.4g}{slow}, with {days * 86400 / got.mtbf:,.3g} failures"
     return [told]

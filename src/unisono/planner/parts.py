@@ -1,6 +1,6 @@
 """What a price is made of: passes, rows, traffic, and the step that they add up to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unisono.planner.block import Pass
 from unisono.planner.memory import Again
@@ -31,8 +31,9 @@ class Price:
 
     arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
     host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
-    the mean. comm: by axis. optimizer, fixed: per step. Not a part: busiest, seconds in which the busiest row computes;
-    again, by row what recompute=auto computes again, empty otherwise; attention, of arithmetic, where that is known.
+    the mean. comm: by axis. optimizer, fixed: per step. straggling: waiting for ranks that are slow today;
+    loading: for data. Not a part: busiest, seconds in which the busiest row computes; again, by row what recompute=auto
+    computes again, empty otherwise; attention, of arithmetic, where that is known.
     """
 
     step: float
@@ -48,10 +49,18 @@ class Price:
     recompute: float = 0.0
     again: tuple[Again, ...] = ()
     attention: float = 0.0
+    straggling: float = 0.0
+    loading: float = 0.0
 
     @property
     def exposed(self) -> float:
         return sum(traffic.exposed for traffic in self.comm.values())
+
+    @property
+    def bare(self) -> "Price":
+        """Of a good day: without stragglers, and with all data there in time."""
+        step = self.step - self.straggling - self.loading
+        return replace(self, step=step, straggling=0.0, loading=0.0)
 
 
 @dataclass(frozen=True, slots=True)

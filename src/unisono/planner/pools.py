@@ -76,6 +76,11 @@ def _from_file(path: Path) -> Mixture:
         raise table.wrong("a mixture has two pools at least", "pool", "another [[pool]]")
     named = [own.text("name", own.text("like", f"pool {place}")) for place, own in enumerate(given, 1)]
     pools = tuple(cluster_of(own, name) for own, name in zip(given, named, strict=True))
+    for own, pool in zip(given, pools, strict=True):
+        if pool.loader.samples or pool.loader.bandwidth:
+            raise own.wrong(
+                "loaders cannot be priced on a mixture of devices", "loader_samples_s", "leave it out"
+            )
     if "join" not in table.values:
         what = "what joins the pools is not said"
         raise table.wrong(

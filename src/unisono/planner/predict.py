@@ -47,12 +47,14 @@ def predict(
 
 def parts_of(got: Price) -> dict[str, float]:
     """A price in the parts that a run's clock can tell apart: `compute`, `comm AXIS` (exposed), `wait` (bubble, uneven
-    stages, and messages between stages, for which a rank waits alike), `optim`, `other`. Their sum is the step."""
+    stages, stragglers, and messages between stages, for which a rank waits alike), `optim`, `other`; in all the step.
+    """
     messages = got.comm["pp"].exposed if "pp" in got.comm else 0.0
     comm = {f"comm {axis}": traffic.exposed for axis, traffic in got.comm.items() if axis != "pp"}
-    waits = got.idle + got.uneven + messages
-    told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - got.fixed, **comm}
-    return {**told, "wait": waits, "optim": got.optimizer, "other": got.fixed}
+    waits = got.idle + got.uneven + messages + got.straggling
+    other = got.fixed + got.loading
+    told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - other, **comm}
+    return {**told, "wait": waits, "optim": got.optimizer, "other": other}
 
 
 def as_json(told: Prediction, calibrated: bool) -> dict[str, Any]:

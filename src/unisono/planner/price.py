@@ -184,12 +184,8 @@ def price(
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
-    data = gradients(plan, cluster, stack, first, whole.cover, micros)
-    if plan.dp > 1 and not replicas.plain(plan):
-        elements = (first.blocks + first.ends) / plan.shard
-        over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
-        sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, elements, over)
-        data["dp"] = Traffic(sent, seconds, shows, shows)
+    over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
+    data = replicated(model, plan, cluster, stack, first, over, micros)
     optimizer = offload.update(model, plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
@@ -363,6 +359,24 @@ def scatters(plan: Plan) -> bool:
     """Whether every backward pass hands over its gradients: who keeps a part of them alone cannot add up the rest.
     (Under zero=3 this is part of a block's passes.)"""
     return plan.shard > 1 and plan.zero == 2
+
+
+def replicated(
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    first: Share,
+    over: replicas.Cover,
+    micros: int,
+) -> dict[str, Traffic]:
+    """What data ranks tell each other in a step, under the plan's policy and codec."""
+    data = gradients(plan, cluster, stack, first, over.backward, micros)
+    if plan.dp > 1 and not replicas.plain(plan):
+        elements = (first.blocks + first.ends) / plan.shard
+        sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, elements, over)
+        data["dp"] = Traffic(sent, seconds, shows, shows)
+    return data
 
 
 def gradients(

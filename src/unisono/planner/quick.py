@@ -4,10 +4,12 @@ from unisono.planner.memory import Verdict
 from unisono.planner.price import Price
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question
+from unisono.planner.waits import with_waits
 
 
 def priced(ask: Question) -> Price:
-    return price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask)
 
 
 def judged(ask: Question) -> Verdict:

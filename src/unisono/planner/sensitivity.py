@@ -46,6 +46,8 @@ def _hardware(ask: Question, now: float) -> Iterator[Change]:
         (f"{percent} faster {link.name}", changes.faster_link(where, link.name, 1 + MORE))
         for link in where.links
     ]
+    if where.loader.samples or where.loader.bandwidth:
+        offers.append((f"{percent} faster data loading on each host", changes.faster_loader(where, 1 + MORE)))
     if where.links:
         offers.append((f"{percent} less latency on every link", changes.quicker_links(where, 1 - MORE)))
     for what, offer in offers:

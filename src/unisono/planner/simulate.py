@@ -1,20 +1,22 @@
 """One plan on one cluster: seconds, memory, traffic, and where the time goes from the ideal on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import stages
+from unisono.planner import loading, stages
 from unisono.planner.memory import Memory, Verdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
 from unisono.planner.stages import Stage, told
+from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
-from unisono.spec.cluster import Cluster
+from unisono.planner.waits import fed, with_waits
+from unisono.spec.cluster import Cluster, Device
 from unisono.spec.errors import Infeasible
 from unisono.spec.order import trains
 from unisono.spec.transformer import Transformer
@@ -25,7 +27,8 @@ _OTHER_ORDER = "order      of axes: not the one that train plays, see below"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
+    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
+    how unevenly ranks work, None where all are as quick as they are priced."""
 
     model: Model
     plan: Plan
@@ -34,6 +37,7 @@ class Question:
     micro_batch: int
     micros: int
     steps: int = 0
+    stragglers: Law | None = None
 
     @property
     def batch(self) -> int:
@@ -123,9 +127,10 @@ def simulate(ask: Question) -> Answer:
     fits = verdict(
         ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
     )
-    if shares_cores(ask.model, ask.cluster):  # played already, on the cores that there are
-        return Answer(ask, got, fits, got.idle / got.step)
-    return Answer(ask, *_as_played(ask, got, fits))
+    bubble = got.idle / got.step
+    if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
+        got, bubble = _as_played(ask, got)
+    return Answer(ask, with_waits(got, ask), fits, bubble)
 
 
 def gain(answer: Answer, other: Answer) -> float:
@@ -162,7 +167,7 @@ def _remedy(ask: Question) -> str:
     """The change that fits and makes the step longest least; where none fits, the one that needs least."""
     tried: list[tuple[str, Answer]] = []
     for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
-        other = Question(ask.model, plan, ask.cluster, ask.stack, micro_batch, micros, ask.steps)
+        other = replace(ask, plan=plan, micro_batch=micro_batch, micros=micros)
         if _sensible(ask.model, plan) and other.served:
             tried.append((said, simulate(other)))
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
@@ -182,16 +187,16 @@ def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
-def _as_played(ask: Question, got: Price, fits: Verdict) -> tuple[Price, Verdict, float]:
+def _as_played(ask: Question, got: Price) -> tuple[Price, float]:
     """The price with its timetable played, where there is one; and the bubble."""
     plan = ask.plan
     if plan.pp == 1:
-        return got, fits, 0.0
+        return got, 0.0
     each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
     whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
     if whole is not None:
         got = with_play(got, whole, ask.micros, plan.schedule, each)
-    return got, fits, got.idle / (got.idle + got.busiest)
+    return got, got.idle / (got.idle + got.busiest)
 
 
 def in_gib(memory: Memory) -> dict[str, float]:
@@ -235,6 +240,8 @@ def in_parts(
         ("uneven stages", got.uneven),
         ("optimiser", got.optimizer),
         ("fixed per step", got.fixed),
+        ("stragglers", got.straggling),
+        ("data loading", got.loading),
     ]
     return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
 
@@ -267,6 +274,7 @@ def as_json(answer: Answer) -> Mapping[str, Any]:
         "stages": stages.as_json(answer.stages),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
+        **loading.as_json(fed(ask), got.step - got.loading),
     }  # fmt: skip
 
 
@@ -285,6 +293,7 @@ def as_text(answer: Answer) -> str:
     lines = [
         f"plan       {ask.plan}",
         f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
+        *precision_lines(ask.plan, device),
         f"stack      {ask.stack.name}: {answer.trusted}",
         *(
             f"           less sure: {reason}"
@@ -303,6 +312,7 @@ def as_text(answer: Answer) -> str:
     lines += [
         f"bubble     {100 * answer.bubble:.1f} %",
         f"bound      most is lost to: {bound(answer)}",
+        loading.as_text(fed(ask), got.step - got.loading),
         "",
         *drawn(waterfall(answer), got),
     ]
@@ -310,6 +320,17 @@ def as_text(answer: Answer) -> str:
     lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
     lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
     return "\n".join(lines)
+
+
+def precision_lines(plan: Plan, device: Device) -> list[str]:
+    """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
+    own, half = (device.flops(dtype) / 1e12 for dtype in (plan.precision, "bf16"))
+    if plan.precision != "fp32" or half <= own:
+        return []
+    return [
+        f"precision  fp32: {device.name} computes it at {own:.3g} TFLOP/s, and bf16 at {half:.3g}; precision=bf16 in"
+        " the plan asks for that"
+    ]
 
 
 def lasting(seconds: float) -> str:

@@ -49,6 +49,10 @@ def law(text: str) -> Law:
     here. Raises UsageError.
     """
     kind, colon, rest = text.partition(":")
+    if kind in KINDS and not rest:
+        what = f"stragglers {text!r} does not say {'which file' if kind == 'measured' else 'how uneven ranks are'}"
+        fix = "measured:FILE or measured:RUN" if kind == "measured" else f"{kind}:0.05, of a mean of 1"
+        raise UsageError(what, where="--stragglers", fix=fix, code="C04")
     if kind not in KINDS or not colon:
         what = f"stragglers {text!r}: no such distribution{meant(kind, KINDS)}"
         raise UsageError(
@@ -95,7 +99,8 @@ def _numbers(path: Path) -> list[float]:
     try:
         found = [float(word) for word in path.read_text(encoding="utf-8").replace(",", " ").split()]
     except (OSError, ValueError) as error:
-        what = f"cannot read step times from {path}: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        what = f"cannot read step times from {path}: {reason}"
         raise UsageError(
             what, where="--stragglers", fix="a file of numbers, one step a line", code="C03"
         ) from None

@@ -82,7 +82,10 @@ def axis(text: str) -> Axis:
     """Reads `devices=8..1024` (doubling), `global_batch=64,256,1024`, `bandwidth.nvlink=0.5..4`. Raises UsageError."""
     key, equals, given = text.partition("=")
     key, _, name = key.partition(".")
-    if key not in (*COUNTS, *FACTORS) or not equals or (name and key != "bandwidth"):
+    if key in (*COUNTS, *FACTORS) and not (equals and given):
+        what = f"--sweep {text} says no values for {key}"
+        raise UsageError(what, where="--sweep", fix=f"{key}=8..1024 or {key}=8,64,512", code="C04")
+    if key not in (*COUNTS, *FACTORS) or (name and key != "bandwidth"):
         what = f"--sweep {text}: nothing to vary is called {key!r}{meant(key, (*COUNTS, *FACTORS))}"
         fix = f"devices=8..1024 or a list; counts: {' '.join(COUNTS)}; factors: {' '.join(FACTORS)}"
         raise UsageError(what, where="--sweep", fix=fix, code="C04")
@@ -90,6 +93,9 @@ def axis(text: str) -> Axis:
     try:
         if dots:
             low, high = float(first), float(last)
+            if low > high:
+                what = f"--sweep {text}: the range ends before it begins"
+                raise UsageError(what, where="--sweep", fix=f"{key}={last}..{first}", code="C04")
             values = (
                 [low * 2**n for n in range(_MOST + 1) if low * 2**n <= high * (1 + 1e-9)] if low > 0 else []
             )

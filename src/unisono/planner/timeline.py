@@ -22,7 +22,8 @@ class Timeline:
     """A step of every row of the pipeline, in seconds from its start.
 
     after: (part, seconds) of what all rows do when the last one has ended, in this order; parts are `comm AXIS`,
-    `optim` and `other`. bubble: share of the rows' time until then in which nothing is computed.
+    `optim`, `other`, `wait stragglers` and `data`. bubble: share of the rows' time until then in which nothing is
+    computed.
     """
 
     timetable: Timetable
@@ -56,7 +57,13 @@ def timeline(ask: Question, price: Price) -> Timeline:
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()
     ]
-    after = [*shown, ("optim", price.optimizer), ("other", price.fixed)]
+    after = [
+        *shown,
+        ("optim", price.optimizer),
+        ("other", price.fixed),
+        ("wait stragglers", price.straggling),
+        ("data", price.loading),
+    ]
     return Timeline(made, tuple(placed), tuple(a for a in after if a[1] > 0), bubble(placed, len(made.rows)))
 
 

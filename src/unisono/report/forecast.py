@@ -17,7 +17,9 @@ from unisono.report.analyse import percent
 
 ROWS = 16  # of the pipeline that are drawn, evenly chosen where there are more
 ACTIONS = 1200  # in one picture: what does not fit is shown as its beginning and its end
-AFTER_PARTS: Mapping[str, str] = {"comm": "comm_exposed", "optim": "optim", "other": "other"}
+AFTER_PARTS: Mapping[str, str] = {
+    "comm": "comm_exposed", "optim": "optim", "other": "other", "wait": "wait", "data": "data",
+}  # fmt: skip
 _GIB = 1024.0  # MiB
 _MEMORY = {"params": "weights", "grads": "gradients", "optim": "optimiser", "communication": "buffers"}
 
@@ -86,6 +88,7 @@ def page(forecast: Forecast) -> str:
         _memory(facts),
         _traffic(facts),
         "</div>",
+        _blocks(facts),
     ]
     return html.document(f"{facts['plan']}: unisono simulate", body)
 
@@ -110,6 +113,8 @@ def _spoken(what: str) -> str:
         "bubble": "the pipeline's bubble",
         "optimiser": "the optimiser",
         "fixed per step": "what each step costs",
+        "stragglers": "waiting for stragglers",
+        "data loading": "waiting for data",
     }
     return what.replace("exposed on ", "unhidden communication on ") if what not in named else named[what]
 
@@ -135,6 +140,12 @@ def _tiles(facts: Mapping[str, Any]) -> str:
         ("bubble", percent(facts["bubble"]), f"{batch['micros']} micro-batches"),
         ("memory", gibibytes(facts["mem_gib"]["total"]), f"of {gibibytes(facts['capacity_gib'])}"),
     ]
+    if facts.get("data"):
+        data = facts["data"]
+        late = (
+            f"{words.seconds(data['exposed_s'])} of a step are waited for" if data["exposed_s"] else "hidden"
+        )
+        tiles.append(("samples/s a host loads", words.count(data["needs_samples_s"]), late))
     if facts.get("days_to_train"):
         days = facts["days_to_train"]
         tiles.append(("all steps", words.seconds(days * 86400) if days < 2 else f"{days:.3g} days", ""))
@@ -159,6 +170,7 @@ def part_of(what: str) -> str:
         ("straggler", "wait"),
         ("optimiser", "optim"),
         ("fixed", "other"),
+        ("data", "data"),
     ):
         if what.startswith(start):
             return part
@@ -268,6 +280,35 @@ def _memory(facts: Mapping[str, Any]) -> str:
     bars = [*sizes, ("total", facts["mem_gib"]["total"]), ("device has", facts["capacity_gib"])]
     drawn = chart.plain_bars(bars, {name: gibibytes(size) for name, size in bars})
     return f'<section data-testid="memory"><h2>Memory of the fullest rank</h2>{drawn}</section>'
+
+
+def _blocks(facts: Mapping[str, Any]) -> str:
+    """The model, part by part, as `simulate --blocks` has it."""
+    every = facts.get("blocks") or []
+    if not every:
+        return ""
+    axes = list(dict.fromkeys(axis for one in every for axis, moved in one["sent_bytes"].items() if moved))
+    heads = ("part", "how many", "parameters", "FLOPs", "kept", *(f"sent on {axis}" for axis in axes))
+    rows = [
+        [
+            f"{'of it ' if one['inside'] else ''}{one['part']}",
+            str(one["count"]),
+            words.count(one["parameters"]) if one["parameters"] else "",
+            words.count(one["flops_per_sample"]) if one["flops_per_sample"] else "",
+            words.nbytes(one["kept_bytes"]) if one["kept_bytes"] else "",
+            *(words.nbytes(moved) if (moved := one["sent_bytes"].get(axis)) else "" for axis in axes),
+        ]
+        for one in every
+    ]
+    size = facts["batch"]["micro_batch"]
+    note = (
+        "Of one of each, in the mean: parameters, and FLOPs of a sample's forward pass; on a rank that has it, what a"
+        f" micro-batch of {size} keeps until its backward pass, and what is sent in a step."
+    )
+    return (
+        '<section data-testid="blocks"><h2>The model, part by part</h2>'
+        f'{chart.table(heads, rows, numeric=len(heads) - 1)}<p class="note">{escape(note)}</p></section>'
+    )
 
 
 def _traffic(facts: Mapping[str, Any]) -> str:

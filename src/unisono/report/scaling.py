@@ -16,8 +16,8 @@ _PARTS = (
     ("below peak, recomputation", "products|attention|computed", COLOURS["backward"]),
     ("other kernels, optimiser", "other kernels|optimiser", COLOURS["data"]),
     ("exposed communication", "exposed", COLOURS["comm_exposed"]),
-    ("bubble, uneven stages", "bubble|uneven", COLOURS["wait"]),
-    ("host, fixed", "waiting|fixed", COLOURS["optim"]),
+    ("bubble, uneven stages", "bubble|uneven|straggler", COLOURS["wait"]),
+    ("host, fixed", "waiting|fixed|data", COLOURS["optim"]),
     ("other", "", COLOURS["other"]),
 )
 

@@ -132,13 +132,28 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Loader:
+    """What the input pipeline of one host gives, 0 where nobody has said. samples: a second, read, decoded and put into
+    batches. bandwidth: bytes/s that it reads of its storage. stored: bytes of a sample there, where they differ from
+    what its values take (JPEG). devices: that a host feeds; 0: those of a node."""
+
+    samples: float = 0.0
+    bandwidth: float = 0.0
+    stored: float = 0.0
+    devices: int = 0
+
+
+NO_LOADER = Loader()
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal devices under levels of links. The last level connects them all; none at all is one device.
 
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
     unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
     order: of a plan's axes on the levels; `train` plays the usual one. in_node: devices of one node, 0: as many as the
-    innermost level connects.
+    innermost level connects. loader: of each host.
     """
 
     name: str
@@ -151,6 +166,7 @@ class Cluster:
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     order: Order = USUAL
     in_node: int = 0
+    loader: Loader = NO_LOADER
 
     @property
     def node(self) -> int:

@@ -6,6 +6,7 @@ Elementwise kernels are counted as PyTorch starts them, one by one; batch normal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unisono.spec.sample import UNSAID, Sample
 from unisono.spec.workload import Part, Product, Tables, Workload
 
 # Blocks of the four stages (He et al., "Deep residual learning for image recognition", 2015, table 1).
@@ -16,12 +17,13 @@ RESNETS = {"50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3)}
 class Network:
     """A workload that is dealt by dp, shard and pp alone. tokens: what one sample counts for. states: numbers that the
     optimiser keeps of each parameter, 2 of Adam, 1 of a velocity. by_weights: pp deals equal weights to its rows, as
-    `train` does, rather than equal arithmetic."""
+    `train` does, rather than equal arithmetic. sample: its bytes, 0 where nobody has said."""
 
     workload: Workload
     tokens: int = 1
     states: int = 2
     by_weights: bool = False
+    sample: Sample = UNSAID
 
     @property
     def n_layer(self) -> int:

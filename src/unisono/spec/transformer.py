@@ -16,6 +16,7 @@ from unisono.spec.experts import (
     matrices,
     token_products,
 )
+from unisono.spec.sample import Sample, text
 from unisono.spec.workload import Part, Sizes, Workload, gpt
 
 
@@ -51,6 +52,11 @@ class Transformer:
     head_norms: bool = False
     rows: int = 0
     states: int = 2
+
+    @property
+    def sample(self) -> Sample:
+        """Bytes of `context` tokens before anybody computes on them."""
+        return text(self.context, self.vocab)
 
     @cached_property
     def workload(self) -> Workload:
