@@ -15,6 +15,7 @@ from unisono.planner.host import counted, price_on_host
 from unisono.planner.host_file import Measured, as_toml
 from unisono.planner.host_memory import memory_on_host
 from unisono.planner.priced import verdict
+from unisono.planner.sensitivity import sensitivities
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
@@ -229,3 +230,10 @@ def test_what_was_not_measured_has_no_price(precision):
         with pytest.raises(UsageError, match=f"precision={precision}") as caught:
             asked()
         assert caught.value.code == "C22" and "fp32" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_would_help_a_host_is_told_for_every_timetable(name):
+    where = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
+    ask = Question(MODEL, Plan.parse(f"pp=2 micros=4 schedule={name}"), where, stack("plain-cpu"), 4, 4)
+    assert sensitivities(ask)

@@ -75,3 +75,11 @@ def test_sentences() -> None:
     assert "nothing" in as_text([Change("buy", "x", 0.0)])
     page = as_text(sensitivities(asked("dp=4 tp=8 pp=4")))
     assert page.startswith("what would help\n  ") and len(page.splitlines()) <= 7
+
+
+def test_what_no_timetable_serves_is_not_advised() -> None:
+    """Interleaved stages take micro-batches in groups of as many as there are ranks: four, and no two of them."""
+    names = set(found(asked("dp=4 tp=8 pp=4 schedule=interleaved:v=2", micros=4)))
+    assert not any("twice the micro-batch" in name or "half the global batch" in name for name in names)
+    names = set(found(asked("dp=4 tp=8 pp=4 schedule=interleaved:v=2", micros=8)))
+    assert {True} == {any(word in name for name in names) for word in ("twice the micro", "half the global")}

@@ -78,7 +78,7 @@ def _split(ask: Question, batch: int) -> tuple[Question, float] | None:
             continue
         plan = replace(ask.plan, micros=share // size)
         other = replace(ask, plan=plan, micro_batch=size, micros=share // size)
-        if judged(other).fits:
+        if other.served and judged(other).fits:
             found.append((priced(other).step, size, other))
     if not found:
         return None

@@ -31,7 +31,7 @@ def _as_measured(plan: Plan, cluster: Cluster) -> None:
         raise UsageError(
             f"precision={plan.precision} has no price on {cluster.name}: its host was measured in fp32",
             where="plan.precision",
-            fix="precision=fp32; or a plan by name, which runs unpriced, instead of plan auto",
+            fix="precision=fp32; unisono train runs a named plan without a price",
             code="C22",
         )
 

@@ -63,9 +63,9 @@ def _planned(ask: Question, now: float) -> Iterator[Change]:
                     "auto": "compute again only what does not fit (recompute=auto)"}[mode]  # fmt: skip
             yield Change("plan", said, rate(other) / now - 1.0, str(other.plan), judged(other).fits)
     for other, said in _micro_batches(ask):
-        yield Change(
-            "plan", said, rate(other) / now - 1.0, f"micro_batch={other.micro_batch}", judged(other).fits
-        )
+        if other.served:
+            gain, fits = rate(other) / now - 1.0, judged(other).fits
+            yield Change("plan", said, gain, f"micro_batch={other.micro_batch}", fits)
 
 
 def _micro_batches(ask: Question) -> Iterator[tuple[Question, str]]:
@@ -91,6 +91,8 @@ def _recipes(ask: Question, now: float) -> Iterator[Change]:
     sizes = [(ask.micros * 2, "twice")] + ([(ask.micros // 2, "half")] if ask.micros % 2 == 0 else [])
     for micros, word in sizes:
         other = _dealt(ask, ask.micro_batch, micros)
+        if not other.served:
+            continue
         said = f"{word} the global batch ({other.batch})"
         yield Change(
             "recipe", said, rate(other) / now - 1.0, f"global_batch={other.batch}", judged(other).fits
@@ -104,7 +106,7 @@ def _memory(ask: Question, now: float) -> Iterator[Change]:
     today, then = now, now
     best: Question | None = None
     for other in _roomier(ask):
-        if not judged(replace(other, cluster=larger)).fits:
+        if not other.served or not judged(replace(other, cluster=larger)).fits:
             continue
         gained = rate(other)
         if gained > then:

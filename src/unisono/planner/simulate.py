@@ -12,6 +12,7 @@ from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
 from unisono.planner.stages import Stage, told
+from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible
@@ -36,6 +37,12 @@ class Question:
     @property
     def batch(self) -> int:
         return self.micro_batch * self.micros * self.plan.replicas
+
+    @property
+    def served(self) -> bool:
+        """Whether there is such a timetable of so many micro-batches."""
+        plan = self.plan
+        return plan.pp == 1 or serves(plan.schedule, plan.pp, self.micros, self.model.n_layer)
 
     @property
     def known(self) -> bool:
@@ -149,8 +156,8 @@ def _remedy(ask: Question) -> str:
     """The change that fits and makes the step longest least; where none fits, the one that needs least."""
     tried: list[tuple[str, Answer]] = []
     for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
-        if _sensible(ask.model, plan):
-            other = Question(ask.model, plan, ask.cluster, ask.stack, micro_batch, micros, ask.steps)
+        other = Question(ask.model, plan, ask.cluster, ask.stack, micro_batch, micros, ask.steps)
+        if _sensible(ask.model, plan) and other.served:
             tried.append((said, simulate(other)))
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
