@@ -82,6 +82,14 @@ def test_pieces_add_up_to_the_model_and_to_what_a_rank_sends(model: Model, plan:
     assert {axis for one in every for axis in one.sent} == set(got.price.comm)
 
 
+def test_blocks_gather_nothing_of_the_ends_weights() -> None:
+    small, large = (
+        pieces(answered(replace(DENSE, vocab=vocab), "shard=32 zero=3")) for vocab in (1_000, 100_000)
+    )
+    assert small[1].sent["shard"] == pytest.approx(large[1].sent["shard"])
+    assert small[0].sent["shard"] < large[0].sent["shard"] / 10
+
+
 @pytest.mark.parametrize(
     "plan", ["dp=4 pp=4 tp=2", "dp=2 pp=4 shard=4 zero=2", "dp=4 pp=8", "dp=8 pp=4 schedule=zbv"]
 )

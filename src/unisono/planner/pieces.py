@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import general, host, host_memory, memory, replicas
+from unisono.planner import gathering, general, host, host_memory, memory, replicas
 from unisono.planner import price as transformers
 from unisono.planner.memory import ITEM, Share, kept_of, share_of
 from unisono.planner.priced import settled, shares_cores
@@ -147,6 +147,9 @@ def _sent(answer: Answer, model: Transformer) -> dict[str, float]:
     )
     mean = model.n_layer / plan.pp
     found = {axis: traffic.bytes / mean for axis, traffic in inside.items()}
+    if gathering.deals(plan):  # there the ends' weights are, too
+        (own, _), _ = gathering.total(model, plan, ask.cluster, ask.stack)
+        found["shard"] = ask.micros * own
     row = share_of(model, plan, 0, ask.stack.balanced)
     one = replace(row, blocks=row.blocks / row.layers, routed=row.routed / row.layers, ends=0.0)
     return _there(plan, _joined(found, _met(answer, model, one)))
@@ -170,7 +173,12 @@ def _sent_by_end(answer: Answer, model: Transformer, is_stem: bool) -> dict[str,
             moved["shard"] *= elements / memory.end_elements(model, plan, True, True)
         return _there(plan, moved | {"dp": host.sent_after(plan, elements)})
     row = share_of(model, plan, 0, ask.stack.balanced)
-    return _there(plan, _met(answer, model, replace(row, blocks=0.0, routed=0.0, ends=elements)))
+    found = _met(answer, model, replace(row, blocks=0.0, routed=0.0, ends=elements))
+    if gathering.deals(plan):
+        stem, head = gathering.ends(model, plan, ask.cluster, ask.stack)
+        own = ask.micros * sum(sent for sent, _ in (stem if is_stem else head))
+        found = _joined(found, {"shard": own})
+    return _there(plan, found)
 
 
 def _met(answer: Answer, model: Transformer, share: Share) -> dict[str, float]:
