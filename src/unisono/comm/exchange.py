@@ -16,9 +16,8 @@ from torch import Tensor
 
 from unisono.comm.tree import tree_sum
 
-SMALL = (
-    1 << 16
-)  # bytes that come to a member: below, what a sum costs is its rounds, of which an all-reduce has more
+# Bytes that come to a member: below, what a sum costs is its rounds, of which an all-reduce has more.
+SMALL = 1 << 16
 
 
 @dataclass(slots=True)

@@ -2,9 +2,8 @@
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.collectives import bus
+from unisono.planner.collectives import bus, uncovered
 from unisono.planner.memory import item_of
-from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.order import stride
@@ -60,12 +59,8 @@ def shown(
     if not deals(plan):
         return 0.0, 0.0
     gathered, scattered = block(model, plan, cluster, stack)
-    return _shown(gathered[1], ahead, stack), _shown(gathered[1] + scattered[1], back, stack)
-
-
-def _shown(talk: float, work: float, stack: Stack) -> float:
-    """What is left of `talk` beside `work`, of which the stack hides a share."""
-    return larger(talk * (1.0 - stack.dp_hidden), talk - work)
+    talk, hidden = (gathered[1], gathered[1] + scattered[1]), stack.dp_hidden
+    return uncovered(talk[0], ahead, hidden), uncovered(talk[1], back, hidden)
 
 
 def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:

@@ -140,7 +140,10 @@ def _sent(answer: Answer, model: Transformer) -> dict[str, float]:
     ask, plan = answer.question, answer.question.plan
     if shares_cores(model, ask.cluster):
         moved = host.sent_inside(model, _way(answer), ask.micro_batch, ask.micros, 1.0, (False, False))
-        return _there(plan, moved | {"dp": host.sent_after(plan, host.block_of(model, plan.tp) / host.ITEM)})
+        return _there(
+            plan,
+            moved | {"dp": host.sent_after(plan, host_memory.block_of(model, plan.tp) / host_memory.ITEM)},
+        )
     each = transformers.detail(model, plan, ask.cluster, ask.stack, ask.micro_batch, answer.price.again)
     inside = transformers.inside_blocks(
         model, plan, ask.cluster, ask.stack, each, ask.micro_batch, ask.micros
