@@ -77,3 +77,23 @@ def test_no_message_enters_its_wire_before_its_receiver_asks():
     assert starts == pytest.approx(
         [2.6 + (1.0 + 1.5 + 1.0) * i for i in range(3)]
     )  # the word, the wire, the way
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(NAMES), st.integers(1, 4), st.integers(1, 5), st.integers(2, 3), st.integers(1, 4))
+def test_pipelines_that_share_no_wire_stay_in_step(name, ranks, micros, lanes, cores):
+    timetable = schedules.get(name)(ranks, micros)
+    given_, slow = costs_of(1.0, 2.0, ranks, latency=0.1), lambda active: max(1.0, active / cores)
+    together = play_shared(timetable, given_, lanes, slow)
+    apart = play_shared(timetable, given_, 1, slow, lanes)
+    assert [(p.row, p.action) for p in apart] == [(p.row, p.action) for p in together]
+    assert [p.stop for p in apart] == pytest.approx([p.stop for p in together])
+
+
+def test_of_two_pipelines_one_computes_while_the_other_has_the_wire():
+    """Each is late once, by one message; in step, both would wait for two messages each time."""
+    timetable, costs = schedules.get("gpipe")(2, 1), costs_of(1.0, 1.0, 2, wire=1.0)
+    alone = span(play_shared(timetable, costs))
+    assert alone == pytest.approx(6.0)
+    assert span(play_shared(timetable, costs, 1, lanes=2)) == pytest.approx(alone + 1.0)
+    assert span(play_shared(timetable, costs_of(1.0, 1.0, 2, wire=2.0), 2)) == pytest.approx(alone + 2.0)

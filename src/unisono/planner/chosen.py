@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.planner import stages
+from unisono.planner import stages, ties
 from unisono.planner.search import Found
 from unisono.planner.simulate import GIB, Answer, bound, precision_lines, waterfall
 
@@ -15,8 +15,19 @@ def why(answer: Answer, best: Answer) -> str:
         over = {what: s for what, s in own.items() if not what.startswith("ideal")}
         what = max(over, key=over.__getitem__)
         return f"the best that fits; most of what it loses to the ideal: {what}, {over[what]:.3g} s"
+    if answer.price.step < best.price.step and ties.meetings(answer.question) > ties.meetings(best.question):
+        return _nearly(answer, best)
     more = (answer.verdict.memory.total - best.verdict.memory.total) / GIB
     return against(own, dict(waterfall(best)), answer.price.step / best.price.step - 1.0, more)
+
+
+def _nearly(answer: Answer, best: Answer) -> str:
+    """Why a plan with a lower price is not the best one."""
+    own, other = (ties.meetings(one.question) for one in (answer, best))
+    return (
+        f"{100 * (1.0 - answer.price.step / best.price.step):.1f} % quicker by its price, which says nothing below"
+        f" {100 * ties.margin(best.question):.1f} %; a rank of it waits for others {own:.0f} times a step, not {other:.0f}"
+    )
 
 
 def against(own: Mapping[str, float], other: Mapping[str, float], slower: float, more: float) -> str:

@@ -131,7 +131,7 @@ def _played(
     )
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
     latency = host.talk("message", 2, whole) + host.wait("message", 2) if plan.pp > 1 else 0.0
-    across = each * whole / (_wire(cluster) or 1.0)
+    across = each // plan.dp * whole / (_wire(cluster) or 1.0)
     neighbours = zip(timetable.placement, (*timetable.placement[1:], timetable.placement[0]), strict=True)
     wires = [across * _between(cluster, each, row, other) for row, other in neighbours]
     late = [latency + (cluster.links[-1].latency if wire else 0.0) for wire in wires]
@@ -147,7 +147,9 @@ def _played(
         [(w, 0.0) for w in later],
     )
     passes = [len(timetable.micros_of(stage)) for stage in range(timetable.stages)]
-    placed = play_shared(timetable, given, each, host.slow)
+    # Replicas meet at the step's end; where they share no wire they stay in step until then.
+    lanes = plan.dp if any(wires) else 1
+    placed = play_shared(timetable, given, each // lanes, host.slow, lanes)
     return _Played(ahead, back, passes, late, wires, placed)
 
 

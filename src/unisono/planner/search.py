@@ -19,6 +19,7 @@ from unisono.planner.priced import price, shares_cores, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
+from unisono.planner.ties import simplest
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
@@ -44,8 +45,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """best: answers, the best first. front: answers of which none is slower and larger than another, the quickest
-    first. nearest: the plan that is short of least, where none fits."""
+    """best: answers, the best first; where ranks share cores, of those that prices cannot tell apart, see `ties`.
+    front: answers of which none is slower and larger than another, the quickest first. nearest: the plan that is short
+    of least, where none fits."""
 
     counts: Counts
     seconds: float
@@ -245,10 +247,11 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
+    best = chosen if pool.by else simplest(chosen)
     return Found(
         replace(counts, played=len(chosen)),
         perf_counter() - begun,
-        tuple(chosen[:top]),
+        tuple(best[:top]),
         tuple(_best_of(front + chosen[:1])),
         near,
     )

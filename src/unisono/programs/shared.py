@@ -1,6 +1,9 @@
 """Timetables played by ranks that share processor cores: work is stretched while more ranks compute than there are
 cores, a rank that waits leaves its core to the others, and messages queue on their wire, which they enter when they
-are made and their receiver has asked for them: as the computation before the one that needs them begins."""
+are made and their receiver has asked for them: as the computation before the one that needs them begins.
+
+Pipelines beside each other are in step only until they share a wire: who comes second there is late from then on, and
+computes while the first one's next message is on it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,17 +26,26 @@ class Costs:
 
 
 def play_shared(
-    timetable: Timetable, costs: Costs, each: int = 1, slow: Callable[[float], float] = lambda active: 1.0
+    timetable: Timetable,
+    costs: Costs,
+    each: int = 1,
+    slow: Callable[[float], float] = lambda active: 1.0,
+    lanes: int = 1,
 ) -> list[Placed]:
     """When each computation runs. each: ranks that stand behind one row and do the same at the same time.
-    slow(active): how many times longer work takes while `active` ranks work.
+    slow(active): how many times longer work takes while `active` ranks work. lanes: pipelines that play this beside
+    each other, on the same cores and wires, of which the one that ends last is returned.
 
     Raises ValueError if the timetable deadlocks.
     """
-    game = _Game(timetable, costs, each, slow)
+    game = _Game(timetable, costs, each, slow, lanes)
     while game.open():
         game.step()
-    return sorted(game.placed, key=lambda p: p.start)
+    last = max(game.placed, key=lambda lane: max(p.stop for p in lane))
+    return sorted(last, key=lambda p: p.start)
+
+
+_Key = tuple[str, int, int, int]  # kind, stage, micro-batch, lane
 
 
 @dataclass
@@ -42,17 +54,16 @@ class _Game:
     costs: Costs
     each: int
     slow: Callable[[float], float]
+    lanes: int
     now: float = 0.0
-    here: dict[tuple[str, int, int], float] = field(
-        default_factory=dict
-    )  # when a result is where it is needed
+    here: dict[_Key, float] = field(default_factory=dict)  # when a result is where it is needed
     free: dict[tuple[str, int], float] = field(default_factory=dict)  # when a wire is free again
-    offered: set[tuple[str, int, int]] = field(default_factory=set)  # what is made and not yet asked for
-    asked: set[tuple[str, int, int]] = field(default_factory=set)
-    placed: list[Placed] = field(default_factory=list)
+    offered: set[_Key] = field(default_factory=set)  # what is made and not yet asked for
+    asked: set[_Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.rows = [[a for a in row if a.kind in COMPUTE] for row in self.timetable.rows]
+        self.rows = [[a for a in row if a.kind in COMPUTE] for row in self.timetable.rows] * self.lanes
+        self.placed: list[list[Placed]] = [[] for _ in range(self.lanes)]
         count = len(self.rows)
         self.at, self.begun = [0] * count, [0.0] * count
         self.left = [-1.0] * count  # of work, while a row works
@@ -86,12 +97,13 @@ class _Game:
         for r, row in enumerate(self.rows):
             if self.left[r] >= 0.0 or self.until[r] >= 0.0 or self.at[r] == len(row):
                 continue
-            self._ask(row[self.at[r]])
-            ready = self._ready(row[self.at[r]])
+            lane = r // len(self.timetable.rows)
+            self._ask(row[self.at[r]], lane)
+            ready = self._ready(row[self.at[r]], lane)
             if ready <= self.now:
                 self.begun[r], self.left[r] = self.now, self._cost(r)[0]
                 if self.at[r] + 1 < len(row):
-                    self._ask(row[self.at[r] + 1])
+                    self._ask(row[self.at[r] + 1], lane)
             else:
                 soonest = min(soonest, ready)
         return soonest
@@ -104,46 +116,47 @@ class _Game:
     def _end(self, row: int, then: float) -> None:
         action = self.rows[row][self.at[row]]
         kind, stage, micro = action.kind, action.stage, action.micro
-        self.placed.append(Placed(row, action, self.begun[row], then))
+        lane, here = divmod(row, len(self.timetable.rows))
+        self.placed[lane].append(Placed(here, action, self.begun[row], then))
         self.at[row], self.until[row] = self.at[row] + 1, -1.0
-        self.here[f"own {kind}", stage, micro] = then
+        self.here[f"own {kind}", stage, micro, lane] = then
         other, boundary = (stage + 1, stage) if kind == "F" else (stage - 1, stage - 1)
         ends = stage + 1 if kind == "F" else stage
         if kind == "W" or ends % self.timetable.length == 0:  # a chain's first stage, or its last
             return
-        if self.timetable.placement[other] != row:
+        key = (kind, other, micro, lane)
+        if self.timetable.placement[other] != here:
             if self.costs.wire[boundary]:
-                if (kind, other, micro) in self.asked:
-                    self._depart((kind, other, micro), boundary, then)
+                if key in self.asked:
+                    self._depart(key, boundary, then)
                 else:
-                    self.offered.add((kind, other, micro))
+                    self.offered.add(key)
                 return
             then += self.costs.latency[boundary]
-        self.here[kind, other, micro] = then
+        self.here[key] = then
 
-    def _ask(self, action: Action) -> None:
+    def _ask(self, action: Action, lane: int) -> None:
         """A row asks for what `action` needs: before that a large message does not leave, as Gloo and NCCL have it. To
         one that lies ready, the word takes as long as a message."""
-        key = (action.kind, action.stage, action.micro)
+        key = (action.kind, action.stage, action.micro, lane)
         self.asked.add(key)
         if key in self.offered:
             self.offered.remove(key)
             boundary = action.stage - 1 if action.kind == "F" else action.stage
             self._depart(key, boundary, self.now + self.costs.latency[boundary])
 
-    def _depart(self, key: tuple[str, int, int], boundary: int, now: float) -> None:
+    def _depart(self, key: _Key, boundary: int, now: float) -> None:
         """A message enters its wire when those before it have left it."""
         departs = max(now, self.free.get((key[0], boundary), 0.0))
         self.free[key[0], boundary] = departs + self.costs.wire[boundary]
         self.here[key] = self.free[key[0], boundary] + self.costs.latency[boundary]
 
-    def _ready(self, action: Action) -> float:
+    def _ready(self, action: Action, lane: int) -> float:
         """When all is here that a computation needs; infinity while it is not known."""
         stage, micro, length = action.stage, action.micro, self.timetable.length
         if action.kind == "F":
-            return self.here.get(("F", stage, micro), math.inf) if stage % length else 0.0
-        if action.kind == "W":
-            return self.here.get(("own B", stage, micro), math.inf)
-        own = self.here.get(("own F", stage, micro), math.inf)
-        later = self.here.get(("B", stage, micro), math.inf) if (stage + 1) % length else own
-        return max(own, later)
+            return self.here.get(("F", stage, micro, lane), math.inf) if stage % length else 0.0
+        own = self.here.get((f"own {'B' if action.kind == 'W' else 'F'}", stage, micro, lane), math.inf)
+        if action.kind == "W" or (stage + 1) % length == 0:
+            return own
+        return max(own, self.here.get(("B", stage, micro, lane), math.inf))

@@ -1,0 +1,54 @@
+"""Plans that prices cannot tell apart: where ranks share cores, the one whose ranks wait for each other least often.
+
+A price there is right within some per cent, most of which plans share; what is left differs most by how often ranks are
+woken, whose cost no calibration sees the same twice.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from unisono.planner.host import buckets, calls_of_pass
+from unisono.planner.priced import shares_cores
+from unisono.planner.simulate import Answer, Question
+from unisono.programs import schedules
+from unisono.programs.pipeline import COMPUTE, lower
+from unisono.spec.cluster import Source
+
+_HALF = "a choice of ours, held by benchmarks/auto_truth.py: errors of two plans on one host are half the same"
+# Of a host's mean error, how far two of its prices have to be apart to say which plan is quicker.
+SHARE: Annotated[float, Source("specification", _HALF)] = 0.5
+
+
+def margin(ask: Question) -> float:
+    """By how much, relatively, two prices on this cluster have to differ to mean something. 0 where ranks are devices
+    of their own: an error there is that of a stack, the same for all of its plans."""
+    if ask.cluster.host is None or not shares_cores(ask.model, ask.cluster):
+        return 0.0
+    return SHARE * ask.cluster.host.error
+
+
+def meetings(ask: Question) -> float:
+    """How often the busiest rank of a step sends, receives or takes part in a collective, on a host of ranks."""
+    if not shares_cores(ask.model, ask.cluster):
+        return 0.0
+    model, plan = ask.model, ask.plan
+    timetable = lower(schedules.get(plan.schedule)(plan.pp, ask.micros))
+    messages = max(sum(action.kind not in COMPUTE for action in row) for row in timetable.rows)
+    ends, again = (True, plan.pp == 1), plan.recompute == "full"
+    sizes = (model, plan, ask.micro_batch, ask.micros, model.n_layer / plan.pp, ends)
+    inside = sum(
+        times for backward in (False, True) for *_, times in calls_of_pass(*sizes, backward, again and backward)
+    )
+    after = buckets(model, plan) if plan.dp > 1 else 0
+    return messages + ask.micros * inside + after
+
+
+def simplest(answers: Sequence[Answer]) -> list[Answer]:
+    """The answers, quickest first; of those too near to the quickest to be told from it, the one with the fewest
+    meetings goes to the front."""
+    if not answers:
+        return []
+    limit = (1.0 + margin(answers[0].question)) * answers[0].price.step
+    near = [one for one in answers if one.price.step <= limit]
+    first = min(near, key=lambda one: meetings(one.question))  # of equals the quickest
+    return [first, *(one for one in answers if one is not first)]
