@@ -120,7 +120,7 @@ def between(base: Cluster, ranks: int, megabits: float) -> Cluster:
     if not megabits:
         return replace(base, devices=ranks)
     inside = replace(base.links[0], size=ranks // 2)
-    wire = Link("wire", ranks, megabits * 1e6 / 8 / (ranks // 2), 1e-4)
+    wire = Link("wire", ranks, megabits * 1e6 / 8 / (ranks // 2), 1e-4, work=lab.WORK)
     return replace(base, devices=ranks, links=(inside, wire))
 
 

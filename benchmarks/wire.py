@@ -4,7 +4,8 @@
     python benchmarks/wire.py --links 0           over loopback: seconds, no ratios
 
 A ratio of 1.00 is a link that is full from the call to the result. Bytes are what one host sends, by the algorithm.
-"Gloo's" are the process group's own all-reduce, all-gather and all-to-all, called in turn with ours.
+"Gloo's" are the process group's own all-reduce, all-gather and all-to-all, called in turn with ours. At the end of a
+line: milliseconds of a core, of the whole machine, for a megabyte that any rank sends in an all-reduce.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -42,7 +44,9 @@ def main(ctx: RankContext | None = None, argument: Any = None, shared: object = 
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store)
     group = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout).dp
-    return [medians(group, size, argument["times"]) for size in SIZES]
+    return [
+        [*medians(group, size, argument["times"]), core(group, size, argument["times"])] for size in SIZES
+    ]
 
 
 def medians(group: Group, size: int, times: int) -> list[float]:
@@ -76,6 +80,24 @@ def medians(group: Group, size: int, times: int) -> list[float]:
     return [statistics.median(each) for each in took]
 
 
+def core(group: Group, size: int, times: int) -> float:
+    """Seconds of a core, of all ranks together, for a byte that one of them sends in an all-reduce of so many bytes."""
+    whole = torch.zeros(size // 4)
+    count = min(100 * times, max(times, times * (1 << 21) // size))
+    group.barrier()
+    begun = busy()
+    for _ in range(count):
+        dist.all_reduce(whole, group=group.pg)
+    group.barrier()
+    return (busy() - begun) / (count * 2 * (group.size - 1) * size)
+
+
+def busy() -> float:
+    """Seconds that the machine's cores have worked so far."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
 def command() -> int:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.RawTextHelpFormatter
@@ -84,7 +106,7 @@ def command() -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=[2])
     parser.add_argument("--times", type=int, default=15, help="of each (default 15)")
     options = parser.parse_args()
-    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>17}" for op in OPS))
+    print(f"{'link':<12}{'ranks':>5}  {'bytes':>9}" + "".join(f"{op:>17}" for op in OPS) + f"{'core':>9}")
     with Nursery("wire:main", path=[str(Path(__file__).parent)]) as nursery:
         for megabits in options.links:
             if megabits and not lab.possible():
@@ -104,10 +126,11 @@ def lines(megabits: float, ranks: int, found: list[Any]) -> None:
     """A line for each size: of every operation the rank that takes longest."""
     for size, *each in zip(SIZES, *found, strict=True):
         text = f"{f'{megabits:.0f} Mbit/s' if megabits else 'loopback':<12}{ranks:>5}  {size:>9,}"
-        for op, took in zip(OPS, map(max, *each), strict=True):
+        *slowest, cores = map(max, *each)
+        for op, took in zip(OPS, slowest, strict=True):
             full = sent(op, ranks, size) / (megabits * 1e6 / 8 * PAYLOAD) if megabits else 0.0
             text += f"{f'{1e3 * took:.2f} ms' + (f', {took / full:.2f}' if full else ''):>17}"
-        print(text, flush=True)
+        print(text + f"{1e9 * cores:>9.2f}", flush=True)
 
 
 def sent(op: str, ranks: int, nbytes: float) -> float:

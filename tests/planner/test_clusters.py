@@ -27,6 +27,7 @@ name = "ethernet"
 size = 0
 bandwidth_gb_s = 3.1
 latency_us = 30
+work_s_gb = 4.5
 """
 GPT = (
     "--model.kind gpt --model.n_layer 24 --model.n_head 16 --model.d_model 2048 --model.context 1024"
@@ -58,6 +59,7 @@ def test_a_file_is_read_with_its_sources(tmp_path: Path) -> None:
     assert (made.devices, made.cost_per_hour, made.links[0].bandwidth) == (8, 2.5, 450e9)
     assert str(made.links[0].sources["bandwidth"]) == "measured here: all-reduce of 1 GB"
     assert made.links[1].sources["bandwidth"].origin == "given"
+    assert (made.links[0].work, made.links[1].work) == (0.0, pytest.approx(4.5e-9))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from unisono.planner.timeline import timeline
 from unisono.spec.cluster import Cluster, Device, Link
 from unisono.spec.errors import UsageError
 from unisono.spec.host import Curve, Host, Pace
+from unisono.spec.transformer import Transformer
 
 FORWARD = Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5)
 BACKWARD = Pace(1.05e-11, 1.7e-11, 1.9e-10, 1.4e-10, 9e-11, 0.0, 1e-5)
@@ -74,6 +75,22 @@ def test_a_slower_wire_or_fewer_cores_never_help(plan):
 def test_twice_the_batch_takes_longer_but_not_twice_as_long(plan):
     once, twice = priced(plan, here(), 16).step, priced(plan, here(), 32).step
     assert once < twice < 2 * once
+
+
+def test_only_what_is_hidden_costs_the_cores_that_bring_it_to_the_wire():
+    """A bucket that leaves while backward goes on; cores that wait for the last one have nothing else to do."""
+
+    def more(model: Transformer) -> float:
+        where = here(ranks=2, megabits=1000.0)
+        dear = replace(where, links=(where.links[0], replace(where.links[1], work=5e-9)))
+        cheap, costly = (
+            price_on_host(model, Plan.parse("dp=2"), one, micro_batch=8, micros=1).step
+            for one in (where, dear)
+        )
+        return costly - cheap
+
+    assert more(MODEL) == pytest.approx(5e-9 * (1 << 20))  # all of the first bucket, once by each rank
+    assert more(host_fit.model_of(sizes(1, 4, 64, 64))) == 0.0  # has one bucket
 
 
 def test_more_shards_and_stages_need_less_memory_of_their_own():
@@ -156,6 +173,20 @@ def test_paces_are_found_again_from_steps_that_they_made():
                 head=True,
             )  # fmt: skip
             assert pace.of(work) == pytest.approx(row.parts[part], rel=1e-6)
+
+
+def test_what_waking_costs_is_told_by_the_steps_of_many_messages():
+    """Two short steps that something else disturbed do not say how late a rank wakes; a long one in quiet does."""
+
+    def played(micros: int, longer: float) -> host_fit.Played:
+        plan = Plan.parse(f"pp=2 micros={micros}")
+        step = price_on_host(MODEL, plan, here(true, 2), micro_batch=16 // micros, micros=micros).step
+        return host_fit.Played(MODEL, 16 // micros, micros, {"step": longer * step}, plan)
+
+    true = replace(HOST, calls={**HOST.calls, "pp": 3e-4})
+    assert host_fit.waking(HOST, [played(2, 1.0), played(16, 1.0)])["pp"] == pytest.approx(3e-4, rel=1e-3)
+    rows = [played(2, 1.3), played(2, 1.5), played(16, 1.0)]
+    assert host_fit.waking(HOST, rows)["pp"] == pytest.approx(3e-4, rel=1e-3)
 
 
 @settings(deadline=None)

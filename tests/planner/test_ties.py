@@ -66,7 +66,9 @@ def test_why_the_quicker_price_is_not_taken_is_said():
 
 
 def test_devices_of_their_own_are_chosen_by_price_alone():
-    found = search(Space(MODEL, cluster("dgx-h100:8"), stack("plain"), 16, None, Plan.parse("precision=bf16")), 40)
+    found = search(
+        Space(MODEL, cluster("dgx-h100:8"), stack("plain"), 16, None, Plan.parse("precision=bf16")), 40
+    )
     steps = [one.price.step for one in found.best]
     assert steps == sorted(steps)
 

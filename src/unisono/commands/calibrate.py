@@ -47,20 +47,23 @@ ALONE: tuple[dict[str, Any], ...] = (
 CROWDED = (ALONE[0], ALONE[4], ALONE[6])
 
 
-def together(ranks: int) -> list[dict[str, Any]]:
-    """Short runs on so many ranks, each under one axis; pipelines also with two replicas. The last is large enough for
-    blocks of memory that the C library hands back (`launch.heap`)."""
+def together(ranks: int, cores: int) -> list[dict[str, Any]]:
+    """Short runs on so many ranks, each under one axis; pipelines also with two replicas. One is large enough for
+    blocks of memory that the C library hands back (`launch.heap`). Pipelines of ranks with cores of their own come
+    first and last: how late one wakes is what a machine that others share changes most from minute to minute."""
     asks: list[dict[str, Any]] = []
-    shapes = (sizes(4, 4, 96, 64), 2), (sizes(6, 8, 320, 64), 2), (sizes(4, 8, 320, 128), 4)
+    pipes: list[dict[str, Any]] = []
+    large = 4 if ranks <= cores else 2
+    shapes = (sizes(4, 4, 96, 64), 2), (sizes(6, 8, 320, 64), 2), (sizes(4, 8, 320, 128), large)
     for shape, share in shapes:
         for plan in (f"shard={ranks} zero=3", f"tp={ranks}", f"dp={ranks}"):
             asks.append({"sizes": shape, "batch": share * ranks, "plan": plan})
     for shape, most in ((sizes(4, 4, 96, 64), 16), (sizes(4, 4, 224, 64), 8)):
         for micros in (4, most):  # few and many messages
-            asks.append({"sizes": shape, "batch": 16, "plan": f"pp={ranks} micros={micros}"})
+            pipes.append({"sizes": shape, "batch": 16, "plan": f"pp={ranks} micros={micros}"})
         if ranks > 2:
-            asks.append({"sizes": shape, "batch": 16, "plan": f"dp={ranks // 2} pp=2 micros=4"})
-    return asks
+            pipes.append({"sizes": shape, "batch": 16, "plan": f"dp={ranks // 2} pp=2 micros=4"})
+    return [*pipes, *asks, *(pipes if ranks <= cores else [])]
 
 
 def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
@@ -81,7 +84,7 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
         met: dict[int, Any] = {}
         for world in worlds:
             say(f"collectives and plans on {world} ranks ...")
-            met[world] = _meet(play, world)
+            met[world] = _meet(play, world, cores)
     measured = _measured(cores, alone, crowded, met)
     text = as_toml(measured, _device(alone), _origin())
     write_whole(out, text)
@@ -136,11 +139,11 @@ def _quietly(rank: int, event: dict[str, Any]) -> None:
         print(f"rank {rank} | {event['text']}", file=sys.stderr)
 
 
-def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int) -> dict[str, Any]:
+def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int, cores: int) -> dict[str, Any]:
     """Collectives of nobody else's time, and each run in processes of its own, whose peak of memory is its own."""
     found = play({"ask": "together", "collectives": True, "steps": [], "least": 0.0}, world)[0]
     rows = []
-    for ask in together(world):
+    for ask in together(world, cores):
         seen = play({"ask": "together", "collectives": False, "steps": [ask], "least": 0.35}, world)
         rows.append(
             {

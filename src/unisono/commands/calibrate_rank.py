@@ -67,4 +67,4 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
 
 def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.Seen:
     given = gpt(ask["sizes"], ask["batch"], ask.get("micro_batch"), ask.get("dropout", 0.0))
-    return steps.play(given, plan, place, agree, least)
+    return steps.play(given, plan, place, agree, least, fewest=3)

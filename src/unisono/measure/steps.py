@@ -43,9 +43,17 @@ def corpus(context: int, vocab: int, samples: int = 1024) -> Corpus:
     return Corpus(windows, windows, vocab, vocab, (context,), None, None, "made up")
 
 
-def play(given: Recipe, plan: str, place: Place, agree: Callable[[float], float], least: float = 0.7) -> Seen:
-    """Steps for about `least` seconds, 5 to 100 of them, after half as many that do not count: in a new process the
-    first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each other.
+def play(
+    given: Recipe,
+    plan: str,
+    place: Place,
+    agree: Callable[[float], float],
+    least: float = 0.7,
+    fewest: int = 5,
+) -> Seen:
+    """Steps for about `least` seconds, `fewest` to 100 of them, after half as many that do not count: in a new process
+    the first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each
+    other.
     """
     resolved = resolve(given, plan, place.world)
     data = corpus(given.model.context, given.model.vocab or 256)
@@ -63,7 +71,7 @@ def play(given: Recipe, plan: str, place: Place, agree: Callable[[float], float]
         return {**{part: parts.get(part, 0.0) for part in PARTS}, "step": seconds}
 
     lap()
-    count = round(min(100.0, max(5.0, least / agree(lap()["step"]))))
+    count = round(min(100.0, max(float(fewest), least / agree(lap()["step"]))))
     for _ in range(count // 2):
         lap()
     agree(0.0)

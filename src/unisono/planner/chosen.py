@@ -26,7 +26,8 @@ def _nearly(answer: Answer, best: Answer) -> str:
     own, other = (ties.meetings(one.question) for one in (answer, best))
     return (
         f"{100 * (1.0 - answer.price.step / best.price.step):.1f} % quicker by its price, which says nothing below"
-        f" {100 * ties.margin(best.question):.1f} %; a rank of it waits for others {own:.0f} times a step, not {other:.0f}"
+        f" {100 * ties.margin(best.question):.1f} %; a rank of it waits for others {own:.0f} times a step,"
+        f" not {other:.0f}"
     )
 
 

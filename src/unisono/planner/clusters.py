@@ -14,7 +14,16 @@ _DEVICE = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s", "host_memory_gb",
     "watts", "like", "name",
 )  # fmt: skip
-_LINK = ("name", "size", "bandwidth_gb_s", "ceiling_gb_s", "latency_us", "oversubscription", "topology")
+_LINK = (
+    "name",
+    "size",
+    "bandwidth_gb_s",
+    "ceiling_gb_s",
+    "latency_us",
+    "oversubscription",
+    "topology",
+    "work_s_gb",
+)
 # Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
 _SWITCHED = ("fat-tree", "leaf-spine")
 _CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
@@ -215,7 +224,7 @@ def link_of(own: Table, size: int) -> Link:
     own.known(_LINK)
     bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
     ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
-    over = own.number("oversubscription", 1.0, 1.0)
+    over, work = own.number("oversubscription", 1.0, 1.0), own.number("work_s_gb", 1e-9, 0.0)
     if not bandwidth[0] or over[0] < 1.0:
         raise own.wrong(
             "bandwidth is above 0, oversubscription 1 or more", "bandwidth_gb_s", "bandwidth_gb_s = 25"
@@ -226,7 +235,7 @@ def link_of(own: Table, size: int) -> Link:
         known = (*TOPOLOGIES, *_SWITCHED)
         what = f"no topology is called {said!r}{meant(said, known)}"
         raise own.wrong(what, "topology", f"one of: {' '.join(known)}")
-    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1]}
+    sources = {"bandwidth": bandwidth[1], "latency": latency[1], "oversubscription": over[1], "work": work[1]}
     return Link(
         own.text("name"),
         size,
@@ -237,4 +246,5 @@ def link_of(own: Table, size: int) -> Link:
         ceiling[0] if ceiling else (),
         sources | ({"ceiling": ceiling[1]} if ceiling else {}),
         topology,
+        work[0],
     )

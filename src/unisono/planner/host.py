@@ -312,7 +312,10 @@ def _data(
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
     wires = [_on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
-    # Buckets before the last cross the wire while backward goes on.
+    # Buckets before the last cross the wire while backward goes on, on the cores that bring them there.
+    early = sum(_leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:-1])
+    if early:
+        work += cluster.links[-1].work * early / cluster.links[0].size * host.slow(active)
     done = 0.0
     for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
         ready = backward if i == len(sizes) - 1 else backward * min(1.0, (sum(sizes[:i]) + size) / total)
@@ -384,9 +387,15 @@ def _crosses(cluster: Cluster, apart: int, ranks: int) -> bool:
 
 def _on_wire(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -> float:
     """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
-    rate, node = _wire(cluster), cluster.links[0].size if cluster.links else 1
+    leaving = _leaving(cluster, op, apart, ranks, nbytes)
+    return leaving / _wire(cluster) + cluster.links[-1].latency if leaving else 0.0
+
+
+def _leaving(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -> float:
+    """Bytes on the way out of a host for the collectives of all groups of an axis."""
     if not _crosses(cluster, apart, ranks):
         return 0.0
+    node = cluster.links[0].size
     here = max(1, node // apart)  # members of a group on one host
     groups = min(node, apart)  # of that axis which go through the same way out
     if op == "all_reduce":
@@ -395,7 +404,7 @@ def _on_wire(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -
         sent = (ranks - 1) / ranks * nbytes
     else:  # an exchange of parts: every member sends a part to each one outside
         sent = here * (ranks - here) / ranks * nbytes
-    return groups * sent / rate + cluster.links[-1].latency
+    return groups * sent
 
 
 def _between(cluster: Cluster, each: int, row: int, other: int) -> float:

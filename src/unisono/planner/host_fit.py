@@ -210,19 +210,29 @@ def calls(host: Host, rows: Sequence[Played]) -> tuple[dict[str, float], dict[st
 
 def waking(host: Host, rows: Sequence[Played]) -> dict[str, float]:
     """Seconds of a core's work that a message between stages takes at either end, where every rank has a core and where
-    it has not: what makes the steps of pipelined plans as long as they were, by bisection."""
-    found: dict[str, list[float]] = {}
+    it has not: with which the prices of pipelined plans are the least wrong in all, of what makes one of them right, by
+    bisection. So steps of many messages, which tell it best, count the most."""
+    groups: dict[str, list[Played]] = {}
     for row in rows:
-        if row.plan.pp == 1 or row.plan.dp > 1:
-            continue
-        key = crowded("pp", row.plan.world > host.cores)
-        low, high = 0.0, 0.05
-        for _ in range(30):
-            middle = (low + high) / 2
-            tried = replace(host, calls={**host.calls, key: middle})
-            low, high = (middle, high) if _priced(tried, row).step < row.parts["step"] else (low, middle)
-        found.setdefault(key, []).append(low)
-    return {key: statistics.median(each) for key, each in found.items()}
+        if row.plan.pp > 1 and row.plan.dp == 1:
+            groups.setdefault(crowded("pp", row.plan.world > host.cores), []).append(row)
+
+    def step(row: Played, key: str, seconds: float) -> float:
+        return _priced(replace(host, calls={**host.calls, key: seconds}), row).step
+
+    found: dict[str, float] = {}
+    for key, each in groups.items():
+        tried = []
+        for row in each:
+            low, high = 0.0, 0.05
+            for _ in range(30):
+                middle = (low + high) / 2
+                low, high = (middle, high) if step(row, key, middle) < row.parts["step"] else (low, middle)
+            tried.append(low)
+        found[key] = min(
+            tried, key=lambda one: sum(abs(step(row, key, one) / row.parts["step"] - 1.0) for row in each)
+        )
+    return found
 
 
 def memory(host: Host, rows: Sequence[Played]) -> dict[str, tuple[float, float, float]]:

@@ -14,7 +14,9 @@ from unisono.programs import schedules
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.spec.cluster import Source
 
-_HALF = "a choice of ours, held by benchmarks/auto_truth.py: errors of two plans on one host are half the same"
+_HALF = (
+    "a choice of ours, held by benchmarks/auto_truth.py: errors of two plans on one host are half the same"
+)
 # Of a host's mean error, how far two of its prices have to be apart to say which plan is quicker.
 SHARE: Annotated[float, Source("specification", _HALF)] = 0.5
 
@@ -37,7 +39,9 @@ def meetings(ask: Question) -> float:
     ends, again = (True, plan.pp == 1), plan.recompute == "full"
     sizes = (model, plan, ask.micro_batch, ask.micros, model.n_layer / plan.pp, ends)
     inside = sum(
-        times for backward in (False, True) for *_, times in calls_of_pass(*sizes, backward, again and backward)
+        times
+        for backward in (False, True)
+        for *_, times in calls_of_pass(*sizes, backward, again and backward)
     )
     after = buckets(model, plan) if plan.dp > 1 else 0
     return messages + ask.micros * inside + after

@@ -93,7 +93,8 @@ class Link:
     direction. latency: seconds of one message. ceiling: bytes/s that a collective's bus reaches at most, as
     measured; `bandwidth` where that is not known. groups: (members, bytes/s), ascending, where the bus was measured for
     several sizes of a group. oversubscription: how much less than the sum of its ports the level carries when all talk
-    at once.
+    at once. work: seconds of a core for a byte that a host of ranks sends there, at both ends, beyond those over
+    loopback.
 
     topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
     connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
@@ -112,6 +113,7 @@ class Link:
     groups: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
     topology: Topology = "switched"
+    work: float = 0.0
 
     @property
     def bus(self) -> float:
