@@ -30,6 +30,7 @@ from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.planner import search
 from unisono.planner.clusters import cluster
+from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.programs import schedules
 from unisono.spec.cluster import Cluster
@@ -120,13 +121,20 @@ def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
         regret = statistics.median(mine / best for mine, best in pairs) - 1.0
     slowest = max(short.values()) / min(short.values())
     told = ", ".join(
-        f"{what} {name_of(one)} {1e3 * statistics.median(again[one]):.1f} ms"
+        f"{what} {name_of(one)} {1e3 * statistics.median(again[one]):.1f} ms (priced {1e3 * priced(space, one):.1f})"
         for what, one in {"chosen": chosen, "quickest": quickest}.items()
     )
     return (
         regret,
         f"{len(every)} plans, {told}, {100 * regret:.1f} % more; the slowest {slowest:.0f} times the quickest",
     )
+
+
+def priced(space: search.Space, one: tuple[Plan, int]) -> float:
+    """Seconds of a step, by the calibration."""
+    plan, micro_batch = one
+    ask = Question(space.model, plan, space.cluster, space.stack, micro_batch, plan.micros or 1)
+    return simulate(ask).price.step
 
 
 def program(one: tuple[Plan, int]) -> tuple[Plan, int, Any]:
