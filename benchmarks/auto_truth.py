@@ -14,16 +14,14 @@ A machine that others share changes within an hour: how late ranks wake up to tw
 import argparse
 import statistics
 import sys
-import tempfile
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lab
-from cpu_truth import MODELS, between, played
+from cpu_truth import MODELS, between, calibrated, played
 
-from unisono.commands import calibrate
 from unisono.commands.plan import space_on
 from unisono.config import Loaded, Recipe
 from unisono.launch.nursery import Nursery
@@ -33,7 +31,6 @@ from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.programs import schedules
-from unisono.spec.cluster import Cluster
 
 CASES = (
     ("1M", 2, 0.0),
@@ -91,14 +88,6 @@ def main() -> int:
             print(f"{name}, {ranks} ranks, {link}: {text}", flush=True)
     print(f"\nthe chosen plan takes at most {100 * worst:.1f} % longer than the best")
     return 0 if worst <= LIMIT else 1
-
-
-def calibrated() -> Cluster:
-    """This machine as it is now."""
-    with tempfile.TemporaryDirectory() as folder:
-        here = Path(folder, "here.toml")
-        calibrate.run(here, lambda text: print(text, file=sys.stderr))
-        return cluster(str(here))
 
 
 def case(field: Field, space: search.Space, rounds: int) -> tuple[float, str]:
