@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.constants import counted
 from tests.planner import forms, published
 from unisono.planner.accuracy import Summary, beyond, crossed, quantile, sampled, summary
-from unisono.planner.calibrate import Row, errors, fit
+from unisono.planner.calibrate import MeasuredStep, errors, fit
 from unisono.planner.fits import fused_attention, rings, slack
 from unisono.planner.stack import stack
 
@@ -84,7 +84,7 @@ def tables(fast: bool) -> None:
             line(label, rest, wrong, f"{announced:8.2f}")
 
 
-def line(name: str, rows: Sequence[Row], wrong: Sequence[float], more: str = "") -> None:
+def line(name: str, rows: Sequence[MeasuredStep], wrong: Sequence[float], more: str = "") -> None:
     s: Summary = summary(rows, wrong)
     rank = f"{s.rank:7.3f}{s.regret:8.2f}" if s.rank is not None else f"{'-':>7}{'-':>8}"
     print(

@@ -8,7 +8,7 @@ import sys
 from time import perf_counter, process_time
 
 from unisono.plan import Plan
-from unisono.planner.bench import Bench
+from unisono.planner.bench import SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.screen import screen
 from unisono.planner.search import search
@@ -34,7 +34,7 @@ def space(model: Transformer, name: str, batch: int) -> Space:
 def screened(within: Space) -> tuple[int, float]:
     """(plans, seconds): everything enumerated and priced, nothing pruned."""
     begun, count = perf_counter(), 0
-    bench = Bench(within.model, within.cluster, within.stack)
+    bench = SearchShared(within.model, within.cluster, within.stack)
     for mesh in meshes(within):
         screen(bench, mesh.plan, mesh.axes)
         count += mesh.count

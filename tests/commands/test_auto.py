@@ -12,7 +12,7 @@ from unisono.commands import auto
 from unisono.commands.simulate import question
 from unisono.plan import Plan
 from unisono.planner import simulate
-from unisono.planner.host_file import Measured, as_toml
+from unisono.planner.host_file import FittedHost, as_toml
 from unisono.spec.errors import ConfigProblems, UsageError
 
 FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "256")]
@@ -22,7 +22,9 @@ FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "2
 def measured(tmp_path: Path) -> dict[str, str]:
     path = tmp_path / "unisono" / "cluster.toml"
     path.parent.mkdir()
-    path.write_text(as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test"))
+    path.write_text(
+        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    )
     return {"XDG_CACHE_HOME": str(tmp_path)}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.planner.test_host import HOST
 from unisono.cli import main
-from unisono.planner.host_file import Measured, as_toml
+from unisono.planner.host_file import FittedHost, as_toml
 
 pytestmark = pytest.mark.timeout(120)
 RECIPE = """
@@ -32,7 +32,9 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_prices_stand_beside_what_was_measured(recipe: Path, tmp_path: Path, capsys) -> None:
     here = tmp_path / "here.toml"
-    here.write_text(as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test"))
+    here.write_text(
+        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    )
     words = ["plan", str(recipe), "--cluster", str(here), "--check", "--top", "2", "--json"]
     assert main(words) == 0
     got = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ from unisono.models.build import Facts, build
 from unisono.models.export import export_state, layout_of
 from unisono.models.init import initialise
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece, save
+from unisono.train.checkpoint import Box, save
 from unisono.train.export import run
 
 transformers = pytest.importorskip("transformers")
@@ -108,10 +108,10 @@ def test_byte_tokenizer(tmp_path: Path) -> None:
 
 def checkpoint(run_dir: Path, model: torch.nn.Module, recipe: Recipe) -> Path:
     pieces = [
-        Piece(f"model/{name}", tuple(p.shape), (0,) * p.dim(), p.detach(), True)
+        Box(f"model/{name}", tuple(p.shape), (0,) * p.dim(), p.detach(), True)
         for name, p in model.named_parameters()
     ]
-    pieces.append(Piece("optim/stem.tok.weight/step", (), (), torch.tensor(7.0), True))
+    pieces.append(Box("optim/stem.tok.weight/step", (), (), torch.tensor(7.0), True))
     return save(run_dir, 7, pieces, {"step": 7, "recipe": recipe.model_dump(mode="json")})
 
 

@@ -103,8 +103,8 @@ def test_recordings_stand_side_by_side_in_one_trace(tmp_path: Path, name: str) -
     span = Span("forward", 1_000, 3_000, {"micro": 2, "stage": 0})
     later = Span("backward", 5_000, 9_000, {"micro": 2, "stage": 0})
     groups = {
-        "simulated": [trace.Lane("rank 0", [span]), trace.Lane("rank 1", [later])],
-        "measured": [trace.Lane("rank 0", [span, later])],
+        "simulated": [trace.TraceLane("rank 0", [span]), trace.TraceLane("rank 1", [later])],
+        "measured": [trace.TraceLane("rank 0", [span, later])],
     }
     content = trace.write_groups(tmp_path / name, groups).read_bytes()
     document = json.loads(gzip.decompress(content) if name.endswith(".gz") else content)

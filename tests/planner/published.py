@@ -10,9 +10,9 @@ from pathlib import Path
 
 from unisono.plan import Plan
 from unisono.planner import memory
-from unisono.planner.calibrate import Row
+from unisono.planner.calibrate import MeasuredStep
 from unisono.planner.clusters import cluster, device
-from unisono.planner.fits import Product
+from unisono.planner.fits import MeasuredProduct
 from unisono.planner.timetables import in_flight
 from unisono.spec.transformer import Transformer, block_bytes
 
@@ -42,7 +42,7 @@ def gpt(
     return Transformer(layers, heads, width, context, vocab, heads, 4 * width, noisy=noisy, bias=bias)
 
 
-def korthikanti() -> list[Row]:
+def korthikanti() -> list[MeasuredStep]:
     """Table 5: 22B to 1T on Selene, full recomputation, and selective with sequence parallelism."""
     rows = []
     for r in table("korthikanti_table5_iteration.csv"):
@@ -55,14 +55,14 @@ def korthikanti() -> list[Row]:
         ):
             plan = Plan(tp=int(r["tp"]), pp=int(r["pp"]), schedule=schedule, precision="fp16", recompute=mode)
             rows.append(
-                Row(model, plan, cluster(f"dgx-a100:{int(r['gpus']) // 8}"), micro,
+                MeasuredStep(model, plan, cluster(f"dgx-a100:{int(r['gpus']) // 8}"), micro,
                     int(r["global_batch"]) // micro, float(r[column]), r["model"],
                     (("sequence_parallel", shared),))
             )  # fmt: skip
     return rows
 
 
-def _vtrain(name: str) -> list[Row]:
+def _vtrain(name: str) -> list[MeasuredStep]:
     rows = []
     for r in table(name):
         model = gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), int(r["seq_len"]))
@@ -70,23 +70,23 @@ def _vtrain(name: str) -> list[Row]:
         nodes, micro, batch = max(1, int(r["gpus"]) // 8), int(r["micro_batch"]), int(r["global_batch"])
         group = " ".join(r[key] for key in ("hidden", "layers", "gpus", "global_batch"))
         rows.append(
-            Row(model, plan, cluster(f"a100-800g:{nodes}"), micro, batch // micro // plan.dp,
+            MeasuredStep(model, plan, cluster(f"a100-800g:{nodes}"), micro, batch // micro // plan.dp,
                 float(r["iter_ms"]) / 1e3, group)
         )  # fmt: skip
     return rows
 
 
-def vtrain_multi() -> list[Row]:
+def vtrain_multi() -> list[MeasuredStep]:
     """3.6B and 39.1B on 64 and 512 A100."""
     return _vtrain("vtrain_multi_calibration.csv")
 
 
-def vtrain_single() -> list[Row]:
+def vtrain_single() -> list[MeasuredStep]:
     """250 small models and plans on one node, most of them bound by the host."""
     return _vtrain("vtrain_single_calibration.csv")
 
 
-def mosaic() -> list[Row]:
+def mosaic() -> list[MeasuredStep]:
     """MPT under FSDP on eight A100 of 40 GB."""
     rows = []
     for r in table("mosaic_llmfoundry_fsdp.csv"):
@@ -97,13 +97,13 @@ def mosaic() -> list[Row]:
         )  # fmt: skip
         seconds = float(r["global_batch"]) * float(r["seq_len"]) / float(r["tokens_s"])
         rows.append(
-            Row(model, plan, cluster("a100-40gb"), int(r["micro_batch"]), int(r["grad_accum"]), seconds,
+            MeasuredStep(model, plan, cluster("a100-40gb"), int(r["micro_batch"]), int(r["grad_accum"]), seconds,
                 r["model"])
         )  # fmt: skip
     return rows
 
 
-def sc21() -> list[Row]:
+def sc21() -> list[MeasuredStep]:
     """Two rows of Table 1, not fitted to: 18.4B and 145.6B on Selene, a year older than Korthikanti's."""
     rows = []
     for r in table("sc21_table1.csv"):
@@ -111,14 +111,14 @@ def sc21() -> list[Row]:
         schedule = "1f1b" if v == 1 or pp == 1 else f"interleaved:v={v}"
         plan = Plan(dp=dp, tp=int(r["tp"]), pp=pp, schedule=schedule, precision="fp16", recompute="full")
         rows.append(
-            Row(gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), 2048), plan,
+            MeasuredStep(gpt(int(r["layers"]), int(r["heads"]), int(r["hidden"]), 2048), plan,
                 cluster(f"dgx-a100:{int(r['gpus']) // 8}"), micro, int(r["global_batch"]) // dp // micro,
                 float(r["step_time_s_derived"]), r["params_b"], (("sequence_parallel", False),))
         )  # fmt: skip
     return rows
 
 
-def megatron_h100() -> list[Row]:
+def megatron_h100() -> list[MeasuredStep]:
     """Three rows of the Megatron-LM read-me's table of 2024; micro-batches and chunks are not printed.
 
     Assumed: micro-batch 2 without a pipeline; 1 and four chunks a rank with one; Megatron's distributed optimiser.
@@ -134,20 +134,22 @@ def megatron_h100() -> list[Row]:
         batch = int(r["global_batch"])
         seconds = model.step_flops(batch) / (float(r["gpus"]) * float(r["tflops_per_gpu"]) * 1e12)
         rows.append(
-            Row(model, plan, cluster(f"dgx-h100:{int(r['gpus']) // 8}"), micro, batch // dp // micro, seconds,
+            MeasuredStep(model, plan, cluster(f"dgx-h100:{int(r['gpus']) // 8}"), micro, batch // dp // micro, seconds,
                 r["params_b"])
         )  # fmt: skip
     return rows
 
 
-def products() -> list[Product]:
+def products() -> list[MeasuredProduct]:
     """150 products measured on an A100 PCIe (SimuMax)."""
     rows = []
     for r in table("simumax_a100_kernels.csv"):
         if r["op"] == "matmul":
             b, m, k, n = (int(number) for number in re.findall(r"[bmkn]=(\d+)", r["shape"]))
             flops = 2.0 * b * m * k * n
-            rows.append(Product(device("a100-80gb"), m, k, n, b, flops / (312e12 * float(r["efficiency"]))))
+            rows.append(
+                MeasuredProduct(device("a100-80gb"), m, k, n, b, flops / (312e12 * float(r["efficiency"])))
+            )
     return rows
 
 
@@ -171,7 +173,7 @@ def all_reduces(gpu: str) -> list[tuple[int, float, float]]:
 
 
 # Set: its rows, the stack that prices it, the constants that were fitted to it.
-SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
+SETS: dict[str, tuple[Callable[[], list[MeasuredStep]], str, tuple[str, ...]]] = {
     "korthikanti table 5": (korthikanti, "megatron-2022", ("matmul", "tp_bus", "p2p")),
     "vtrain single-node": (
         vtrain_single, "megatron-deepspeed-node",
@@ -185,7 +187,7 @@ SETS: dict[str, tuple[Callable[[], list[Row]], str, tuple[str, ...]]] = {
 
 
 # A set, which of its rows are fitted to; the others are further away in what the text says.
-BEYOND: dict[str, tuple[str, Callable[[Row], bool]]] = {
+BEYOND: dict[str, tuple[str, Callable[[MeasuredStep], bool]]] = {
     "mosaic: width to 1536, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1536),
     "mosaic: width to 1024, then 5120": ("mosaic fsdp", lambda row: row.model.d_model <= 1024),
     "mosaic: context to 2K, then 32K": ("mosaic fsdp", lambda row: row.model.context <= 2048),

@@ -9,8 +9,8 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.fidelities import CODECS, POLICIES, Costs, as_text, costs, judged, sentence
-from unisono.planner.search import Found, Space, search
+from unisono.planner.fidelities import CODECS, POLICIES, FidelityCosts, as_text, costs, judged, sentence
+from unisono.planner.search import Ranking, Space, search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
@@ -22,7 +22,7 @@ def space(name: str = "dgx-a100:4", held: str = "", batch: int = 64) -> Space:
     return Space(gpt(24, 16, 2048, 1024), where, stack(where.stack), batch, None, Plan.parse(held))
 
 
-def both(within: Space) -> tuple[Found, Costs]:
+def both(within: Space) -> tuple[Ranking, FidelityCosts]:
     found = search(within)
     return found, costs(within, found)
 

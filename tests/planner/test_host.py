@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.planner import host_fit
 from unisono.planner.clusters import cluster
 from unisono.planner.host import counted, price_on_host
-from unisono.planner.host_file import Measured, as_toml
+from unisono.planner.host_file import FittedHost, as_toml
 from unisono.planner.host_memory import memory_on_host
 from unisono.planner.priced import verdict
 from unisono.planner.sensitivity import sensitivities
@@ -110,10 +110,12 @@ def test_more_shards_and_stages_need_less_memory_of_their_own():
 
 def test_a_file_gives_back_what_was_measured(tmp_path):
     path = tmp_path / "here.toml"
-    path.write_text(as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test"))
+    path.write_text(
+        as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    )
     got = cluster(str(path))
     assert got.host is not None and got.devices == 2
-    again = as_toml(Measured(got.host), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    again = as_toml(FittedHost(got.host), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
     assert again == path.read_text()
     assert priced("dp=2 pp=2 micros=4", replace(got, devices=4)).step == pytest.approx(
         priced("dp=2 pp=2 micros=4", here()).step, rel=1e-3
@@ -133,7 +135,7 @@ def test_a_file_gives_back_what_was_measured(tmp_path):
 )
 def test_what_is_wrong_in_a_file_is_told_with_its_line(tmp_path, line, wrong):
     key = line.partition(" = ")[0]
-    text = as_toml(Measured(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
+    text = as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
     if key in ('"all_reduce"',):
         lines = text.replace("[host.curves]", f"[host.curves]\n{line}")
     else:

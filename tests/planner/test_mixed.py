@@ -33,11 +33,11 @@ PLANS = (
 )  # fmt: skip
 
 
-def asked(text: str, where: Mixture, name: str = "plain", micros: int = 8) -> mixed.Question:
-    return mixed.Question(MODEL, Plan.parse(f"{text} precision=bf16"), where, stack(name), 1, micros)
+def asked(text: str, where: Mixture, name: str = "plain", micros: int = 8) -> mixed.MixedQuestion:
+    return mixed.MixedQuestion(MODEL, Plan.parse(f"{text} precision=bf16"), where, stack(name), 1, micros)
 
 
-def layers(answer: mixed.Answer) -> list[float]:
+def layers(answer: mixed.MixedAnswer) -> list[float]:
     return [row.layers for row in answer.lanes[0].rows]
 
 
@@ -89,10 +89,10 @@ def test_the_faster_pool_has_more_layers_and_the_cut_pays() -> None:
 
 def test_the_dearest_row_is_no_dearer_than_with_one_block_elsewhere() -> None:
     ask = asked("pp=4 tp=8", mixture("dgx-h100:1+dgx-v100:3"))
-    bench = mixed.Bench(ask.model, ask.mixture, ask.stack)
+    bench = mixed.MixedShared(ask.model, ask.mixture, ask.stack)
     best = mixed.simulate(ask)[0]
 
-    def dearest(one: mixed.Answer) -> float:
+    def dearest(one: mixed.MixedAnswer) -> float:
         return max(row.forward + row.backward + 2 * row.message for row in one.lanes[0].rows)
 
     cut = layers(best)
@@ -312,7 +312,7 @@ def test_the_best_of_the_search_is_the_best_of_all(name: str) -> None:
     found = mixed_search.find(base, where, top=3)
     every: dict[tuple[str, int], float] = {}
     for plan, size in candidates(mixed_search.within(base, where)):
-        ask = mixed.Question(MODEL, plan, where, base.stack, size, plan.micros or 1)
+        ask = mixed.MixedQuestion(MODEL, plan, where, base.stack, size, plan.micros or 1)
         for answer in mixed.simulate(ask) if any(mixed.placements(where, plan)) else ():
             if answer.fits:
                 key = str(plan), size
@@ -342,10 +342,10 @@ def test_what_fits_is_never_taken_for_too_large() -> None:
     base, where = searched("dgx-a100:1+dgx-v100:1", "precision=bf16")
     for factor in (0.1, 0.2, 0.4):
         small = _with_memory(_with_memory(where, 0, factor), 1, factor)
-        bench = mixed.Bench(MODEL, small, base.stack)
+        bench = mixed.MixedShared(MODEL, small, base.stack)
         for plan, size in list(candidates(mixed_search.within(base, small)))[::7]:
             if any(mixed.placements(small, plan)):
-                ask = mixed.Question(MODEL, plan, small, base.stack, size, plan.micros or 1)
+                ask = mixed.MixedQuestion(MODEL, plan, small, base.stack, size, plan.micros or 1)
                 for answer in mixed.simulate(ask, bench):
                     if answer.fits:
                         assert mixed_search.room_for(bench, plan, answer.placement, size) >= MODEL.n_layer

@@ -14,7 +14,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.memory import kept_of
-from unisono.planner.pieces import Piece, pieces
+from unisono.planner.pieces import ModelPiece, pieces
 from unisono.planner.priced import Model
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
@@ -63,7 +63,7 @@ def cases() -> list[Any]:
     return found
 
 
-def summed(every: Sequence[Piece], axis: str) -> float:
+def summed(every: Sequence[ModelPiece], axis: str) -> float:
     return sum(one.count * one.sent.get(axis, 0.0) for one in every if not one.inside)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.algorithms import NAMES
-from unisono.planner.bench import Axes, Bench
+from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.orders import read
 from unisono.planner.price import price
@@ -107,7 +107,7 @@ def held_together(
 ) -> int:
     """How many random plans of these meshes cost in the screen what they cost alone."""
     where, made = replace(cluster(name[0]), order=order), stack(name[1])
-    bench, dice, priced = Bench(model, where, made), Random(7), 0
+    bench, dice, priced = SearchShared(model, where, made), Random(7), 0
     for text in meshes:
         mesh = Plan.parse(f"{text} precision=bf16")
         if mesh.pp > model.n_layer:

@@ -10,7 +10,7 @@ import pytest
 from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
-from unisono.planner.bench import Bench
+from unisono.planner.bench import SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.price import price
 from unisono.planner.screen import screen
@@ -64,7 +64,7 @@ def test_all_keys_find_what_pricing_each_plan_finds() -> None:
     assert counts.searched == sum(mesh.count for mesh in every) > 100_000
     assert counts.searched == counts.priced + counts.too_large + counts.dominated
     assert counts.dominated > 0
-    bench, steps, points = Bench(within.model, within.cluster, within.stack), [], []
+    bench, steps, points = SearchShared(within.model, within.cluster, within.stack), [], []
     for mesh in every:
         got = screen(bench, mesh.plan, mesh.axes)
         step, memory, fits = np.broadcast_arrays(got.step, got.memory, got.fits)

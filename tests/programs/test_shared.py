@@ -6,13 +6,15 @@ from hypothesis import strategies as st
 
 from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, play_costs
-from unisono.programs.shared import Costs, play_shared
+from unisono.programs.shared import SharedCosts, play_shared
 
 NAMES = ("gpipe", "1f1b")
 
 
 def costs_of(forward, backward, ranks, wire=0.0, latency=0.0, wait=0.0):
-    return Costs([(forward, wait)] * ranks, [(backward, wait)] * ranks, [wire] * ranks, [latency] * ranks)
+    return SharedCosts(
+        [(forward, wait)] * ranks, [(backward, wait)] * ranks, [wire] * ranks, [latency] * ranks
+    )
 
 
 def span(placed: list[Placed]) -> float:

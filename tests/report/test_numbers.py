@@ -180,7 +180,7 @@ def test_without_events_rank_0_speaks_for_the_run(tmp_path: Path) -> None:
 
 
 def test_many_ranks_are_grouped() -> None:
-    found = [analyse.Share(f"rank {r}", "", {"forward": float(r)}) for r in range(100)]
+    found = [analyse.TimeShares(f"rank {r}", "", {"forward": float(r)}) for r in range(100)]
     groups = analyse.grouped(found, 48)
     assert len(groups) <= 48
     assert groups[0].name == "ranks 0 to 2"

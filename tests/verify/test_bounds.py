@@ -6,14 +6,14 @@ import torch
 from unisono.config import TrainConfig
 from unisono.models.gpt import GPT, GPTConfig
 from unisono.plan import Plan
-from unisono.verify.bounds import Bounds, Sizes, bounds_of
+from unisono.verify.bounds import Bounds, BoundTerms, bounds_of
 from unisono.verify.laws import clip_factor, rule_of, update
 from unisono.verify.path import path_of
 
-SIZES = Sizes(path=1000, rounded=30, elements=10_000, tokens=64, leaves=8)
+SIZES = BoundTerms(path=1000, rounded=30, elements=10_000, tokens=64, leaves=8)
 
 
-def bounds(text: str, sizes: Sizes = SIZES) -> Bounds:
+def bounds(text: str, sizes: BoundTerms = SIZES) -> Bounds:
     return bounds_of(Plan.parse(text), sizes)
 
 
@@ -36,7 +36,7 @@ def test_a_bound_scales_with_the_roundoff():
 
 
 def test_in_float64_a_billionth_is_far_outside_even_for_a_large_model():
-    large = Sizes(path=2_000_000, rounded=2000, elements=10**10, tokens=1 << 20, leaves=1 << 10)
+    large = BoundTerms(path=2_000_000, rounded=2000, elements=10**10, tokens=1 << 20, leaves=1 << 10)
     assert bounds("dp=8 precision=fp64", large).grad < 1e-10
     assert bounds("tp=2 precision=fp64").grad < 1e-12
 

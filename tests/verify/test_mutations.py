@@ -7,12 +7,12 @@ import pytest
 
 from tests.verify.mutations.entry import CATALOGUE
 from tests.verify.mutations.planting import Bug
-from unisono.commands.proof import Proof, Stage, prove
+from unisono.commands.proof import Proof, Starter, prove
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 
 ROOT = str(Path(__file__).parents[2])
-STAGE = Stage("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)
+STAGE = Starter("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)
 QUICK = (
     "all_but_the_last_micro_batch_lost",
     "loss_by_local_tokens",

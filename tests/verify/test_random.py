@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.commands.proof import ENTRY, Proof, Stage, prove_on
+from unisono.commands.proof import ENTRY, Proof, Starter, prove_on
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.verify.cover import candidates
 
-STAGE = Stage(backend="gloo")
+STAGE = Starter(backend="gloo")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import unisono
 from tests.ranks import ROOT
 from tests.verify import loops
 from unisono.launch.nursery import Nursery
-from unisono.library.prove import ENTRY, Terms, check_with
+from unisono.library.prove import ENTRY, GradientCheck, check_with
 from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
 from unisono.verify.user import judge
 
@@ -21,7 +21,7 @@ CUT = {"up": Shard(0), "down": Shard(1)}
 def check():
     """One import of torch for all loops."""
     with Nursery(ENTRY, path=[ROOT]) as nursery:
-        yield lambda one, many, **terms: check_with(nursery, one, many, Terms(**terms))
+        yield lambda one, many, **terms: check_with(nursery, one, many, GradientCheck(**terms))
 
 
 def test_the_public_call():

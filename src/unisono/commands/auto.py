@@ -57,7 +57,7 @@ def _sized(got: Loaded) -> Loaded:
     )
 
 
-def _none(got: Loaded, found: search.Found, where: Cluster) -> Infeasible:
+def _none(got: Loaded, found: search.Ranking, where: Cluster) -> Infeasible:
     if found.nearest is None:
         return Infeasible(
             f"no plan deals a batch of {got.recipe.train.global_batch} to {where.devices} ranks",

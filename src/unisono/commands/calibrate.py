@@ -17,7 +17,7 @@ import psutil
 from unisono.launch.nursery import Nursery
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
-from unisono.planner.host_file import Measured, as_toml, gpus_as_toml
+from unisono.planner.host_file import FittedHost, as_toml, gpus_as_toml
 from unisono.spec.errors import UsageError
 
 ENTRY = "unisono.commands.calibrate_rank:main"
@@ -165,7 +165,7 @@ def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int, cores: i
     return {"collectives": least, "rows": rows}
 
 
-def _measured(cores: int, alone: Any, crowded: Any, met: Mapping[int, Any]) -> Measured:
+def _measured(cores: int, alone: Any, crowded: Any, met: Mapping[int, Any]) -> FittedHost:
     from unisono.planner import host_fit as fit
 
     single = [_row(ask, parts, 1) for ask, parts in zip(ALONE, alone["steps"], strict=True)]

@@ -65,6 +65,6 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
     return found | {"peak": steps.resident()}
 
 
-def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.Seen:
+def _played(ask: dict[str, Any], place: Place, plan: str, least: float) -> steps.StepTimes:
     given = gpt(ask["sizes"], ask["batch"], ask.get("micro_batch"), ask.get("dropout", 0.0))
     return steps.play(given, plan, place, agree, least, fewest=3)

@@ -41,7 +41,7 @@ _EQUAL = (
 )
 
 
-def question(got: Loaded, given: Any) -> mixed.Question:
+def question(got: Loaded, given: Any) -> mixed.MixedQuestion:
     """What is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
     where = mixture(given.cluster)
     asked = [flag for flag in _EQUAL if getattr(given, flag)]
@@ -59,7 +59,7 @@ def question(got: Loaded, given: Any) -> mixed.Question:
     if given.tokens is not None:
         steps = ceil(given.tokens / (batch.global_batch * model.context))
     made = stack(given.stack or where.stack)
-    return mixed.Question(model, plan, where, made, batch.micro_batch, batch.micros, steps)
+    return mixed.MixedQuestion(model, plan, where, made, batch.micro_batch, batch.micros, steps)
 
 
 def transformer_of(got: Loaded, where: Mixture) -> Transformer:
@@ -89,7 +89,7 @@ def priceable(plan: Any, where: Mixture) -> None:
                          where="plan.offload", fix="offload=none", code="C22")  # fmt: skip
 
 
-def simulate(ask: mixed.Question) -> tuple[Mapping[str, Any], str]:
+def simulate(ask: mixed.MixedQuestion) -> tuple[Mapping[str, Any], str]:
     """(the object of --json, the page). Raises Infeasible where no placement fits."""
     answers = mixed.simulate(ask)
     if not answers[0].fits:
@@ -98,7 +98,7 @@ def simulate(ask: mixed.Question) -> tuple[Mapping[str, Any], str]:
     return mixed_told.as_json(found), mixed_told.as_text(found)
 
 
-def _does_not_fit(answer: mixed.Answer) -> Infeasible:
+def _does_not_fit(answer: mixed.MixedAnswer) -> Infeasible:
     ask, (place, row) = answer.question, answer.tightest
     name = ask.mixture.pools[row.pool].device.name
     parts = sorted(mixed_told.in_gib(row.memory).items(), key=lambda part: -part[1])
@@ -112,7 +112,7 @@ def _does_not_fit(answer: mixed.Answer) -> Infeasible:
     )
 
 
-def _remedy(ask: mixed.Question) -> str:
+def _remedy(ask: mixed.MixedQuestion) -> str:
     """The change that fits and makes the step longest least."""
     best: tuple[float, str] | None = None
     for said, plan, micro_batch, micros in mixed.remedies(ask):
@@ -156,7 +156,7 @@ def plan(base: Space, where: Mixture, top: int) -> tuple[Mapping[str, Any], str]
     return mixed_chosen.as_json(found), mixed_chosen.as_text(found)
 
 
-def _nothing(base: Space, where: Mixture, found: mixed_search.Found) -> Infeasible:
+def _nothing(base: Space, where: Mixture, found: mixed_search.MixedFound) -> Infeasible:
     """Why nothing fits, and the smallest cluster of one of its kinds on which something would."""
     told = f"{found.searched} plans on {where.name}"
     fixes: list[tuple[float, str]] = []

@@ -86,7 +86,7 @@ def run(
     return {**result, **fidelities.as_json(told)}, f"{page}\n{fidelities.as_text(told)}"
 
 
-def _nothing(within: search.Space, found: search.Found, cluster_name: str) -> Infeasible:
+def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:
     where = f"{found.searched} plans on {within.cluster.name}"
     if found.nearest is None:
         return _undealt(within, cluster_name)

@@ -111,7 +111,7 @@ def _as_rank(
     argument: dict[str, Any],
     options: dict[str, Any],
     folder: Watched,
-    place: env.Place,
+    place: env.Started,
 ) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     threads = recipe.launch.threads_per_rank

@@ -16,7 +16,7 @@ from unisono.train.checkpoint import verify_folder
 from unisono.train.checkpoint.find import by_age
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
-from unisono.train.session import Terms, place_of, session
+from unisono.train.session import RankOrder, place_of, session
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str
     for note in shared.notes if ctx.rank == 0 else ():
         ctx.channel.send("note", text=note)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
-    terms = Terms(
+    terms = RankOrder(
         recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
     )
     resumed = shared.resume.name if shared.resume is not None else None

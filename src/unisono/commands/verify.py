@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from unisono.commands.proof import KINDS, Proof, Stage, prove
+from unisono.commands.proof import KINDS, Proof, Starter, prove
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.verify.cover import covering, with_leaves
@@ -33,7 +33,7 @@ def run(recipe: Recipe, plans: list[Plan], options: dict[str, Any]) -> dict[str,
             _line(proof, width)
 
     several = len(plans) > 1
-    proofs = prove(recipe, plans, options["steps"], each, stage=Stage(keep_going=several))
+    proofs = prove(recipe, plans, options["steps"], each, stage=Starter(keep_going=several))
     good = sum(proof.passed for proof in proofs)
     if show:
         print(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")

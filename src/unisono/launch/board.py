@@ -13,7 +13,7 @@ AWAITED = 0.15
 
 
 @dataclass
-class Row:
+class RankRow:
     """The last that a rank said of itself: `ms` per step, shares of the step between 0 and 1, memory in MiB."""
 
     host: str = ""
@@ -32,7 +32,7 @@ class Board:
     """The run as a whole, and its rows by rank."""
 
     steps: int
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, RankRow] = field(default_factory=dict)
     step: int = 0
     loss: float | None = None
     val_loss: float | None = None
@@ -46,7 +46,7 @@ class Board:
         """Take in an event of a rank; `now` in seconds on any steady clock."""
         match event["kind"]:
             case "start" | "ready":
-                row = self.rows.setdefault(rank, Row())
+                row = self.rows.setdefault(rank, RankRow())
                 row.note = "starting" if event["kind"] == "start" else "ready"
             case "step":
                 self._stepped(rank, event, now)
@@ -58,14 +58,14 @@ class Board:
     def expect(self, ranks: int) -> None:
         """Rows for ranks that will come, so that the ones that do not are seen to be missing."""
         for rank in range(ranks):
-            self.rows.setdefault(rank, Row())
+            self.rows.setdefault(rank, RankRow())
 
     def speaker(self) -> int:
         """The rank whose losses and speed are taken: they are the whole run's on every rank."""
         return min(self.rows, default=0)
 
     def _stepped(self, rank: int, event: Mapping[str, Any], now: float) -> None:
-        row = self.rows.setdefault(rank, Row())
+        row = self.rows.setdefault(rank, RankRow())
         row.host, row.stage = event.get("host", row.host), event.get("stage", row.stage)
         row.step, row.ms = event["step"], event.get("ms", 0.0)
         row.mem_mib, row.note = event.get("mem_mib", 0.0), ""

@@ -19,7 +19,7 @@ DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
-class Place:
+class Started:
     """A rank's place as its starter told it; `source` says which starter."""
 
     source: str
@@ -34,7 +34,7 @@ class Place:
     run_id: str = ""
 
 
-def detect(environ: Mapping[str, str]) -> Place | None:
+def detect(environ: Mapping[str, str]) -> Started | None:
     """The place that `environ` describes, None when nobody else started us. Raises UsageError (U-L02)."""
     if "TORCHELASTIC_RUN_ID" in environ:
         return _plain(environ, "torchrun")
@@ -51,12 +51,12 @@ def detect(environ: Mapping[str, str]) -> Place | None:
     return None
 
 
-def place_here() -> Place | None:
+def place_here() -> Started | None:
     """`detect` on this process's own environment, for programs that are a rank themselves."""
     return detect(os.environ)
 
 
-def _plain(environ: Mapping[str, str], source: str) -> Place:
+def _plain(environ: Mapping[str, str], source: str) -> Started:
     known = dict(environ)
     if known.get("MASTER_ADDR") in LOOPBACK:
         # All on one host: the local numbers are the global ones.
@@ -66,7 +66,7 @@ def _plain(environ: Mapping[str, str], source: str) -> Place:
     _require(known, names, source)
     local_rank = _number(known, "LOCAL_RANK")
     return _checked(
-        Place(
+        Started(
             source=source,
             rank=_number(known, "RANK"),
             world=_number(known, "WORLD_SIZE"),
@@ -81,7 +81,7 @@ def _plain(environ: Mapping[str, str], source: str) -> Place:
     )
 
 
-def _slurm(environ: Mapping[str, str]) -> Place:
+def _slurm(environ: Mapping[str, str]) -> Started:
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     _require(environ, ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_JOB_ID"], "Slurm")
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
@@ -90,7 +90,7 @@ def _slurm(environ: Mapping[str, str]) -> Place:
     per_node = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     index = _number(environ, "SLURM_NODEID", default=0)
     return _checked(
-        Place(
+        Started(
             source="Slurm",
             rank=_number(environ, "SLURM_PROCID"),
             world=_number(environ, tasks),
@@ -105,14 +105,14 @@ def _slurm(environ: Mapping[str, str]) -> Place:
     )
 
 
-def _mpi(environ: Mapping[str, str], source: str, form: str, names: tuple[str, ...]) -> Place:
+def _mpi(environ: Mapping[str, str], source: str, form: str, names: tuple[str, ...]) -> Started:
     rank, size, local_rank, local_size = (form.format(name) for name in names)
     _require(environ, [rank, size, local_rank, local_size], source)
     world, local_world = _number(environ, size), _number(environ, local_size)
     if world != local_world:
         _require(environ, ["MASTER_ADDR"], f"{source} on several hosts")
     return _checked(
-        Place(
+        Started(
             source=source,
             rank=_number(environ, rank),
             world=world,
@@ -138,7 +138,7 @@ def _tasks_on(per_node: str, index: int) -> int:
     return counts[index] if index < len(counts) else 0
 
 
-def _agree(place: Place, environ: Mapping[str, str]) -> None:
+def _agree(place: Started, environ: Mapping[str, str]) -> None:
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return
     other = _slurm(environ)
@@ -175,7 +175,7 @@ def _number(environ: Mapping[str, str], name: str, default: int | None = None) -
         ) from None
 
 
-def _checked(place: Place) -> Place:
+def _checked(place: Started) -> Started:
     if not 0 <= place.rank < place.world or not 0 <= place.local_rank < place.local_world <= place.world:
         raise UsageError(
             f"{place.source} says rank {place.rank} of {place.world}, {place.local_rank} of {place.local_world} here",

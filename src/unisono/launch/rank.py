@@ -23,7 +23,7 @@ Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
-class Seat:
+class SeatEnds:
     """A rank's own ends of its sockets, and its number."""
 
     rank: int
@@ -39,7 +39,7 @@ def choose_backend(wanted: str, local_world: int) -> str:
     return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= local_world else "gloo"
 
 
-def live(seat: Seat, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
+def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
     """The whole life of a rank; never returns."""
     code = 1
     try:
@@ -84,7 +84,7 @@ def _play(
     return 0
 
 
-def _settle_in(seat: Seat, order: dict[str, Any]) -> None:
+def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
     os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
     # The supervisor alone turns signals into a wish to stop; a terminal or a scheduler sends them to everyone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

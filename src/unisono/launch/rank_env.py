@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from unisono.launch import crossing
 from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
-from unisono.launch.env import Place
+from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.rank import choose_backend
 from unisono.launch.supervise import Outcome
@@ -27,7 +27,7 @@ from unisono.spec.errors import UsageError
 
 
 def run(
-    place: Place,
+    place: Started,
     entry: str,
     argument: dict[str, Any],
     show: Callable[[int, dict[str, Any]], None] | None,
@@ -59,7 +59,11 @@ def run(
 
 
 def join(
-    place: Place, channel: Channel, threads: int | None = None, backend: str = "auto", timeout: float = 600.0
+    place: Started,
+    channel: Channel,
+    threads: int | None = None,
+    backend: str = "auto",
+    timeout: float = 600.0,
 ) -> RankContext:
     """Meet the other ranks and share out the cores: this process's place as a rank knows it.
 
@@ -98,7 +102,7 @@ def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
     signal.signal(signal.SIGTERM, heard)
 
 
-def _meet(place: Place, timeout: float) -> Store:
+def _meet(place: Started, timeout: float) -> Store:
     """The store all ranks share, through torch's own rendezvous, which knows torchrun's. Raises UsageError (U-L01)."""
     os.environ.update(
         RANK=str(place.rank),

@@ -23,7 +23,7 @@ from unisono.spec.errors import UsageError
 
 
 @dataclass(slots=True)
-class Share:
+class BatchWeight:
     """What the batch at hand weighs on this rank: its samples times the ranks, over all samples; 1 if all have alike.
 
     A mean over the global batch is the mean over ranks of (ratio x mean over the rank's own samples).
@@ -68,10 +68,10 @@ class Slices:
         return getattr(self._batches, name)
 
 
-class Dealt:
+class DealtLoader:
     """This rank's parts of the batches of `data`, and what each weighs. Length and attributes are those of `data`."""
 
-    def __init__(self, data: Any, share: Share, small: Small) -> None:
+    def __init__(self, data: Any, share: BatchWeight, small: Small) -> None:
         self._share, self._small = share, small
         self._slices: Slices | None = None
         self._data = data

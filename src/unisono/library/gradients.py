@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
-from unisono.library.deal import Share
+from unisono.library.deal import BatchWeight
 from unisono.parallel.params import Slot
 from unisono.sync.every_step import EveryStep
 
@@ -35,7 +35,7 @@ class Gradients:
     """Gradients of one model on one rank, which meet on `dp`: a group of the model's own, since which of several models
     is ready first may differ from rank to rank. `unused` names the parameters that no rank's last backward reached."""
 
-    def __init__(self, slots: Sequence[Slot], dp: Group, shard: Group, share: Share) -> None:
+    def __init__(self, slots: Sequence[Slot], dp: Group, shard: Group, share: BatchWeight) -> None:
         self.slots = [slot for slot in slots if slot.live.requires_grad]
         self.unused: tuple[str, ...] = ()
         self._share, self._dp, self._shard = share, dp, shard
@@ -151,7 +151,7 @@ def _local(x: Tensor) -> Tensor:
 class _Weighed:
     """FSDP2's reduce-scatter: this rank's weight applied, then the sum over the group."""
 
-    def __init__(self, group: Group, share: Share, begin: Callable[[], None]) -> None:
+    def __init__(self, group: Group, share: BatchWeight, begin: Callable[[], None]) -> None:
         self._group, self._share, self._begin = group, share, begin
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:

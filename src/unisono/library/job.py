@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
 from unisono.library import checks, leave
-from unisono.library.deal import Dealt, Share
+from unisono.library.deal import BatchWeight, DealtLoader
 from unisono.library.explain import explained
 from unisono.library.gradients import Gradients
-from unisono.library.noise import Noise
+from unisono.library.noise import RandomStream
 from unisono.library.norms import join_batches
 from unisono.library.sharding import shard
 from unisono.library.small import Small, spread
@@ -33,7 +33,7 @@ from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import slots_of
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece, Saver, latest, load, tensor_names
+from unisono.train.checkpoint import Box, Saver, latest, load, tensor_names
 from unisono.train.clip import ByTensor, clip
 
 
@@ -49,7 +49,7 @@ class Job:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
         self.step = 0
-        self._share = Share()
+        self._share = BatchWeight()
         self._small = Small(mesh.data, wire)
         self._prepared: list[Prepared] = []
         self._savers: dict[Path, Saver] = {}
@@ -99,13 +99,15 @@ class Job:
         noise = None
         if self.mesh.data.size > 1:
             gradients.scatter_through(model)
-            noise = Noise(model, self._seed + len(self._prepared), self.mesh.data.index)
+            noise = RandomStream(model, self._seed + len(self._prepared), self.mesh.data.index)
         one = Prepared(len(self._prepared), model, optimizer, tuple(slots), gradients, noise)
         self._prepared.append(one)
         optimizer.register_step_pre_hook(lambda *_: self._before_step(one))
         optimizer.register_step_post_hook(lambda *_: self._after_step(one))
         if self.mesh.data.size > 1:
-            data = tuple(each if each is None else Dealt(each, self._share, self._small) for each in data)
+            data = tuple(
+                each if each is None else DealtLoader(each, self._share, self._small) for each in data
+            )
         return (model, optimizer, *data)
 
     @contextmanager
@@ -259,19 +261,19 @@ class Job:
     def _after_step(self, one: Prepared) -> None:
         self.step += one.number == 0
 
-    def _tensors(self, one: Prepared) -> Iterator[Piece]:
+    def _tensors(self, one: Prepared) -> Iterator[Box]:
         return pieces_of(one, first=self.mesh.data.index == 0, first_replica=self.mesh.dp.index == 0)
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _pieces(self) -> Iterator[Box]:
         for one in self._prepared:
             yield from self._tensors(one)
         yield from self._random_pieces()
 
-    def _random_pieces(self) -> Iterator[Piece]:
+    def _random_pieces(self) -> Iterator[Box]:
         """The script's random state, and of every rank that of its models."""
         outside = torch.get_rng_state()
-        yield Piece("random/outside", tuple(outside.shape), (0,), outside, saved=self.rank == 0)
+        yield Box("random/outside", tuple(outside.shape), (0,), outside, saved=self.rank == 0)
         for one in self._prepared:
             if one.noise is not None:
                 own = one.noise.state
-                yield Piece(f"random/model{one.number}/rank{self.rank}", tuple(own.shape), (0,), own)
+                yield Box(f"random/model{one.number}/rank{self.rank}", tuple(own.shape), (0,), own)

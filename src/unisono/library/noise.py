@@ -18,7 +18,7 @@ def seed_of(seed: int, rank: int) -> int:
     return int.from_bytes(drawn, "little") >> 1
 
 
-class Noise:
+class RandomStream:
     """The stream of one model on one rank. `state` is what its next forward begins with."""
 
     def __init__(self, model: nn.Module, seed: int, rank: int) -> None:

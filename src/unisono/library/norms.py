@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.comm.group import Group
-from unisono.library.deal import Share
+from unisono.library.deal import BatchWeight
 
 
-def join_batches(model: nn.Module, group: Group, share: Share) -> None:
+def join_batches(model: nn.Module, group: Group, share: BatchWeight) -> None:
     """Let the model's batch norms see the global batch. Modules, parameters and state_dict stay as they are."""
     for module in model.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
@@ -41,7 +41,7 @@ class _Sum(torch.autograd.Function):
         return whole / (ctx.ratio or 1.0), None, None
 
 
-def _forward(module: _BatchNorm, group: Group, share: Share, x: Tensor) -> Tensor:
+def _forward(module: _BatchNorm, group: Group, share: BatchWeight, x: Tensor) -> Tensor:
     module._check_input_dim(x)
     if not (module.training or module.running_mean is None):
         return _BatchNorm.forward(module, x)

@@ -15,7 +15,7 @@ from unisono.launch.nursery import Nursery
 from unisono.library.explain import explained
 from unisono.library.found import found
 from unisono.spec.errors import UsageError
-from unisono.verify.user import Verdict, judge
+from unisono.verify.user import GradientVerdict, judge
 
 ENTRY = "unisono.library.prove_rank:main"
 SCRIPT = "__unisono_script__"  # what a script is called when ranks import it
@@ -44,7 +44,7 @@ def check_gradients(
     dtype: str = "float64",
     tokens: int = 4096,
     timeout: float = 300.0,
-) -> Verdict:
+) -> GradientVerdict:
     """Run `candidate(rank)` on `ranks` processes and hold its gradients to those of `reference()` in one.
 
     reference: returns {name: gradient}, or a list of such shares of the batch that add up to the gradient; shares let
@@ -59,12 +59,12 @@ def check_gradients(
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
     with Nursery(ENTRY, path=_path(reference)) as nursery:
-        terms = Terms(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
+        terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
         return check_with(nursery, reference, candidate, terms)
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class GradientCheck:
     """As the arguments of `check_gradients`."""
 
     ranks: int = 2
@@ -79,8 +79,8 @@ def check_with(
     nursery: Nursery,
     reference: Callable[[], Gradients | Sequence[Gradients]],
     candidate: Callable[[Any], Gradients],
-    terms: Terms,
-) -> Verdict:
+    terms: GradientCheck,
+) -> GradientVerdict:
     """`check_gradients` on processes forked from a nursery of this module's ENTRY, which may serve several calls."""
     ranks = terms.ranks
     if ranks < 1 or ranks % terms.shards:

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.library.gradients import Gradients
-from unisono.library.noise import Noise
+from unisono.library.noise import RandomStream
 from unisono.parallel.params import Slot
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece
+from unisono.train.checkpoint import Box
 from unisono.train.checkpoint.manifest import read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES
 
@@ -33,30 +33,30 @@ class Prepared:
     optimizer: Optimizer
     slots: tuple[Slot, ...]
     gradients: Gradients
-    noise: Noise | None
+    noise: RandomStream | None
 
     def key(self, kind: str, name: str) -> str:
         return f"{kind}{self.number or ''}/{name}"
 
 
-def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Piece]:
+def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
     """The tensors of a prepared model on this rank. first: rank 0, which saves what all have; first_replica: this
     rank's replica saves the shards."""
     for slot in one.slots:
         saved = first_replica if isinstance(slot.live, DTensor) else first
-        yield Piece(one.key("model", slot.name), slot.shape, slot.start, _local(slot.live).detach(), saved)
+        yield Box(one.key("model", slot.name), slot.shape, slot.start, _local(slot.live).detach(), saved)
         for key, value in tensors_of(one.optimizer, slot).items():
             name = one.key("optim", f"{slot.name}/{key}")
             if tuple(value.shape) == slot.shape and isinstance(slot.live, DTensor):
-                yield Piece(name, slot.shape, slot.start, _local(value), saved)
+                yield Box(name, slot.shape, slot.start, _local(value), saved)
             else:
                 yield _whole(name, value, first)
     for name, buffer in persistent_buffers(one.model):
         yield _whole(one.key("buffer", name), buffer, first)
 
 
-def _whole(name: str, value: Tensor, saved: bool) -> Piece:
-    return Piece(name, tuple(value.shape), (0,) * value.dim(), value.detach(), saved)
+def _whole(name: str, value: Tensor, saved: bool) -> Box:
+    return Box(name, tuple(value.shape), (0,) * value.dim(), value.detach(), saved)
 
 
 def _local(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepTimes:
     """laps: seconds of each step by part, and `step` for the whole. calls: (operation, bytes that this rank sent,
     seconds) of every collective that the step waited for."""
 
@@ -50,7 +50,7 @@ def play(
     agree: Callable[[float], float],
     least: float = 0.7,
     fewest: int = 5,
-) -> Seen:
+) -> StepTimes:
     """Steps for about `least` seconds, `fewest` to 100 of them, after half as many that do not count: in a new process
     the first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each
     other.
@@ -83,7 +83,7 @@ def play(
         for span in recorder.take()
         if span.kind == "comm" and "bytes" in span.tags
     ]
-    return Seen(laps, calls)
+    return StepTimes(laps, calls)
 
 
 def means(calls: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:

@@ -28,7 +28,7 @@ class Facts:
     sample_shape: tuple[int, ...] | None = None
 
 
-class Whole(nn.Module):
+class WholeModule(nn.Module):
     """A user's module without parts: all of it is the stem. Only dp and shard can spread it."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -48,7 +48,7 @@ class UserModel(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.stem, self.blocks, self.head = Whole(module), nn.ModuleList(), nn.Identity()
+        self.stem, self.blocks, self.head = WholeModule(module), nn.ModuleList(), nn.Identity()
         self.loss = getattr(module, "loss", summed_cross_entropy)
         self.anatomy = Anatomy()
 

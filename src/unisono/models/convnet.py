@@ -24,7 +24,7 @@ def _norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(channels, 8), channels)
 
 
-class Stem(nn.Module):
+class ConvStem(nn.Module):
     """Images [B, C, Y, X] → residual stream of the first stage."""
 
     def __init__(self, colours: int, channels: int) -> None:
@@ -35,7 +35,7 @@ class Stem(nn.Module):
         return self.conv(images_BCYX)
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Norm, ReLU, convolution, twice; a 1 x 1 convolution beside it where width or resolution changes."""
 
     def __init__(self, before: int, channels: int, stride: int, dropout: float) -> None:
@@ -55,7 +55,7 @@ class Block(nn.Module):
         return passed_BCYX + self.conv2(self.drop(y_BCYX, noise))
 
 
-class Head(nn.Module):
+class ConvHead(nn.Module):
     """Residual stream → logits [B, classes], averaged over the image."""
 
     def __init__(self, channels: int, classes: int, bias: bool) -> None:
@@ -87,11 +87,11 @@ class ConvNet(nn.Module):
                 fix='model.kind = "mlp", which reads samples of any shape',
             )
         stages = conv_stages(config.n_layer, config.channels)
-        self.stem = Stem(shape[0], config.channels)
+        self.stem = ConvStem(shape[0], config.channels)
         self.blocks = nn.ModuleList(
-            Block(before, after, stride, config.dropout) for before, after, stride in stages
+            ResidualBlock(before, after, stride, config.dropout) for before, after, stride in stages
         )
-        self.head = Head(stages[-1][1], classes, config.bias)
+        self.head = ConvHead(stages[-1][1], classes, config.bias)
         self.anatomy = Anatomy()
 
     def forward(self, images_BCYX: Tensor, noise: Noise | None = None) -> Tensor:

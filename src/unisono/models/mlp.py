@@ -15,14 +15,14 @@ from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
 
 
-class Stem(nn.Module):
+class MLPStem(nn.Module):
     """Any sample [B, ...] → its features in one row [B, I]."""
 
     def forward(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         return inputs.flatten(1)
 
 
-class Block(nn.Module):
+class MLPBlock(nn.Module):
     """[B, width] → [B, hidden]: two layers with GELU after each, then dropout."""
 
     def __init__(self, width: int, hidden: int, dropout: float, bias: bool) -> None:
@@ -35,7 +35,7 @@ class Block(nn.Module):
         return self.drop(F.gelu(self.down(F.gelu(self.up(x_BH)))), noise)
 
 
-class Head(nn.Module):
+class MLPHead(nn.Module):
     """[B, H] → logits [B, classes]."""
 
     def __init__(self, hidden: int, classes: int, bias: bool) -> None:
@@ -58,11 +58,11 @@ class MLP(nn.Module):
         super().__init__()
         hidden, dropout, bias = config.hidden, config.dropout, config.bias
         widths = (math.prod(shape), *hidden)
-        self.stem = Stem()
+        self.stem = MLPStem()
         self.blocks = nn.ModuleList(
-            Block(width, inner, dropout, bias) for width, inner in zip(widths, hidden, strict=False)
+            MLPBlock(width, inner, dropout, bias) for width, inner in zip(widths, hidden, strict=False)
         )
-        self.head = Head(widths[-1], classes, bias)
+        self.head = MLPHead(widths[-1], classes, bias)
         self.anatomy = Anatomy(
             splits={"blocks.*.up": Split.COLUMN, "blocks.*.down": Split.ROW},
             divides={f"hidden width of block {n}": width for n, width in enumerate(hidden)},

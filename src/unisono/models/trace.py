@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.spec.workload import Part, Product, Workload
+from unisono.spec.workload import Product, Workload, WorkPart
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _FREE = frozenset(("_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias", "empty", "new_empty"))
@@ -26,7 +26,7 @@ BATCHES = (2, 4)  # more than one, because batch normalisation refuses a single 
 
 
 @dataclass(slots=True)
-class Tally:
+class PassWork:
     """What one part has done in one pass of a whole batch. kept: bytes."""
 
     products: list[Product] = field(default_factory=list)
@@ -36,10 +36,10 @@ class Tally:
     output: int = 0
 
 
-class Recorder(TorchDispatchMode):
+class KernelRecorder(TorchDispatchMode):
     """Writes every kernel down for the part `at` work."""
 
-    def __init__(self, tallies: list[Tally]) -> None:
+    def __init__(self, tallies: list[PassWork]) -> None:
         super().__init__()
         self.tallies, self.at = tallies, 0
 
@@ -140,11 +140,11 @@ def units(module: nn.Module, name: str = "", inside: bool = False) -> Iterator[t
 
 def _pass(
     model: nn.Module, batch: Tensor, forward: Callable[[Tensor], Any], loss: Callable[[Any], Tensor] | None
-) -> tuple[list[str], list[Tally]]:
+) -> tuple[list[str], list[PassWork]]:
     """(names of the parts in the order in which they begin, what each did)."""
     names: list[str] = []
-    tallies: list[Tally] = []
-    recorder = Recorder(tallies)
+    tallies: list[PassWork] = []
+    recorder = KernelRecorder(tallies)
     ours = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers(), batch)}
     alive: dict[int, Tensor] = {}  # a storage's number is its own as long as it lives
 
@@ -153,7 +153,7 @@ def _pass(
             if name not in names:
                 names.append(name)
                 if len(names) > 1:  # what came before the first part is counted with it
-                    tallies.append(Tally())
+                    tallies.append(PassWork())
             recorder.at = names.index(name)
 
         return hook
@@ -168,7 +168,7 @@ def _pass(
             tallies[recorder.at].kept += storage.nbytes()
         return tensor
 
-    tallies.append(Tally())
+    tallies.append(PassWork())
     modules = dict(model.named_modules())
     hooks = [modules[name].register_forward_pre_hook(begin(name)) for name, _ in units(model)]
     hooks += [modules[name].register_forward_hook(end) for name, _ in units(model)]
@@ -193,14 +193,14 @@ class _One:
     kernels: int
     output: int
 
-    def name_as(self, name: str, parameters: int) -> Part:
-        return Part(
+    def name_as(self, name: str, parameters: int) -> WorkPart:
+        return WorkPart(
             name, parameters, sum(p.flops for p in self.products), self.activations, self.output,
             products=self.products, moved=self.moved, kernels=self.kernels,
         )  # fmt: skip
 
 
-def _of_one(small: Tally, large: Tally) -> _One:
+def _of_one(small: PassWork, large: PassWork) -> _One:
     """What one more sample adds."""
     more = BATCHES[1] - BATCHES[0]
     products = [_grown(a, b) for a, b in zip(small.products, large.products, strict=True)]
@@ -255,12 +255,12 @@ def _parameters(model: nn.Module, names: list[str]) -> list[tuple[str, int]]:
     return [(found[0][0], found[0][1] + loose), *found[1:]]
 
 
-def _merged(parts: list[tuple[Part, bool]]) -> tuple[Part, ...]:
+def _merged(parts: list[tuple[WorkPart, bool]]) -> tuple[WorkPart, ...]:
     """Stem, blocks and head: what comes before and after the elements of lists is one part each, and an element
     without parameters belongs to the one before it."""
     listed = [n for n, (_, inside) in enumerate(parts) if inside]
     first, last = (listed[0], listed[-1] + 1) if listed else (len(parts), len(parts))
-    blocks: list[Part] = []
+    blocks: list[WorkPart] = []
     for part, _ in parts[first:last]:
         if part.parameters or not blocks:
             blocks.append(part)
@@ -277,8 +277,8 @@ def _merged(parts: list[tuple[Part, bool]]) -> tuple[Part, ...]:
     return _joined("stem", stem), *blocks, _joined("head", head)
 
 
-def _joined(name: str, parts: list[Part]) -> Part:
-    return Part(
+def _joined(name: str, parts: list[WorkPart]) -> WorkPart:
+    return WorkPart(
         name,
         sum(p.parameters for p in parts),
         sum(p.flops for p in parts),

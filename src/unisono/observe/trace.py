@@ -62,14 +62,14 @@ def write(
 
 
 @dataclass(frozen=True)
-class Lane:
+class TraceLane:
     """One process of a trace that was put together: its name, and spans whose times are nanoseconds from zero."""
 
     name: str
     spans: list[Span]
 
 
-def write_groups(path: str | Path, groups: Mapping[str, Sequence[Lane]]) -> Path:
+def write_groups(path: str | Path, groups: Mapping[str, Sequence[TraceLane]]) -> Path:
     """Write recordings side by side into one file, compressed if its name ends in `.gz`; whole or not at all.
 
     Each group's lanes stand together, one process each, named `GROUP LANE`. Raises OSError.

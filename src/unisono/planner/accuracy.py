@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from unisono.planner.calibrate import Measured, Row, errors, fit
-from unisono.planner.stack import Seen, Stack
+from unisono.planner.calibrate import MeasuredStep, Measurement, errors, fit
+from unisono.planner.stack import FittedRange, Stack
 from unisono.planner.trust import trust
 
 
@@ -26,7 +26,7 @@ class Summary:
     regret: float | None = None
 
 
-def summary(rows: Sequence[Row], wrong: Sequence[float]) -> Summary:
+def summary(rows: Sequence[MeasuredStep], wrong: Sequence[float]) -> Summary:
     """Of rows and their relative errors."""
     sizes = sorted(100.0 * abs(e) for e in wrong)
     groups: dict[str, list[tuple[float, float]]] = {}
@@ -68,7 +68,9 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     return chosen / min(measured for measured, _ in pairs) - 1.0
 
 
-def crossed(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], folds: int = 5) -> list[float]:
+def crossed(
+    rows: Sequence[Measurement], stack: Stack, constants: Sequence[str], folds: int = 5
+) -> list[float]:
     """Errors of each row under constants fitted to the folds that it is not in; in the rows' order."""
     order = list(range(len(rows)))
     Random(0).shuffle(order)
@@ -83,8 +85,8 @@ def crossed(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], fo
 
 
 def sampled(
-    rows: Sequence[Row], stack: Stack, constants: Sequence[str], count: int, seed: int = 0
-) -> tuple[list[Row], list[float]]:
+    rows: Sequence[MeasuredStep], stack: Stack, constants: Sequence[str], count: int, seed: int = 0
+) -> tuple[list[MeasuredStep], list[float]]:
     """Rows that a random `count` of them was not fitted on, and their errors."""
     order = list(range(len(rows)))
     Random(seed).shuffle(order)
@@ -93,13 +95,13 @@ def sampled(
     return held, errors(held, made)
 
 
-def seen(rows: Sequence[Row]) -> Seen:
+def seen(rows: Sequence[MeasuredStep]) -> FittedRange:
     """What rows have between them."""
 
     def span(values: Sequence[int]) -> tuple[int, int]:
         return min(values), max(values)
 
-    return Seen(
+    return FittedRange(
         tuple(dict.fromkeys(row.cluster.device.name for row in rows)),
         span([row.plan.world for row in rows]),
         span([row.model.d_model for row in rows]),
@@ -108,8 +110,11 @@ def seen(rows: Sequence[Row]) -> Seen:
 
 
 def beyond(
-    rows: Sequence[Row], stack: Stack, constants: Sequence[str], inside: Callable[[Row], bool]
-) -> tuple[list[Row], list[float], float]:
+    rows: Sequence[MeasuredStep],
+    stack: Stack,
+    constants: Sequence[str],
+    inside: Callable[[MeasuredStep], bool],
+) -> tuple[list[MeasuredStep], list[float], float]:
     """(rows that are not inside, their errors under constants fitted to those that are, the mean error that `trust`
     announces for them)."""
     fitted, rest = [row for row in rows if inside(row)], [row for row in rows if not inside(row)]

@@ -14,7 +14,7 @@ from unisono.planner import recompute
 from unisono.planner.bench import (
     Array,
     Axes,
-    Bench,
+    SearchShared,
     array,
     blocks_by,
     covers,
@@ -24,14 +24,14 @@ from unisono.planner.bench import (
     share_by,
 )  # fmt: skip
 from unisono.planner.cuts import rows_of
-from unisono.planner.memory import Again, Kept, Share, of_share
+from unisono.planner.memory import Again, Kept, RowShare, of_share
 from unisono.planner.parts import Blocks, Work
 from unisono.planner.price import COVERING
 from unisono.planner.timetables import ends
 
 
 def auto(
-    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]
+    bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]
 ) -> tuple[Array, Array, Callable[[int, Blocks], Work]]:
     """(bytes of the fullest rank, whether it fits, what the rows compute), of all axes but collective.
 
@@ -59,7 +59,7 @@ def auto(
     return np.stack(totals)[:, None, ..., None], np.stack(fits)[:, None, ..., None], made
 
 
-def _three(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> list[tuple[Array, Array]]:
+def _three(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> list[tuple[Array, Array]]:
     """Seconds of one block, forward and backward, under each way to recompute: arrays (way, size, kind, schedule)."""
     three = replace(axes, modes=recompute.MODES)
     covered = [covers(like(mesh, schedule=name)) for name in axes.schedules]
@@ -77,21 +77,21 @@ def _three(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> list[t
     return [(forward[:, mode], backward[:, mode]) for mode in range(3)]
 
 
-def _shares(bench: Bench, mesh: Plan, axes: Axes) -> Share:
+def _shares(bench: SearchShared, mesh: Plan, axes: Axes) -> RowShare:
     """Of all rows: arrays (row, 1, 1, schedule)."""
     rows = [share_by(bench, mesh, axes, row) for row in range(mesh.pp)]
-    names = [f.name for f in fields(Share) if f.name != "ranks"]
+    names = [f.name for f in fields(RowShare) if f.name != "ranks"]
     parts: list[Array] = [np.stack([getattr(row, name) for row in rows])[:, None, None, :] for name in names]
-    return Share(*parts, ranks=rows[0].ranks)
+    return RowShare(*parts, ranks=rows[0].ranks)
 
 
-def _held(bench: Bench, mesh: Plan, axes: Axes) -> Array:
+def _held(bench: SearchShared, mesh: Plan, axes: Axes) -> Array:
     """(row, size, 1, schedule)"""
     return np.stack([held_by(bench, mesh, axes, row) for row in range(mesh.pp)])[:, :, None, :]
 
 
 def _worked(
-    bench: Bench, mesh: Plan, axes: Axes, each: Sequence[tuple[Array, Array]], agains: Sequence[Again]
+    bench: SearchShared, mesh: Plan, axes: Axes, each: Sequence[tuple[Array, Array]], agains: Sequence[Again]
 ) -> Callable[[int, Blocks], Work]:
     """(place of a timetable, blocks) -> what its rows compute."""
     shape = (mesh.pp, len(axes.sizes), len(axes.kinds), len(axes.schedules))

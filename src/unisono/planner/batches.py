@@ -19,7 +19,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchChoice:
     """One global batch with its fastest split that fits. step: seconds. rate: tokens per second; hardware: beside the
     best of all. time, samples: to the same loss, beside the least of all, None without a noise scale."""
 
@@ -38,10 +38,10 @@ class Advice:
     """enough: the smallest batch within CLOSE of the best throughput. fastest: least time to the same loss. noise: the
     gradient noise scale in samples, None where nobody has said."""
 
-    rows: tuple[Batch, ...]
-    enough: Batch
+    rows: tuple[BatchChoice, ...]
+    enough: BatchChoice
     noise: float | None
-    fastest: Batch | None
+    fastest: BatchChoice | None
 
 
 def advise(ask: Question, noise: float | None = None) -> Advice | None:
@@ -56,7 +56,7 @@ def advise(ask: Question, noise: float | None = None) -> Advice | None:
     rates = [other.batch * ask.model.context / step for other, step in splits]
     best = max(rates)
     rows = [
-        Batch(other.batch, other.micro_batch, other.micros, step, rate, rate / best)
+        BatchChoice(other.batch, other.micro_batch, other.micros, step, rate, rate / best)
         for (other, step), rate in zip(splits, rates, strict=True)
     ]
     if noise is not None:
@@ -144,4 +144,4 @@ def as_text(advice: Advice | None) -> str:
     return "\n".join([*lines, *(f"  {sentence}" for sentence in sentences(advice))])
 
 
-__all__: Sequence[str] = ("Advice", "Batch", "advise", "as_json", "as_text", "sentences")
+__all__: Sequence[str] = ("Advice", "BatchChoice", "advise", "as_json", "as_text", "sentences")

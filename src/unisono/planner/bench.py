@@ -14,7 +14,7 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.cuts import rows_of
-from unisono.planner.memory import Kept, Share, kept_of, share_of
+from unisono.planner.memory import Kept, RowShare, kept_of, share_of
 from unisono.planner.price import COVERING, Blocks, Kernels, Totals, blocks, kernels
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, name_of, serves
@@ -65,12 +65,12 @@ class Memo:
     kernels: dict[Any, Kernels] = field(default_factory=dict)
     totals: dict[Any, Totals] = field(default_factory=dict)
     kept: dict[Any, Kept] = field(default_factory=dict)
-    shares: dict[Any, Share] = field(default_factory=dict)
+    shares: dict[Any, RowShare] = field(default_factory=dict)
     held: dict[Any, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class SearchShared:
     """What is the same for all plans of a search."""
 
     model: Transformer
@@ -93,7 +93,7 @@ def like(plan: Plan, **changes: Any) -> Plan:
     return made
 
 
-def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
+def totals_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Totals:
     """Kernels of all modes, sizes and kinds: arrays (1, mode, size, kind)."""
     sizes = tuple(b for b, _ in axes.sizes)
     key = (*_inside(bench, mesh), covers(mesh), axes.modes, sizes, axes.kinds)
@@ -119,7 +119,7 @@ def totals_by(bench: Bench, mesh: Plan, axes: Axes) -> Totals:
     return bench.memo.totals[key]
 
 
-def _inside(bench: Bench, plan: Plan) -> tuple[int, ...]:
+def _inside(bench: SearchShared, plan: Plan) -> tuple[int, ...]:
     """Ranks that share a block, and how far apart they lie, which other axes decide in other orders than the usual."""
     order = bench.cluster.order
     return plan.tp, plan.cp, plan.ep, *(stride(plan, axis, order) for axis in ("tp", "cp", "ep"))
@@ -130,14 +130,14 @@ def covers(plan: Plan) -> bool:
     return plan.ep > 1 and name_of(plan.schedule) in COVERING
 
 
-def kernels_of(bench: Bench, plan: Plan, size: int) -> Kernels:
+def kernels_of(bench: SearchShared, plan: Plan, size: int) -> Kernels:
     key = (*_inside(bench, plan), covers(plan), plan.cp_kind, plan.recompute, size)
     if key not in bench.memo.kernels:
         bench.memo.kernels[key] = kernels(bench.model, plan, bench.cluster, bench.stack, size)
     return bench.memo.kernels[key]
 
 
-def kept_by(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
+def kept_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Kept:
     """Bytes that one micro-batch keeps: arrays (mode, size, 1)."""
     sizes = tuple(b for b, _ in axes.sizes)
     key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes)
@@ -153,7 +153,7 @@ def kept_by(bench: Bench, mesh: Plan, axes: Axes) -> Kept:
     return bench.memo.kept[key]
 
 
-def share_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
+def share_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> RowShare:
     """A row's share under each timetable: arrays (schedule,)."""
     key = (
         mesh.tp,
@@ -168,13 +168,13 @@ def share_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Share:
             share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
             for name in axes.schedules
         ]
-        names = [f.name for f in fields(Share) if f.name != "ranks"]
+        names = [f.name for f in fields(RowShare) if f.name != "ranks"]
         parts = (array([getattr(s, n) for s in each]) for n in names)
-        bench.memo.shares[key] = Share(*parts, ranks=each[0].ranks)
+        bench.memo.shares[key] = RowShare(*parts, ranks=each[0].ranks)
     return bench.memo.shares[key]
 
 
-def held_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Array:
+def held_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> Array:
     """Micro-batches in flight: (size, schedule)."""
     micros = tuple(m for _, m in axes.sizes)
     key = (row, mesh.pp, micros, axes.schedules)
@@ -185,7 +185,7 @@ def held_by(bench: Bench, mesh: Plan, axes: Axes, row: int) -> Array:
     return bench.memo.held[key]
 
 
-def layout_of(bench: Bench, mesh: Plan, schedule: str) -> tuple[tuple[float, float, float, int], ...]:
+def layout_of(bench: SearchShared, mesh: Plan, schedule: str) -> tuple[tuple[float, float, float, int], ...]:
     """Kinds of rows: (blocks, share of the stem, of the head, how many such rows)."""
     layers = rows_of(bench.model, schedule, mesh.pp, bench.stack.balanced)
     stems, heads = ends(schedule, mesh.pp)
@@ -196,7 +196,7 @@ def layout_of(bench: Bench, mesh: Plan, schedule: str) -> tuple[tuple[float, flo
     return tuple((*kind, many) for kind, many in kinds.items())
 
 
-def blocks_by(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
+def blocks_by(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
     """Blocks of all ways: arrays (way, mode, size, kind)."""
     made, kept = totals_by(bench, mesh, axes), array(kept_by(bench, mesh, axes).block)[None]
     sizes = array([b for b, _ in axes.sizes], -1, 1)

@@ -67,7 +67,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class BlockSplit:
     """How one block is dealt: tensor and context ranks, samples of a micro-batch, and their buses; expert ranks and
     their network, and whether the timetable hides it behind another micro-batch. heads: cp's network for all-to-alls
     where it deals out heads (Ulysses), None where keys and values go round a ring."""
@@ -83,7 +83,7 @@ class Dealt:
     heads: Exchange | None = None
 
 
-def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
+def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pass:
     """One block's forward pass."""
     products = sum(share * matmul(on, *shape) for share, *shape in _products(model, dealt))
     scores, unfused = _attention(model, stack, on, dealt)
@@ -107,7 +107,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     )
 
 
-def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
+def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pass:
     """One block's backward pass, without recomputation: each product has two of its own size."""
     products = 0.0
     for share, rows, inner, columns, many in _products(model, dealt):
@@ -136,7 +136,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> Pass:
     )
 
 
-def again(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, recompute: str) -> Pass:
+def again(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, recompute: str) -> Pass:
     """What the backward pass computes once more: nothing, the scores, or the whole forward pass."""
     if recompute == "full":
         return forward(model, stack, on, dealt)
@@ -148,13 +148,13 @@ def again(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, recompute: s
     return Pass()
 
 
-def classifier(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+def classifier(model: Transformer, on: Chip, dealt: BlockSplit, *, backward: bool) -> float:
     """Seconds of the classifier's products for one micro-batch."""
     tokens = dealt.micro_batch * model.context / dealt.cp
     return matmul(on, tokens, model.d_model, model.vocab / dealt.tp) * (2 if backward else 1)
 
 
-def head(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+def head(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, *, backward: bool) -> float:
     """Seconds of the classifier and the loss for one micro-batch."""
     logits = dealt.micro_batch * model.context / dealt.cp * model.vocab / dealt.tp
     if stack.fused_loss:  # cast, and one kernel; their gradient
@@ -164,13 +164,13 @@ def head(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward: 
     return classifier(model, on, dealt, backward=backward) + elementwise(on, logits * moved)
 
 
-def stem(model: Transformer, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+def stem(model: Transformer, on: Chip, dealt: BlockSplit, *, backward: bool) -> float:
     """Seconds of the embedding for one micro-batch: rows read and added, or gradients scattered."""
     tokens = dealt.micro_batch * model.context / dealt.cp
     return elementwise(on, tokens * model.d_model * on.item * (8 if backward else 4))
 
 
-def _products(model: Transformer, dealt: Dealt) -> list[tuple[float, float, float, float, float]]:
+def _products(model: Transformer, dealt: BlockSplit) -> list[tuple[float, float, float, float, float]]:
     """(share of the blocks that have it, rows, inner, columns, how many) of a block's products with weights."""
     tokens, h, t = dealt.micro_batch * model.context / dealt.cp, model.d_model, dealt.tp
     found = [
@@ -187,7 +187,7 @@ def _products(model: Transformer, dealt: Dealt) -> list[tuple[float, float, floa
     return found
 
 
-def _routing(model: Transformer, on: Chip, dealt: Dealt, device: float) -> tuple[float, float]:
+def _routing(model: Transformer, on: Chip, dealt: BlockSplit, device: float) -> tuple[float, float]:
     """Seconds of ep's all-to-alls in one pass, shown and hidden: the timetable that covers them has as long as the
     other micro-batch computes (DeepSeek-V3 report, 2024, section 3.2.1)."""
     if model.experts is None:
@@ -199,7 +199,7 @@ def _routing(model: Transformer, on: Chip, dealt: Dealt, device: float) -> tuple
     return seconds - hidden, hidden
 
 
-def _attention(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> tuple[float, float]:
+def _attention(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> tuple[float, float]:
     """(seconds of the products of attention, bytes that softmax and dropout move between them)."""
     b, s, heads, (inner, width) = (
         dealt.micro_batch,
@@ -217,7 +217,7 @@ def _attention(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> tupl
     return both, each * b * heads * rows * s
 
 
-def _moved(model: Transformer, stack: Stack, on: Chip, dealt: Dealt, *, backward: bool) -> float:
+def _moved(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, *, backward: bool) -> float:
     """Bytes of a block's elementwise kernels beside attention."""
     tokens, h, e = dealt.micro_batch * model.context / dealt.cp, model.d_model, on.item
     mask = 1 if model.noisy else 0
@@ -243,7 +243,7 @@ def reduces(model: Transformer, ep: int) -> float:
     return 2.0 - (model.sparse_share if some is not None and ep > 1 and not some.shared_width else 0.0)
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> float:
+def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> float:
     """Seconds of these."""
     if dealt.tp == 1:
         return 0.0
@@ -251,7 +251,7 @@ def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: Dealt) -> fl
     return reduces(model, dealt.ep) * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 
-def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> float:
+def context_bytes(model: Transformer, dealt: BlockSplit, item: int, ways: int) -> float:
     """Bytes that a rank sends on cp for one block in one direction. ways: 1 forward, 2 backward round a ring, where
     keys and values come again and their gradients go round."""
     tokens = dealt.micro_batch * model.context / dealt.cp
@@ -261,7 +261,9 @@ def context_bytes(model: Transformer, dealt: Dealt, item: int, ways: int) -> flo
     return dealt.heads.sent(tokens * model.attended / dealt.tp * item)
 
 
-def _context(model: Transformer, on: Chip, dealt: Dealt, scores: float, ways: int) -> tuple[float, float]:
+def _context(
+    model: Transformer, on: Chip, dealt: BlockSplit, scores: float, ways: int
+) -> tuple[float, float]:
     """Seconds of cp that show beside attention, and that do not.
 
     Ring: keys and values go round while scores are computed (Liu et al., 2023). Ulysses: all-to-alls before and after

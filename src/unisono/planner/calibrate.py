@@ -31,7 +31,7 @@ _ROUNDS, _NUDGE = 25, 1e-3
 _KNEES = (0.2, 0.05)
 
 
-class Measured(Protocol):
+class Measurement(Protocol):
     """What was measured, and what it is predicted to be: a step, a kernel."""
 
     @property
@@ -41,7 +41,7 @@ class Measured(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredStep:
     """One measured step: what ran, where, and how long it took. `stack` may change habits that the row names."""
 
     model: Transformer
@@ -61,12 +61,12 @@ class Row:
         ).step
 
 
-def errors(rows: Sequence[Measured], stack: Stack) -> list[float]:
+def errors(rows: Sequence[Measurement], stack: Stack) -> list[float]:
     """Relative errors, predicted over measured less one."""
     return [row.predicted(stack) / row.seconds - 1.0 for row in rows]
 
 
-def fit(rows: Sequence[Measured], stack: Stack, constants: Sequence[str]) -> Stack:
+def fit(rows: Sequence[Measurement], stack: Stack, constants: Sequence[str]) -> Stack:
     """The stack with `constants` fitted to `rows`, the others as they are.
 
     Levenberg and Marquardt's steps on the constants' logarithms.
@@ -76,7 +76,7 @@ def fit(rows: Sequence[Measured], stack: Stack, constants: Sequence[str]) -> Sta
     return stack
 
 
-def _descend(rows: Sequence[Measured], stack: Stack, constants: Sequence[str], knee: float) -> Stack:
+def _descend(rows: Sequence[Measurement], stack: Stack, constants: Sequence[str], knee: float) -> Stack:
 
     def residuals(x: Sequence[float]) -> np.ndarray:
         made = _with(stack, constants, x)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.planner import stages, ties
-from unisono.planner.search import Found
+from unisono.planner.search import Ranking
 from unisono.planner.simulate import GIB, Answer, bound, precision_lines, waterfall
 
 
@@ -53,7 +53,7 @@ def cost(answer: Answer) -> float | None:
     return None if hourly is None else device_seconds(answer) / 3600.0 * hourly
 
 
-def as_json(found: Found) -> Mapping[str, Any]:
+def as_json(found: Ranking) -> Mapping[str, Any]:
     """The object of the contract, and what else is known."""
     best, counts = found.best, found.counts
     return {
@@ -96,7 +96,7 @@ def as_json(found: Found) -> Mapping[str, Any]:
     }
 
 
-def as_text(found: Found, more: str = "") -> str:
+def as_text(found: Ranking, more: str = "") -> str:
     """The same for people. more: a sentence about the best plan."""
     ask, counts = found.best[0].question, found.counts
     lines = [

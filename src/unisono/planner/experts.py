@@ -23,7 +23,7 @@ LAUNCHES: Annotated[int, Source("specification", _COUNTED)] = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ExpertGroup:
     """Who holds an expert. cut: ranks that share one expert by its width. local: experts of a rank. copies: ranks of a
     replica that hold the same ones; of them `shard` are on the shard axis, where ZeRO may deal them."""
 
@@ -33,10 +33,10 @@ class Group:
     shard: int
 
 
-def group(experts: Experts, plan: Plan) -> Group:
+def group(experts: Experts, plan: Plan) -> ExpertGroup:
     cut = max(1, plan.tp // plan.ep)
     copies = max(1, plan.shard * plan.cp * plan.tp // (plan.ep * cut))
-    return Group(cut, experts.count / plan.ep, copies, min(plan.shard, copies))
+    return ExpertGroup(cut, experts.count / plan.ep, copies, min(plan.shard, copies))
 
 
 def elements(model: Transformer, plan: Plan) -> tuple[float, int]:

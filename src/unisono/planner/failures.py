@@ -20,7 +20,7 @@ _RARE = 1e-12  # of the time: numbers of living replicas that are rarer are not 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Goodput:
     """goodput: share of the time that is progress. interval: seconds between checkpoints, inf: none. mtbf: seconds
     between failures anywhere in the job. saving, lost: shares of the time for checkpoints; for restarts, pauses, work
     done again and missing replicas. The three shares add up to 1."""
@@ -69,19 +69,19 @@ def goodput(work: float, save: float, mtbf: float, restart: float) -> float:
     return work / (mtbf * exp(restart / mtbf) * expm1((work + save) / mtbf))
 
 
-def fixed(save: float, mtbf: float, restart: float, step: float = 0.0) -> Outcome:
+def fixed(save: float, mtbf: float, restart: float, step: float = 0.0) -> Goodput:
     """A job that stops at each failure; the interval is Daly's, in whole steps where `step` says how long one is."""
     work = daly(save, mtbf)
     if step:
         work = max(1, round(work / step)) * step
     share = goodput(work, save, mtbf, restart)
     saving = share * save / work if work else 0.0
-    return Outcome(share, work, mtbf, saving, 1.0 - share - saving)
+    return Goodput(share, work, mtbf, saving, 1.0 - share - saving)
 
 
 def elastic(
     replicas: int, mtbf: float, repair: float, pause: float, step: float, speed: Callable[[int], float]
-) -> Outcome:
+) -> Goodput:
     """A job that goes on with the replicas that it has. mtbf: of one replica; repair: until it is back.
 
     pause: of everybody, to form the group anew, when a replica leaves or comes back. speed(k): pace with k replicas
@@ -99,7 +99,7 @@ def elastic(
     running *= exp(-2.0 * leave * pause)
     running -= leave * 0.5 * step * exp(-2.0 * leave * pause)
     running = max(0.0, running)
-    return Outcome(running, inf, mtbf / replicas, 0.0, 1.0 - running)
+    return Goodput(running, inf, mtbf / replicas, 0.0, 1.0 - running)
 
 
 def _binomial(n: int, k: int, p: float) -> float:

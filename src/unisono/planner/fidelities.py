@@ -16,9 +16,9 @@ from unisono.plan import choice
 from unisono.plan.grammar import BUILT
 from unisono.planner import replicas
 from unisono.planner.priced import shares_cores
-from unisono.planner.search import Found, answer_at, pricer
+from unisono.planner.search import Ranking, answer_at, pricer
 from unisono.planner.simulate import GIB, Answer
-from unisono.planner.space import Mesh, Space, meshes
+from unisono.planner.space import MeshSizes, Space, meshes
 from unisono.spec.cluster import Source
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.transformer import Transformer
@@ -64,7 +64,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class FidelityCosts:
     """exact: the best of those that change nothing, as found without looking further; None where none fits. best: of
     each precision, policy and codec that is quicker than that the best plan, the quickest first. tried: how many plans
     were priced for that, in `seconds`."""
@@ -85,7 +85,7 @@ class Costs:
         )
 
 
-def costs(space: Space, found: Found) -> Costs:
+def costs(space: Space, found: Ranking) -> FidelityCosts:
     """The best plans that change what is computed, beside `found`, which changes nothing. space: of what can be priced,
     its held keys held here too."""
     begun, tried = perf_counter(), 0
@@ -99,7 +99,7 @@ def costs(space: Space, found: Found) -> Costs:
     lossy = [one for one in best if one.fidelity is Fidelity.LOSSY]
     quicker = [one for one in lossy if exact is None or one.step < exact.step]
     quicker.sort(key=lambda one: (one.step, one.why.count(";")))
-    return Costs(exact, tuple(quicker), tried, perf_counter() - begun)
+    return FidelityCosts(exact, tuple(quicker), tried, perf_counter() - begun)
 
 
 def judged(answer: Answer, precision: str) -> Judged:
@@ -151,7 +151,7 @@ def _of_precision(space: Space) -> tuple[int, list[Answer]]:
     ways = pairs(space)
     wide = replace(space, exchanges=ways)
     least, priced_at = pricer(wide)
-    kept: dict[int, list[tuple[float, Mesh, int]]] = {}
+    kept: dict[int, list[tuple[float, MeshSizes, int]]] = {}
     tried = 0
     for mesh in meshes(wide):
         if least(mesh)[1] > space.cluster.device.room:
@@ -175,7 +175,7 @@ def _of_precision(space: Space) -> tuple[int, list[Answer]]:
     return tried, [min(answers, key=lambda one: one.price.step) for answers in played]
 
 
-def sentence(told: Costs) -> str:
+def sentence(told: FidelityCosts) -> str:
     """What is given up for how much."""
     if told.exact is None:
         if not told.best:
@@ -198,7 +198,7 @@ def _named(one: Judged) -> str:
     return " and ".join(f"{key}={getattr(plan, key)}" for key in sorted(one.given_up))
 
 
-def as_json(told: Costs) -> Mapping[str, Any]:
+def as_json(told: FidelityCosts) -> Mapping[str, Any]:
     """The key that `plan --json` gains."""
     return {
         "fidelities": {
@@ -225,7 +225,7 @@ def _row(one: Judged, exact: Judged | None) -> Mapping[str, Any]:
     }
 
 
-def as_text(told: Costs, most: int = 8) -> str:
+def as_text(told: FidelityCosts, most: int = 8) -> str:
     """The same for people: the exact plan, and the quickest of those that are not."""
     lines = ["", f"what exactness costs: {sentence(told)}"]
     shown = (told.worth or told.best[:1])[:most]
@@ -250,7 +250,7 @@ def as_text(told: Costs, most: int = 8) -> str:
 __all__ = [
     "CODECS",
     "POLICIES",
-    "Costs",
+    "FidelityCosts",
     "Judged",
     "as_json",
     "as_text",

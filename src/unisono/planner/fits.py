@@ -12,7 +12,7 @@ from unisono.spec.cluster import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MeasuredProduct:
     """One measured product (rows x inner) (inner x columns), `batch` of them, in half precision; `calibrate.fit` takes
     it as it takes a step."""
 

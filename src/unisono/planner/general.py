@@ -12,7 +12,7 @@ from unisono.plan.grammar import choice
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.collectives import bus, exchange, message, uncovered
 from unisono.planner.kernels import chip, elementwise, matmul, soft_max
-from unisono.planner.memory import BUCKET, ITEM, Memory, Verdict
+from unisono.planner.memory import BUCKET, ITEM, Memory, MemoryVerdict
 from unisono.planner.price import Price, Traffic, meeting, scatters
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
@@ -20,7 +20,7 @@ from unisono.programs.balance import balance
 from unisono.spec.cluster import Cluster, Device
 from unisono.spec.networks import Network
 from unisono.spec.order import stride
-from unisono.spec.workload import Part
+from unisono.spec.workload import WorkPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PipelineRow:
     """One row of the pipeline: its parts, each with what it takes for a micro-batch forward, backward, and to be
     computed once more; waits: seconds for gathered weights, forward and backward."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WorkPart, ...]
     spent: tuple[tuple[Spent, Spent, Spent], ...]
     waits: tuple[float, float]
 
@@ -71,11 +71,11 @@ class Row:
         return sum(way.routed for ways in self.spent for way in ways)
 
 
-def cut(network: Network, rows: int) -> list[tuple[Part, ...]]:
+def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
     """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside."""
     stem, *blocks, head = network.workload.parts
 
-    def cost(part: Part) -> float:
+    def cost(part: WorkPart) -> float:
         return _matrix(part) if network.by_weights else float(part.flops)
 
     ranges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
@@ -85,17 +85,17 @@ def cut(network: Network, rows: int) -> list[tuple[Part, ...]]:
     return found
 
 
-def _matrix(part: Part) -> float:
+def _matrix(part: WorkPart) -> float:
     """Weights that are no tables: those are only looked up."""
     return float(part.parameters - (part.tables.elements if part.tables else 0))
 
 
-def held(part: Part, plan: Plan) -> float:
+def held(part: WorkPart, plan: Plan) -> float:
     """Parameters of a part on one rank before ZeRO deals them."""
     return part.parameters - (part.tables.elements * (1 - 1 / plan.ep) if part.tables else 0.0)
 
 
-def updated(part: Part, plan: Plan, samples: float) -> float:
+def updated(part: WorkPart, plan: Plan, samples: float) -> float:
     """Parameters of a part on one rank that get a gradient from `samples` samples of that rank."""
     if part.tables is None:
         return float(part.parameters)
@@ -103,7 +103,9 @@ def updated(part: Part, plan: Plan, samples: float) -> float:
     return part.parameters - part.tables.elements + min(own, part.tables.touched * samples)
 
 
-def _way(part: Part, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *, backward: bool) -> Spent:
+def _way(
+    part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *, backward: bool
+) -> Spent:
     on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
     products = 0.0
     for rows, inner, columns, many, read, batched in part.products:
@@ -124,12 +126,12 @@ def _way(part: Part, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *
     return Spent(products, products + moved, host, routed)
 
 
-def _again(part: Part, forward: Spent, plan: Plan) -> Spent:
+def _again(part: WorkPart, forward: Spent, plan: Plan) -> Spent:
     """What is computed once more in the backward pass: all of a part between stem and head, or nothing."""
     return forward if plan.recompute == "full" and not part.tables else Spent()
 
 
-def _gathering(part: Part, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
+def _gathering(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[float, float]:
     """(bytes sent, seconds) to gather a part's weights once under zero=3; dealt tables stay where they are."""
     if plan.shard == 1 or plan.zero < 3:
         return 0.0, 0.0
@@ -139,7 +141,9 @@ def _gathering(part: Part, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[
     return (net.sent(moved) / 2, net.gather(moved)) if whole else (0.0, 0.0)
 
 
-def row_of(parts: tuple[Part, ...], plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> Row:
+def row_of(
+    parts: tuple[WorkPart, ...], plan: Plan, cluster: Cluster, stack: Stack, samples: int
+) -> PipelineRow:
     """A row's seconds for one micro-batch of `samples`."""
     spent, fore, hind = [], 0.0, 0.0
     for part in parts:
@@ -150,10 +154,10 @@ def row_of(parts: tuple[Part, ...], plan: Plan, cluster: Cluster, stack: Stack, 
         fore += uncovered(talk, ahead.total, stack.dp_hidden)
         hind += uncovered(2 * talk, back.total + more.total, stack.dp_hidden)
         spent.append((ahead, back, more))
-    return Row(parts, tuple(spent), (fore, hind))
+    return PipelineRow(parts, tuple(spent), (fore, hind))
 
 
-def rows(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> list[Row]:
+def rows(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> list[PipelineRow]:
     """What each row of the pipeline takes for one micro-batch."""
     return [row_of(parts, plan, cluster, stack, samples) for parts in cut(network, plan.pp)]
 
@@ -198,7 +202,7 @@ def price(
 
 
 def _inside(
-    each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: int, share: float
+    each: list[PipelineRow], plan: Plan, cluster: Cluster, stack: Stack, samples: int, share: float
 ) -> dict[str, Traffic]:
     """What crosses inside the passes, `share` times those of all rows: results of dealt tables, gathered weights."""
     waited, crossed = share * sum(sum(row.waits) for row in each), share * sum(row.routed for row in each)
@@ -210,7 +214,7 @@ def _inside(
 
 
 def sent_by(
-    part: Part, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
+    part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> dict[str, float]:
     """Bytes that a rank sends in a step for one of its parts, by axis."""
     row = [row_of((part,), plan, cluster, stack, micro_batch)]
@@ -219,14 +223,14 @@ def sent_by(
     return {axis: traffic.bytes for axis, traffic in found.items()}
 
 
-def kept_by(part: Part, plan: Plan) -> int:
+def kept_by(part: WorkPart, plan: Plan) -> int:
     """Elements of one sample that a part keeps for the backward pass."""
     again = plan.recompute == "full" and part.kernels and not part.tables
     return part.output if again else part.activations
 
 
 def _messages(
-    each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int
+    each: list[PipelineRow], plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int
 ) -> Traffic:
     """Of the widest boundary between two rows: the others wait for it."""
     if plan.pp == 1:
@@ -236,20 +240,20 @@ def _messages(
     return Traffic(_handed(each, plan, samples) * 2 * v * micros, seconds, seconds)
 
 
-def send(each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> float:
+def send(each: list[PipelineRow], plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> float:
     """Seconds of one message between two rows."""
     if plan.pp == 1:
         return 0.0
     return message(cluster, stride(plan, "pp", cluster.order), _handed(each, plan, samples), stack.p2p)
 
 
-def _handed(each: list[Row], plan: Plan, samples: int) -> float:
+def _handed(each: list[PipelineRow], plan: Plan, samples: int) -> float:
     """Bytes of the widest boundary between two rows."""
     return max(row.parts[-1].output for row in each[:-1]) * samples * ITEM[plan.precision]
 
 
 def _data(
-    each: list[Row], plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
+    each: list[PipelineRow], plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
 ) -> dict[str, Traffic]:
     """Gradients meeting on dp, and on shard below zero=3; what shows of them, shared out by their seconds. Under zero=2
     every backward pass hands over its gradients."""
@@ -294,7 +298,7 @@ def _on_shard(
 
 
 def of_row(
-    network: Network, parts: tuple[Part, ...], plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
+    network: Network, parts: tuple[WorkPart, ...], plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:  # fmt: skip
     """Memory of the ranks of one pipeline row."""
     item = ITEM[plan.precision]
@@ -325,11 +329,11 @@ def of_row(
 
 def verdict(
     network: Network, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
-) -> Verdict:
+) -> MemoryVerdict:
     """The fullest row against the device."""
     each = [
         (of_row(network, parts, plan, stack, micro_batch=micro_batch, micros=micros, row=row), row)
         for row, parts in enumerate(cut(network, plan.pp))
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    return Verdict(row, memory, device.room)
+    return MemoryVerdict(row, memory, device.room)

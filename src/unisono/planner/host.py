@@ -17,7 +17,7 @@ from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
 from unisono.planner.timetables import ends as ends_of
 from unisono.programs import schedules
 from unisono.programs.pipeline import Placed
-from unisono.programs.shared import Costs, play_shared
+from unisono.programs.shared import SharedCosts, play_shared
 from unisono.spec.cluster import Cluster, Source
 from unisono.spec.host import Host, Pace
 from unisono.spec.order import stride
@@ -139,7 +139,7 @@ def _played(
     later = [
         min(f.compute, b.compute / 2) * timetable.splits_backward for f, b in zip(ahead, back, strict=True)
     ]
-    given = Costs(
+    given = SharedCosts(
         [(t.work, t.wait) for t in ahead],
         [(t.work - w, t.wait) for t, w in zip(back, later, strict=True)],
         wires,

@@ -24,7 +24,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class FittedHost:
     """A host, and how well it explains what it was fitted to: relative errors by what was measured."""
 
     host: Host
@@ -35,7 +35,7 @@ class Measured:
         return {what: sum(map(abs, each)) / len(each) for what, each in self.fitted.items() if each}
 
 
-def as_toml(measured: Measured, device: Mapping[str, float], origin: str) -> str:
+def as_toml(measured: FittedHost, device: Mapping[str, float], origin: str) -> str:
     """The text of a cluster file. device: `memory` in bytes, `bandwidth` in bytes/s, `peak DTYPE` in FLOP/s."""
     host = measured.host
     source = f'origin = "measured here", source = {json.dumps(origin)}'

@@ -13,7 +13,7 @@ import numpy as np
 from unisono.config import ModelConfig
 from unisono.plan import Plan
 from unisono.planner.host import buckets, calls_of_pass, counted, crowded, price_on_host
-from unisono.planner.host_file import Measured
+from unisono.planner.host_file import FittedHost
 from unisono.planner.host_memory import memory_on_host, moved
 from unisono.planner.price import Price
 from unisono.spec.cluster import Cluster, Device
@@ -42,7 +42,7 @@ def model_of(sizes: Mapping[str, int], dropout: float = 0.0) -> Transformer:
 def host(
     cores: int, alone: Sequence[Played], doubled: Sequence[Played], lines: Mapping[str, Curve],
     met: Sequence[Played],
-) -> Measured:  # fmt: skip
+) -> FittedHost:  # fmt: skip
     """All of it, each part with those before it. met: steps of ranks under one axis."""
     found = Host(cores, *paces(alone), update(alone), rest(alone), curves=lines)
     found = replace(found, crowd=crowd(doubled, found))
@@ -64,7 +64,7 @@ def host(
             )
             errors["memory"].append(own.total / row.peak - 1.0)
     mean = statistics.fmean(map(abs, errors["steps together"])) if met else found.error
-    return Measured(replace(found, error=mean), errors)
+    return FittedHost(replace(found, error=mean), errors)
 
 
 def _priced(host: Host, row: Played) -> Price:

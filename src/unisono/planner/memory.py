@@ -53,7 +53,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RowShare:
     """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
     weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
     the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
@@ -103,7 +103,7 @@ NEVER = Again()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MemoryVerdict:
     """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. Its host
     is that of the rank which offloads most; beside: what the host has for that, infinity where it is not known."""
 
@@ -149,12 +149,12 @@ def row_parameters(
     return share.blocks, share.ends
 
 
-def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Share:
+def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> RowShare:
     """What one row has of the model."""
     return share_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
 
 
-def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> Share:
+def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> RowShare:
     """The same where rows have `cut` blocks."""
     dealt, whole = model.block_parameters
     layers = cut[row]
@@ -166,7 +166,7 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     routed, ranks = _experts_in(model, plan, row, cut)
     name = name_of(plan.schedule)
     heaped, late = float(name in HEAPED), float(name in LATE)
-    return Share(
+    return RowShare(
         blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, late, ranks
     )
 
@@ -214,7 +214,13 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
 
 
 def of_share(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, again: Again = NEVER
+    model: Transformer,
+    plan: Plan,
+    stack: Stack,
+    share: RowShare,
+    kept: Kept,
+    held: float,
+    again: Again = NEVER,
 ) -> Memory:
     """Memory of a rank with this share, `held` micro-batches in flight and `again` of its blocks computed again.
 
@@ -296,7 +302,7 @@ def rows_seen(ranks: int) -> list[int]:
 def verdict(
     model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int,
     again: Sequence[Again] = (),
-) -> Verdict:  # fmt: skip
+) -> MemoryVerdict:  # fmt: skip
     """The fullest row against the device. again: by row, under recompute=auto (`recompute.chosen`); then all rows are
     looked at, otherwise those that can be fullest."""
     each = [
@@ -305,7 +311,7 @@ def verdict(
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
     memory = replace(memory, host=max(one.host for one, _ in each))
-    return Verdict(row, memory, device.room, device.beside)
+    return MemoryVerdict(row, memory, device.room, device.beside)
 
 
 def own_list(model: Transformer, stack: Stack) -> bool:

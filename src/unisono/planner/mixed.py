@@ -13,7 +13,7 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.collectives import bus
 from unisono.planner.cuts import rows_of
-from unisono.planner.mixed_lane import Bench, Lane, Row, Way, lane
+from unisono.planner.mixed_lane import MixedPipeline, MixedRow, MixedShared, Way, lane
 from unisono.planner.price import Price
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import serves
@@ -28,7 +28,7 @@ _ORDERED = 4  # pools of which every order is tried
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MixedQuestion:
     """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps."""
 
     model: Transformer
@@ -59,13 +59,13 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MixedAnswer:
     """A placement, its pipelines (one, or one for each pool), the step of the slowest of them, the share of the
     pipeline's time in which its busiest row waits."""
 
-    question: Question
+    question: MixedQuestion
     placement: Placement
-    lanes: tuple[Lane, ...]
+    lanes: tuple[MixedPipeline, ...]
     price: Price
     bubble: float
 
@@ -79,7 +79,7 @@ class Answer:
         return self.short == 0.0
 
     @property
-    def tightest(self) -> tuple[int, Row]:
+    def tightest(self) -> tuple[int, MixedRow]:
         """The row that lacks most or has least left for its size, and its place in its pipeline."""
         rows = [(place, row) for one in self.lanes for place, row in enumerate(one.rows)]
         return max(rows, key=lambda pair: (pair[1].short, pair[1].memory.total / pair[1].capacity))
@@ -117,9 +117,9 @@ class Answer:
         return self.price.step * self.question.steps / 86400.0
 
 
-def simulate(ask: Question, bench: Bench | None = None) -> tuple[Answer, ...]:
+def simulate(ask: MixedQuestion, bench: MixedShared | None = None) -> tuple[MixedAnswer, ...]:
     """Every placement of the plan: those that fit first, the fastest first. Raises UsageError where there is none."""
-    bench = bench or Bench(ask.model, ask.mixture, ask.stack)
+    bench = bench or MixedShared(ask.model, ask.mixture, ask.stack)
     found = [placed(ask, bench, one) for one in placements(ask.mixture, ask.plan)]
     if not found:
         raise _nowhere(ask.mixture, ask.plan)
@@ -160,12 +160,12 @@ def _filled(rooms: list[int], parts: int) -> list[int] | None:
 
 
 def placed(
-    ask: Question,
-    bench: Bench,
+    ask: MixedQuestion,
+    bench: MixedShared,
     where: Placement,
     micros: tuple[int, ...] = (),
     cut: tuple[float, ...] | None = None,
-) -> Answer:
+) -> MixedAnswer:
     """The plan in one placement. micros: micro-batches of each replica by pool, where they do not have equally many.
     cut: blocks of each row of a pipeline over pools, None for the best."""
     plan = ask.plan
@@ -182,7 +182,7 @@ def placed(
             for (pool, count), own in zip(where.pools, micros or [ask.micros] * len(where.order), strict=True)
         )
     price = max((one.price for one in found), key=lambda one: one.step)
-    return Answer(ask, where, found, price, price.idle / (price.idle + price.busiest))
+    return MixedAnswer(ask, where, found, price, price.idle / (price.idle + price.busiest))
 
 
 def slowest(mixture: Mixture, plan: Plan) -> Cluster:
@@ -192,12 +192,12 @@ def slowest(mixture: Mixture, plan: Plan) -> Cluster:
     return max(seen, key=lambda one: bus(one, apart, plan.dp).all_reduce(1e9))
 
 
-def in_proportion(ask: Question, where: Placement) -> tuple[Answer, tuple[int, ...]]:
+def in_proportion(ask: MixedQuestion, where: Placement) -> tuple[MixedAnswer, tuple[int, ...]]:
     """(the step, micro-batches of each pool's replicas) if faster pools were given more of the batch; of replicas.
 
     Each pool in turn takes one more micro-batch a replica, the one that ends it first, until all are dealt.
     """
-    bench = Bench(ask.model, ask.mixture, ask.stack)
+    bench = MixedShared(ask.model, ask.mixture, ask.stack)
     total = ask.micros * ask.plan.dp
     few, many = (placed(ask, bench, where, (m,) * len(where.order)) for m in (ask.micros, 2 * ask.micros))
     slopes = [
@@ -212,13 +212,13 @@ def in_proportion(ask: Question, where: Placement) -> tuple[Answer, tuple[int, .
     return placed(ask, bench, where, tuple(shares)), tuple(shares)
 
 
-def with_equal_layers(ask: Question, where: Placement) -> Answer:
+def with_equal_layers(ask: MixedQuestion, where: Placement) -> MixedAnswer:
     """The same placement with layers dealt as for equal devices, which is how `train` cuts."""
     cut = tuple(rows_of(ask.model, ask.plan.schedule, ask.plan.pp, ask.stack.balanced))
-    return placed(ask, Bench(ask.model, ask.mixture, ask.stack), where, cut=cut)
+    return placed(ask, MixedShared(ask.model, ask.mixture, ask.stack), where, cut=cut)
 
 
-def remedies(ask: Question) -> Iterator[tuple[str, Plan, int, int]]:
+def remedies(ask: MixedQuestion) -> Iterator[tuple[str, Plan, int, int]]:
     """(what to change, the plan, its micro-batch, its micros) that need less memory and have a place."""
     model = ask.model
     for said, plan, micro_batch, micros in memory.remedies(

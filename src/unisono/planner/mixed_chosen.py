@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from unisono.planner.chosen import against
-from unisono.planner.mixed import Answer
-from unisono.planner.mixed_search import Alone, Found
+from unisono.planner.mixed import MixedAnswer
+from unisono.planner.mixed_search import Alone, MixedFound
 from unisono.planner.mixed_told import because, by_pool, layers_said, placement_json, said, table, waterfall
 from unisono.planner.simulate import GIB
 
 _ALIKE = 0.01  # steps that are apart by less are as good as equal
 
 
-def why(answer: Answer, best: Answer) -> str:
+def why(answer: MixedAnswer, best: MixedAnswer) -> str:
     """One sentence: what binds the best plan, or where another loses most against it."""
     own = dict(waterfall(answer))
     if answer is best:
@@ -23,7 +23,7 @@ def why(answer: Answer, best: Answer) -> str:
     return against(own, dict(waterfall(best)), answer.price.step / best.price.step - 1.0, more)
 
 
-def pays(found: Found) -> str:
+def pays(found: MixedFound) -> str:
     """Whether the pools together are worth it, in one sentence."""
     fitting = [one for one in found.alone if one.best is not None]
     if not found.best:
@@ -49,7 +49,7 @@ def _step(one: Alone) -> float:
     return one.best.price.step if one.best else float("inf")
 
 
-def as_json(found: Found) -> Mapping[str, Any]:
+def as_json(found: MixedFound) -> Mapping[str, Any]:
     """The object of the contract, where each plan lies, and each pool alone."""
     return {
         "searched": found.searched,
@@ -72,7 +72,7 @@ def as_json(found: Found) -> Mapping[str, Any]:
     }
 
 
-def _plan(answer: Answer, best: Answer) -> dict[str, Any]:
+def _plan(answer: MixedAnswer, best: MixedAnswer) -> dict[str, Any]:
     over = [(seconds, what) for what, seconds in waterfall(answer) if not what.startswith("ideal")]
     return {
         "plan": str(answer.question.plan),
@@ -89,7 +89,7 @@ def _plan(answer: Answer, best: Answer) -> dict[str, Any]:
     }
 
 
-def as_text(found: Found) -> str:
+def as_text(found: MixedFound) -> str:
     """The same for people."""
     lines: list[str] = []
     if found.best:
@@ -108,7 +108,7 @@ def as_text(found: Found) -> str:
     return "\n".join([*lines, "", pays(found)])
 
 
-def _best(found: Found) -> list[str]:
+def _best(found: MixedFound) -> list[str]:
     first = found.best[0]
     ask, mixture = first.question, first.question.mixture
     join = mixture.join

@@ -36,7 +36,7 @@ from unisono.spec.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class MixedShared:
     """What all plans of a question share, and what of them was computed already."""
 
     model: Transformer
@@ -46,7 +46,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MixedRow:
     """One row of the pipeline: its pool, blocks, seconds of one micro-batch forward and backward, of one message, and
     memory of one of its ranks beside what the device and its host have, in bytes."""
 
@@ -66,10 +66,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class MixedPipeline:
     """A pipeline from its first row to its last, and the seconds of a step of it."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MixedRow, ...]
     price: Price
 
     @property
@@ -88,7 +88,7 @@ class Way:
     cut: tuple[float, ...] | None = None
 
 
-def lane(bench: Bench, plan: Plan, way: Way, micro_batch: int, micros: int) -> Lane:
+def lane(bench: MixedShared, plan: Plan, way: Way, micro_batch: int, micros: int) -> MixedPipeline:
     """A step of `micros` micro-batches of every replica of this pipeline, played."""
     model, stack = bench.model, bench.stack
     each = {pool: detail(bench, plan, pool, micro_batch) for pool in sorted(set(way.where))}
@@ -99,7 +99,7 @@ def lane(bench: Bench, plan: Plan, way: Way, micro_batch: int, micros: int) -> L
         ahead, back = _seconds(plan, each[pool], row, cut[row])
         held = _memory(bench, plan, row, cut, micro_batch, micros)
         device = bench.mixture.pools[pool].device
-        rows.append(Row(pool, cut[row], ahead, back, sends[row], held, device.room, device.beside))
+        rows.append(MixedRow(pool, cut[row], ahead, back, sends[row], held, device.room, device.beside))
     cover = min(row.backward for row in rows) / chunks(plan.schedule)
     shown = [
         gradients(plan, way.nets[pool], stack, share, cover, micros)
@@ -112,12 +112,12 @@ def lane(bench: Bench, plan: Plan, way: Way, micro_batch: int, micros: int) -> L
     )
     ends_seconds = _tied(bench, plan, way, shares[0])
     moved = message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
-    return Lane(
+    return MixedPipeline(
         tuple(rows), _price(bench, plan, each, rows, data, update, (moved, ends_seconds), micro_batch, micros)
     )
 
 
-def detail(bench: Bench, plan: Plan, pool: int, micro_batch: int) -> Detail:
+def detail(bench: MixedShared, plan: Plan, pool: int, micro_batch: int) -> Detail:
     """A block, stem and head on a pool's devices, dealt as the plan says."""
     where = bench.mixture.pools[pool]
     key = (
@@ -139,7 +139,7 @@ def detail(bench: Bench, plan: Plan, pool: int, micro_batch: int) -> Detail:
     return Detail(Rows((), ()), ((plan.recompute, 1.0, made, each),))
 
 
-def messages(bench: Bench, plan: Plan, way: Way, micro_batch: int) -> tuple[float, ...]:
+def messages(bench: MixedShared, plan: Plan, way: Way, micro_batch: int) -> tuple[float, ...]:
     """Seconds of one message of each row: of the dearer of the two boundaries that it has."""
     if plan.pp == 1:
         return (0.0,)
@@ -163,7 +163,7 @@ def messages(bench: Bench, plan: Plan, way: Way, micro_batch: int) -> tuple[floa
 
 
 def best_cut(
-    bench: Bench,
+    bench: MixedShared,
     plan: Plan,
     way: Way,
     each: Mapping[int, Detail],
@@ -232,7 +232,7 @@ def _seconds(plan: Plan, each: Detail, row: int, layers: float) -> tuple[float, 
 
 
 def _memory(
-    bench: Bench, plan: Plan, row: int, cut: Sequence[float], micro_batch: int, micros: int
+    bench: MixedShared, plan: Plan, row: int, cut: Sequence[float], micro_batch: int, micros: int
 ) -> Memory:
     share = share_in(bench.model, plan, row, cut)
     kept = kept_of(bench.model, plan, bench.stack, micro_batch)
@@ -241,7 +241,7 @@ def _memory(
     )
 
 
-def _tied(bench: Bench, plan: Plan, way: Way, first: Any) -> float:
+def _tied(bench: MixedShared, plan: Plan, way: Way, first: Any) -> float:
     """Seconds in which the ends of the pipeline sum the gradients of a tied weight."""
     if way.where[0] != way.where[-1]:
         return tied(bench.model, plan, bench.mixture.across, bench.stack, first)
@@ -250,10 +250,10 @@ def _tied(bench: Bench, plan: Plan, way: Way, first: Any) -> float:
 
 
 def _price(
-    bench: Bench,
+    bench: MixedShared,
     plan: Plan,
     each: Mapping[int, Detail],
-    rows: Sequence[Row],
+    rows: Sequence[MixedRow],
     data: Mapping[str, Traffic],
     update: float,
     messages: tuple[float, float],
@@ -309,7 +309,9 @@ def _price(
     )
 
 
-def _played(bench: Bench, plan: Plan, each: Mapping[int, Detail], rows: Sequence[Row], micros: int) -> float:
+def _played(
+    bench: MixedShared, plan: Plan, each: Mapping[int, Detail], rows: Sequence[MixedRow], micros: int
+) -> float:
     """Seconds from the first start to the last stop."""
     if plan.pp == 1:
         return micros * (rows[0].forward + rows[0].backward)

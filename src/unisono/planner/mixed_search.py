@@ -13,8 +13,8 @@ from unisono.plan import Plan
 from unisono.planner import search, space
 from unisono.planner.collectives import message
 from unisono.planner.memory import kept_of, of_share, share_in
-from unisono.planner.mixed import Answer, Placement, Question, placed, placements, slowest
-from unisono.planner.mixed_lane import Bench, detail
+from unisono.planner.mixed import MixedAnswer, MixedQuestion, Placement, placed, placements, slowest
+from unisono.planner.mixed_lane import MixedShared, detail
 from unisono.planner.price import gradients, message_bytes
 from unisono.planner.simulate import Answer as Equal
 from unisono.planner.timetables import chunks, in_flight, name_of
@@ -41,7 +41,7 @@ class Alone:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MixedFound:
     """searched: plans in all their placements. priced: those that were priced whole; feasible: of these, that fit.
     best: one placement of each plan, the best first. nearest: what lacks least, where nothing fits."""
 
@@ -49,9 +49,9 @@ class Found:
     priced: int
     feasible: int
     seconds: float
-    best: tuple[Answer, ...]
+    best: tuple[MixedAnswer, ...]
     alone: tuple[Alone, ...]
-    nearest: Answer | None = None
+    nearest: MixedAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,15 @@ def within(base: space.Space, mixture: Mixture) -> space.Space:
     return replace(base, cluster=together)
 
 
-def find(base: space.Space, mixture: Mixture, top: int = 4) -> Found:
+def find(base: space.Space, mixture: Mixture, top: int = 4) -> MixedFound:
     """The `top` best plans, and each pool alone. Of base everything but the cluster is read."""
     begun = perf_counter()
     model = base.model
     if not isinstance(model, Transformer):
         raise TypeError("transformers alone are dealt to unlike devices")
-    bench = Bench(model, mixture, base.stack)
+    bench = MixedShared(model, mixture, base.stack)
     every = sorted(_candidates(bench, within(base, mixture)), key=lambda one: one.estimate)
-    kept: dict[tuple[str, int], Answer] = {}
+    kept: dict[tuple[str, int], MixedAnswer] = {}
     roomiest, nearest = 0.0, None
     priced = feasible = 0
     for one in every:
@@ -105,11 +105,13 @@ def find(base: space.Space, mixture: Mixture, top: int = 4) -> Found:
     best = sorted(kept.values(), key=lambda answer: (answer.price.step, answer.tightest[1].memory.total))
     alone = tuple(_alone(base, pool) for pool in mixture.pools)
     short = _answer(bench, nearest) if nearest is not None and not best else None
-    return Found(len(every), priced, feasible, perf_counter() - begun, tuple(best[:top]), alone, short)
+    return MixedFound(len(every), priced, feasible, perf_counter() - begun, tuple(best[:top]), alone, short)
 
 
-def _answer(bench: Bench, one: _Candidate) -> Answer:
-    ask = Question(bench.model, one.plan, bench.mixture, bench.stack, one.micro_batch, one.plan.micros or 1)
+def _answer(bench: MixedShared, one: _Candidate) -> MixedAnswer:
+    ask = MixedQuestion(
+        bench.model, one.plan, bench.mixture, bench.stack, one.micro_batch, one.plan.micros or 1
+    )
     return placed(ask, bench, one.where)
 
 
@@ -118,7 +120,7 @@ def _alone(base: space.Space, pool: Cluster) -> Alone:
     return Alone(pool, found.best[0] if found.best else None)
 
 
-def _candidates(bench: Bench, base: space.Space) -> Iterator[_Candidate]:
+def _candidates(bench: MixedShared, base: space.Space) -> Iterator[_Candidate]:
     guess = _Estimates(bench)
     for mesh in space.meshes(base):
         where = list(placements(bench.mixture, mesh.plan))
@@ -133,7 +135,7 @@ def _candidates(bench: Bench, base: space.Space) -> Iterator[_Candidate]:
 class _Estimates:
     """Seconds of a step that a plan can hardly go under."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: MixedShared) -> None:
         self._bench = bench
         self._blocks: dict[object, tuple[float, float]] = {}
         self._rows: dict[tuple[Kinds, float], tuple[float, float]] = {}
@@ -233,7 +235,7 @@ class _Estimates:
         return self._meeting[key]
 
 
-def room_for(bench: Bench, plan: Plan, where: Placement, micro_batch: int) -> float:
+def room_for(bench: MixedShared, plan: Plan, where: Placement, micro_batch: int) -> float:
     """Blocks that all rows of the slimmest pipeline have memory for together, hardly less than there are in truth: a
     row's bytes are taken as linear in its blocks and in what it holds of them, and memory as a tenth more."""
     kept = kept_of(bench.model, plan, bench.stack, micro_batch)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unisono.planner.mixed import Answer, Placement, in_proportion, with_equal_layers
-from unisono.planner.mixed_lane import Row
+from unisono.planner.mixed import MixedAnswer, Placement, in_proportion, with_equal_layers
+from unisono.planner.mixed_lane import MixedRow
 from unisono.planner.simulate import GIB, comm_json, drawn, in_gib, in_parts, lasting
 
 
@@ -14,13 +14,13 @@ class Told:
     """A plan's best placement; the others; the step if layers were dealt as for equal devices, of stages; the step and
     each pool's micro-batches if the batch were dealt by speed, of replicas."""
 
-    best: Answer
-    others: tuple[Answer, ...]
-    equal: Answer | None = None
-    dealt: tuple[Answer, tuple[int, ...]] | None = None
+    best: MixedAnswer
+    others: tuple[MixedAnswer, ...]
+    equal: MixedAnswer | None = None
+    dealt: tuple[MixedAnswer, tuple[int, ...]] | None = None
 
 
-def told(answers: Sequence[Answer]) -> Told:
+def told(answers: Sequence[MixedAnswer]) -> Told:
     """The best of all placements, and what its choice is worth."""
     best, *others = answers
     where = best.placement
@@ -30,7 +30,7 @@ def told(answers: Sequence[Answer]) -> Told:
     return Told(best, tuple(others), equal)
 
 
-def waterfall(answer: Answer) -> list[tuple[str, float]]:
+def waterfall(answer: MixedAnswer) -> list[tuple[str, float]]:
     """(what, seconds): all devices at their peaks, and what comes on top; the sum is the step."""
     ask, again = answer.question, answer.question.plan.recompute != "none"
     if answer.placement.kind == "stages":
@@ -44,7 +44,7 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     return [(what, ideal), ("equal shares for unequal devices", own - ideal), *rest]
 
 
-def said(answer: Answer) -> str:
+def said(answer: MixedAnswer) -> str:
     """A placement in words."""
     return placed_in(answer.placement, [pool.name for pool in answer.question.mixture.pools])
 
@@ -62,7 +62,7 @@ def placed_in(where: Placement, names: Sequence[str]) -> str:
     return "pipeline " + ", ".join(parts)
 
 
-def by_pool(answer: Answer) -> list[tuple[int, int, list[Row]]]:
+def by_pool(answer: MixedAnswer) -> list[tuple[int, int, list[MixedRow]]]:
     """(pool, how many rows or replicas, its rows of the pipeline), in the order in which they are used."""
     found = []
     for place, (pool, count) in enumerate(answer.placement.pools):
@@ -71,12 +71,12 @@ def by_pool(answer: Answer) -> list[tuple[int, int, list[Row]]]:
     return found
 
 
-def layers_said(rows: Sequence[Row]) -> str:
+def layers_said(rows: Sequence[MixedRow]) -> str:
     low, high = min(row.layers for row in rows), max(row.layers for row in rows)
     return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
-def cost(answer: Answer) -> float | None:
+def cost(answer: MixedAnswer) -> float | None:
     """Of an hour of all devices of the plan; None where a pool's price is not known."""
     ask, spent = answer.question, 0.0
     ranks = ask.plan.world // sum(answer.placement.counts)
@@ -121,7 +121,7 @@ def as_json(found: Told) -> Mapping[str, Any]:
     }
 
 
-def placement_json(answer: Answer) -> dict[str, Any]:
+def placement_json(answer: MixedAnswer) -> dict[str, Any]:
     mixture, places = answer.question.mixture, answer.placement
     return {
         "kind": places.kind,
@@ -148,7 +148,7 @@ def placement_json(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _other(answer: Answer) -> dict[str, Any]:
+def _other(answer: MixedAnswer) -> dict[str, Any]:
     return {"said": said(answer), "step_s": answer.price.step, "fits": answer.fits}
 
 
@@ -160,7 +160,7 @@ def _dealt(found: Told) -> dict[str, Any] | None:
     return {"step_s": answer.price.step, "micros": dict(zip(names, shares, strict=True))}
 
 
-def because(answer: Answer) -> tuple[str, ...]:
+def because(answer: MixedAnswer) -> tuple[str, ...]:
     return (*answer.trust.because, "no measurement of a mixture is in the repository")
 
 
@@ -202,7 +202,7 @@ def as_text(found: Told) -> str:
     return "\n".join(lines)
 
 
-def table(answer: Answer) -> list[str]:
+def table(answer: MixedAnswer) -> list[str]:
     """One line a pool."""
     kind = "replicas" if answer.placement.kind == "replicas" else "rows"
     lines = [f"placement  {said(answer)}"]

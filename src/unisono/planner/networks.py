@@ -90,30 +90,31 @@ def _with(cluster: Cluster, *outer: Link) -> Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedNetwork:
     """One design with its plan; answer is None where nothing fits."""
 
     design: Design
     answer: Answer | None
 
 
-def same_plan(ask: Question) -> tuple[Compared, ...]:
+def same_plan(ask: Question) -> tuple[ComparedNetwork, ...]:
     """The same plan on every design."""
     return tuple(
-        Compared(design, simulate(replace(ask, cluster=design.cluster))) for design in designs(ask.cluster)
+        ComparedNetwork(design, simulate(replace(ask, cluster=design.cluster)))
+        for design in designs(ask.cluster)
     )
 
 
-def best_plans(space: Space) -> tuple[Compared, ...]:
+def best_plans(space: Space) -> tuple[ComparedNetwork, ...]:
     """The best plan of each design."""
     found = []
     for design in designs(space.cluster):
         best = search(replace(space, cluster=design.cluster), top=1).best
-        found.append(Compared(design, best[0] if best else None))
+        found.append(ComparedNetwork(design, best[0] if best else None))
     return tuple(found)
 
 
-def as_json(rows: Sequence[Compared]) -> Mapping[str, Any]:
+def as_json(rows: Sequence[ComparedNetwork]) -> Mapping[str, Any]:
     first = rows[0].design
     return {
         "networks": [
@@ -134,7 +135,7 @@ def as_json(rows: Sequence[Compared]) -> Mapping[str, Any]:
     }
 
 
-def as_text(rows: Sequence[Compared]) -> str:
+def as_text(rows: Sequence[ComparedNetwork]) -> str:
     first = rows[0]
     lines = ["the network between nodes, built in other ways"]
     head = f"  {'design':<16}{'step s':>9}{'slower':>9}{'exposed s':>11}{'ports':>9}{'cables':>9}{'cost':>7}  plan"
@@ -158,7 +159,7 @@ def as_text(rows: Sequence[Compared]) -> str:
     return "\n".join(lines)
 
 
-def _advice(rows: Sequence[Compared]) -> str:
+def _advice(rows: Sequence[ComparedNetwork]) -> str:
     """The cheapest within one per cent of the fastest."""
     priced = [(row, row.answer.price.step) for row in rows if row.answer is not None]
     if not priced:

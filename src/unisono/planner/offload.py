@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.memory import Share, item_of, states, stored
+from unisono.planner.memory import RowShare, item_of, states, stored
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Device, Source
@@ -56,7 +56,7 @@ def shown(
     return larger(0.0, there / way - ahead), larger(0.0, again / way - back)
 
 
-def update(model: Transformer, plan: Plan, device: Device, stack: Stack, share: Share) -> float:
+def update(model: Transformer, plan: Plan, device: Device, stack: Stack, share: RowShare) -> float:
     """Seconds of the optimiser's update of what one rank owns: memory, or the host link where that is slower."""
     elements = share.blocks + share.ends
     owned = (elements / plan.shard + share.routed / max(1, share.ranks)) / share.copies

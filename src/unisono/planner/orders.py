@@ -122,7 +122,7 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedOrders:
     """answers: under each order that differs, the quickest first. usual: under the usual one. many: all orders."""
 
     answers: tuple[Answer, ...]
@@ -136,13 +136,13 @@ class Compared:
         return first if gain(first, self.usual) >= WORTH else self.usual
 
 
-def compared(ask: Question) -> Compared:
+def compared(ask: Question) -> ComparedOrders:
     """The plan under every order that differs. Raises UsageError where orders mean nothing."""
     refuse(ask)
     orders = distinct(ask.plan, ask.cluster)
     answers = [simulate(under(ask, order)) for order in orders]
     many = factorial(len(of_many(ask.plan, USUAL)))
-    return Compared(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0], many)
+    return ComparedOrders(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0], many)
 
 
 def differences(answer: Answer, usual: Answer) -> list[tuple[str, float]]:

@@ -6,7 +6,7 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.planner.orders import (
     WORTH,
-    Compared,
+    ComparedOrders,
     as_usual,
     differences,
     levels,
@@ -22,7 +22,7 @@ _SHOWN = 5  # orders; and parts of a step in which they differ
 _PARTS = 3
 
 
-def as_json(answer: Answer, all_of: Compared | None = None) -> Mapping[str, Any]:
+def as_json(answer: Answer, all_of: ComparedOrders | None = None) -> Mapping[str, Any]:
     """The order of a price; and every other, where they were asked for."""
     plan, where = answer.question.plan, answer.question.cluster
     found: dict[str, Any] = {
@@ -45,7 +45,7 @@ def as_json(answer: Answer, all_of: Compared | None = None) -> Mapping[str, Any]
     return {"order": found}
 
 
-def _row(one: Answer, all_of: Compared) -> dict[str, Any]:
+def _row(one: Answer, all_of: ComparedOrders) -> dict[str, Any]:
     return {
         "axes": list(of_many(one.question.plan, one.question.cluster.order)),
         "trains": one is all_of.usual,
@@ -56,7 +56,7 @@ def _row(one: Answer, all_of: Compared) -> dict[str, Any]:
     }
 
 
-def as_text(answer: Answer, all_of: Compared | None = None) -> str:
+def as_text(answer: Answer, all_of: ComparedOrders | None = None) -> str:
     """The same for people."""
     plan, where = answer.question.plan, answer.question.cluster
     told = [
@@ -101,7 +101,7 @@ def _not_played(plan: Plan, where: Cluster) -> list[str]:
     ]
 
 
-def _table(all_of: Compared) -> list[str]:
+def _table(all_of: ComparedOrders) -> list[str]:
     plan = all_of.usual.question.plan
     few = list(all_of.answers[:_SHOWN])
     few += [all_of.usual] if all_of.usual not in few else []
@@ -130,7 +130,7 @@ def parts(one: Answer, usual: Answer) -> str:
     return ", ".join(f"{what} {seconds:+.3g} s" for what, seconds in more) or "nothing that counts"
 
 
-def verdict(all_of: Compared) -> str:
+def verdict(all_of: ComparedOrders) -> str:
     best, plan = all_of.best, all_of.usual.question.plan
     if best is all_of.usual:
         return f"no order is quicker than the usual one by {100 * WORTH:.0f} % or more"

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from unisono.planner import failures, stragglers
-from unisono.planner.failures import CHECKPOINT_BYTES, Outcome
+from unisono.planner.failures import CHECKPOINT_BYTES, Goodput
 from unisono.planner.quick import priced
 from unisono.planner.simulate import Answer, lasting
 from unisono.planner.waits import computing, paced, with_waits
@@ -140,18 +140,18 @@ def elastic(answer: Answer, mtbf: float, repair: float, pause: float) -> Told:
     return {"failures": _keys(got, days) | {"elastic": True, "repair_s": repair}}, "\n".join(lines)
 
 
-def _keys(got: Outcome, days: float | None) -> dict[str, Any]:
+def _keys(got: Goodput, days: float | None) -> dict[str, Any]:
     return {
         "goodput": got.goodput, "mtbf_s": got.mtbf, "saving": got.saving, "lost": got.lost, "days": days,
         "failures_per_day": 86400.0 / got.mtbf,
     }  # fmt: skip
 
 
-def _days(answer: Answer, got: Outcome) -> float | None:
+def _days(answer: Answer, got: Goodput) -> float | None:
     return answer.days / got.goodput if got.goodput else None
 
 
-def _lines(got: Outcome, answer: Answer, days: float | None) -> list[str]:
+def _lines(got: Goodput, answer: Answer, days: float | None) -> list[str]:
     if days is None:
         return ["failures   the job never gets further: failures come before a checkpoint is written"]
     told = f"failures   goodput {100 * got.goodput:.2f} %"

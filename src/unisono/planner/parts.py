@@ -176,7 +176,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PipelineSeconds:
     """Seconds of the pipeline as it is combined from its rows; numbers, or arrays.
 
     slowest: the dearest row's micro-batch. cover: what can hide gradients. messages: all that a row waits for.

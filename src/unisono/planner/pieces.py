@@ -12,20 +12,20 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.planner import gathering, general, host, host_memory, memory, replicas
 from unisono.planner import price as transformers
-from unisono.planner.memory import ITEM, Share, kept_of, share_of
+from unisono.planner.memory import ITEM, RowShare, kept_of, share_of
 from unisono.planner.priced import settled, shares_cores
 from unisono.planner.simulate import Answer
-from unisono.planner.stages import Stage
+from unisono.planner.stages import RowLoad
 from unisono.planner.timetables import ends
 from unisono.spec.networks import Network
 from unisono.spec.transformer import Transformer
-from unisono.spec.workload import Part
+from unisono.spec.workload import WorkPart
 
 _MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ModelPiece:
     """One kind of part, of which the model has `count`. inside: a piece of the one before, not one beside it.
 
     Of one (the mean, where they differ): parameters; active, those that a token meets; flops, of one sample's forward
@@ -43,20 +43,20 @@ class Piece:
     inside: bool = False
 
 
-def pieces(answer: Answer) -> tuple[Piece, ...]:
+def pieces(answer: Answer) -> tuple[ModelPiece, ...]:
     """Of the model under the plan, in the order in which a sample meets them."""
     model = answer.question.model
     found = list(_parts(answer, model) if isinstance(model, Network) else _blocks(answer, model))
     plan, pp = answer.question.plan, answer.price.comm.get("pp")
     if plan.pp > 1 and pp is not None:
-        found.append(Piece("to other stages", plan.pp, 0.0, 0.0, 0.0, 0.0, {"pp": pp.bytes}))
+        found.append(ModelPiece("to other stages", plan.pp, 0.0, 0.0, 0.0, 0.0, {"pp": pp.bytes}))
     return tuple(found)
 
 
 # --- transformers ----------------------------------------------------------------------------------------------------
 
 
-def _blocks(answer: Answer, model: Transformer) -> Iterator[Piece]:
+def _blocks(answer: Answer, model: Transformer) -> Iterator[ModelPiece]:
     """Stem, blocks of each kind, head."""
     stem, *_, head = model.workload.parts
     yield _end(answer, model, stem, "embedding")
@@ -68,7 +68,7 @@ def _blocks(answer: Answer, model: Transformer) -> Iterator[Piece]:
         if some is not None:
             # What routed experts do is what is not done where a token takes none of them.
             none = replace(kind, experts=replace(some, top_k=0))
-            yield Piece(
+            yield ModelPiece(
                 f"its {some.count} experts",
                 count,
                 parameters=kind.layer_experts,
@@ -93,11 +93,11 @@ def _kinds(model: Transformer) -> Iterator[tuple[str, Transformer, int]]:
         yield "sparse block", replace(model, experts=replace(model.experts, every=1, dense=0)), sparse
 
 
-def _piece(part: Part, name: str, count: int = 1) -> Piece:
-    return Piece(name, count, part.parameters, part.parameters - part.idle, part.flops, 0.0)
+def _piece(part: WorkPart, name: str, count: int = 1) -> ModelPiece:
+    return ModelPiece(name, count, part.parameters, part.parameters - part.idle, part.flops, 0.0)
 
 
-def _end(answer: Answer, model: Transformer, part: Part, name: str) -> Piece:
+def _end(answer: Answer, model: Transformer, part: WorkPart, name: str) -> ModelPiece:
     """Stem or head. A tied weight is the stem's, but for the gradient of the copy that another stage has."""
     ask = answer.question
     is_stem = name == "embedding"
@@ -123,7 +123,7 @@ def _kept(answer: Answer, model: Transformer) -> float:
     return (1.0 - partly - again) * held.block + partly * held.partly + again * held.again
 
 
-def _share(each: Sequence[Stage], way: str, of: int) -> float:
+def _share(each: Sequence[RowLoad], way: str, of: int) -> float:
     """Of all blocks, those that are computed again in one way."""
     return sum(getattr(one, way) for one in each) / of
 
@@ -184,7 +184,7 @@ def _sent_by_end(answer: Answer, model: Transformer, is_stem: bool) -> dict[str,
     return _there(plan, found)
 
 
-def _met(answer: Answer, model: Transformer, share: Share) -> dict[str, float]:
+def _met(answer: Answer, model: Transformer, share: RowShare) -> dict[str, float]:
     """Bytes of the gradients of a share."""
     ask, over = answer.question, replicas.Cover(0.0, 0.0, 0.0)
     met = transformers.replicated(model, ask.plan, ask.cluster, ask.stack, share, over, ask.micros)
@@ -204,7 +204,7 @@ def _there(plan: Plan, sent: Mapping[str, float]) -> dict[str, float]:
 # --- networks of parts -----------------------------------------------------------------------------------------------
 
 
-def _parts(answer: Answer, network: Network) -> Iterator[Piece]:
+def _parts(answer: Answer, network: Network) -> Iterator[ModelPiece]:
     """Stem, groups of neighbours that hand on as much, head."""
     stem, *blocks, head = network.workload.parts
     yield _group(answer, [stem])
@@ -213,7 +213,7 @@ def _parts(answer: Answer, network: Network) -> Iterator[Piece]:
     yield _group(answer, [head])
 
 
-def _group(answer: Answer, parts: Sequence[Part]) -> Piece:
+def _group(answer: Answer, parts: Sequence[WorkPart]) -> ModelPiece:
     """The mean of some parts."""
     ask, plan, many = answer.question, _way(answer), len(parts)
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
@@ -222,7 +222,7 @@ def _group(answer: Answer, parts: Sequence[Part]) -> Piece:
         own = general.sent_by(part, plan, ask.cluster, ask.stack, **sizes)
         sent = _joined(sent, {axis: moved / many for axis, moved in own.items()})
     item = ITEM[plan.precision] * ask.micro_batch
-    return Piece(
+    return ModelPiece(
         _named(parts),
         many,
         sum(part.parameters for part in parts) / many,
@@ -233,7 +233,7 @@ def _group(answer: Answer, parts: Sequence[Part]) -> Piece:
     )
 
 
-def _named(parts: Sequence[Part]) -> str:
+def _named(parts: Sequence[WorkPart]) -> str:
     """`blocks.0 to 2`, or the names of the first and the last."""
     first, last = parts[0].name, parts[-1].name
     if first == last:
@@ -282,7 +282,7 @@ def as_text(answer: Answer) -> str:
     return "\n".join(["the model, part by part", *(f"  {line}".rstrip() for line in lines), *note])
 
 
-def table(every: Sequence[Piece], tokens: int) -> tuple[list[str], list[list[str]]]:
+def table(every: Sequence[ModelPiece], tokens: int) -> tuple[list[str], list[list[str]]]:
     """(head, rows) in words. tokens: of a sample."""
     axes = [axis for axis in transformers.AXES if any(one.sent.get(axis) for one in every)]
     head = ["", "how many", "parameters", f"FLOPs/{'token' if tokens > 1 else 'sample'}", "MiB kept"]

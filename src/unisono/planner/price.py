@@ -6,13 +6,13 @@ from dataclasses import replace
 from unisono.plan import Plan
 from unisono.planner import block, experts, gathering, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
-from unisono.planner.block import Dealt
+from unisono.planner.block import BlockSplit
 from unisono.planner.collectives import Bus, bus, exchange, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
-from unisono.planner.memory import ITEM, Again, Share, item_of, kept_of, share_of
+from unisono.planner.memory import ITEM, Again, RowShare, item_of, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
-from unisono.planner.parts import Blocks, Detail, Kernels, Line, Price, Rows, Totals, Traffic, Work
+from unisono.planner.parts import Blocks, Detail, Kernels, PipelineSeconds, Price, Rows, Totals, Traffic, Work
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.spec.cluster import Cluster
@@ -24,12 +24,12 @@ AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which 
 COVERING = ("dualpipe", "dualpipev")
 
 
-def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Dealt:
+def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> BlockSplit:
     """How a block is dealt."""
     spread, order = None, cluster.order
     if plan.cp > 1 and plan.cp_kind == "ulysses":
         spread = exchange(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus)
-    return Dealt(
+    return BlockSplit(
         micro_batch,
         plan.tp,
         plan.cp,
@@ -159,7 +159,7 @@ def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> Work:
     return Work(slowest, cover, sum_f, sum_b)
 
 
-def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> Line:
+def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> PipelineSeconds:
     """The pipeline of rows with so much work."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
     others = (
@@ -171,7 +171,9 @@ def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> L
     v = chunks(schedule)
     # Only the last micro-batch's backward pass can hide gradients, and of several stages on a rank the last one's.
     messages = 2 * send * (micros * v + ranks - 1) if ranks > 1 else 0.0 * micros
-    return Line(made.slowest, (made.forward + made.backward) / ranks, made.cover / v, waits, messages)
+    return PipelineSeconds(
+        made.slowest, (made.forward + made.backward) / ranks, made.cover / v, waits, messages
+    )
 
 
 def price(
@@ -227,7 +229,7 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     return message(cluster, stride(plan, "pp", cluster.order), moved, stack.p2p, plan.pp)
 
 
-def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> float:
+def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> float:
     """Seconds in which two rows sum the gradients of what both have: the first and the last of a tied weight, those
     that mirror each other of all that DualPipe has twice. share: the first row's; of the plan only mesh and zero are
     read."""
@@ -307,7 +309,7 @@ def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float
     return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 
-def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> tuple[float, float]:
+def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them on shard."""
     sent = seconds = 0.0
     for elements, size, _ in _groups(plan, share):
@@ -318,7 +320,7 @@ def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> tuple
     return sent, seconds
 
 
-def _groups(plan: Plan, share: Share) -> list[tuple[float, int, int]]:
+def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int, int]]:
     """(elements, ranks on shard, ranks on cp that hold the same): all of the model but its routed experts, and those,
     which ep deals to tp's ranks first, then to cp's."""
     found = [(share.blocks + share.ends, plan.shard, plan.cp)]
@@ -327,7 +329,7 @@ def _groups(plan: Plan, share: Share) -> list[tuple[float, int, int]]:
     return found
 
 
-def met(plan: Plan, cluster: Cluster, stack: Stack, share: Share) -> dict[str, tuple[float, float]]:
+def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str, tuple[float, float]]:
     """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp,
     whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh, zero,
     precision and collective are read."""
@@ -366,7 +368,7 @@ def replicated(
     plan: Plan,
     cluster: Cluster,
     stack: Stack,
-    first: Share,
+    first: RowShare,
     over: replicas.Cover,
     micros: int,
 ) -> dict[str, Traffic]:
@@ -380,7 +382,7 @@ def replicated(
 
 
 def gradients(
-    plan: Plan, cluster: Cluster, stack: Stack, first: Share, cover: float, micros: int
+    plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, cover: float, micros: int
 ) -> dict[str, Traffic]:
     """Gradients meeting beside `cover` seconds of backward pass."""
     every = scattered(plan, cluster, stack, first) if scatters(plan) else None

@@ -8,7 +8,7 @@ from unisono.plan import Plan
 from unisono.planner import general, host, host_memory, memory
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
-from unisono.planner.memory import Again, Verdict
+from unisono.planner.memory import Again, MemoryVerdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
 from unisono.spec.cluster import Cluster
@@ -97,7 +97,7 @@ def rows(
 
 def verdict(
     model: Model, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
-) -> Verdict:
+) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
     plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
@@ -106,7 +106,7 @@ def verdict(
             model, plan, cluster.host, micro_batch=micro_batch, micros=micros
         )
         ranks = min(plan.world, cluster.links[0].size if cluster.links else 1)
-        return Verdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
+        return MemoryVerdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
         return general.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
     sizes = {"micro_batch": micro_batch, "micros": micros}

@@ -1,6 +1,6 @@
 """Price and verdict of a question without playing its timetable: for studies that ask many. In one place."""
 
-from unisono.planner.memory import Verdict
+from unisono.planner.memory import MemoryVerdict
 from unisono.planner.price import Price
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question
@@ -12,7 +12,7 @@ def priced(ask: Question) -> Price:
     return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask)
 
 
-def judged(ask: Question) -> Verdict:
+def judged(ask: Question) -> MemoryVerdict:
     return verdict(
         ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
     )

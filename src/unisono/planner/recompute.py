@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.plan import Plan
-from unisono.planner.memory import Again, Kept, Share, kept_of, of_share, share_of
+from unisono.planner.memory import Again, Kept, RowShare, kept_of, of_share, share_of
 from unisono.planner.numbers import either, larger, largest, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import in_flight
@@ -56,7 +56,7 @@ def chosen(
 
 
 def of_rank(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, device: Device, extra: Extra
+    model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float, device: Device, extra: Extra
 ) -> Again:  # fmt: skip
     """What costs fewest seconds of all that fits; where nothing does, what needs least memory. Numbers, or arrays;
     of the plan only mesh, zero, precision and offload are read."""
@@ -117,7 +117,7 @@ def _tried(layers: float, saved: Extra, extra: Extra) -> int:
 
 
 def _alike(
-    model: Transformer, plan: Plan, stack: Stack, share: Share, kept: Kept, held: float, device: Device,
+    model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float, device: Device,
     extra: Extra,
 ) -> Again:  # fmt: skip
     """Where activations are the host's, what is kept matters for the link: all blocks of a row are treated alike."""

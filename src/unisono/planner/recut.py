@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.planner.cuts import CUTTABLE, rows_of, with_cut
-from unisono.planner.memory import NEVER, Share, kept_of, of_share, share_of
+from unisono.planner.memory import NEVER, RowShare, kept_of, of_share, share_of
 from unisono.planner.price import ways
 from unisono.planner.priced import shares_cores
 from unisono.planner.recompute import MODES, Extra, extra_of, of_rank
@@ -108,7 +108,7 @@ def _seconds(ask: Question, model: Transformer) -> list[list[float]]:
     return found
 
 
-def _with(share: Share, own: float, count: int) -> Share:
+def _with(share: RowShare, own: float, count: int) -> RowShare:
     """A row's share with another number of blocks."""
     return replace(
         share, layers=float(count), blocks=share.blocks / own * count, routed=share.routed / own * count

@@ -15,7 +15,7 @@ from unisono.planner.again import auto
 from unisono.planner.bench import (
     Array,
     Axes,
-    Bench,
+    SearchShared,
     array,
     blocks_by,
     covers,
@@ -27,7 +27,7 @@ from unisono.planner.bench import (
     totals_by,
 )
 from unisono.planner.collectives import uncovered
-from unisono.planner.memory import Kept, Memory, Share, of_share, rows_seen, share_of
+from unisono.planner.memory import Kept, Memory, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, Work
 from unisono.planner.price import (
     COVERING,
@@ -51,7 +51,7 @@ class Screened:
     fits: Array
 
 
-def screen(bench: Bench, mesh: Plan, axes: Axes) -> Screened:
+def screen(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
     """All plans of one mesh. mesh: a plan with its sizes; the keys of the axes are not read."""
     each = [_screened(bench, mesh, part) for part in axes.by_mode()]
     served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :, None]
@@ -70,7 +70,7 @@ def _spread(found: Array, kinds: int) -> Array:
     return np.broadcast_to(found, (*found.shape[:3], kinds, *found.shape[4:]))
 
 
-def _screened(bench: Bench, mesh: Plan, axes: Axes) -> Screened:
+def _screened(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
     """Of modes that treat all blocks alike, or of auto alone."""
     ways = [like(mesh, zero=zero, offload=mode) for zero, mode in axes.ways]
     if axes.modes == ("auto",):
@@ -80,7 +80,7 @@ def _screened(bench: Bench, mesh: Plan, axes: Axes) -> Screened:
     return Screened(_steps(bench, mesh, axes, ways, _works(bench, mesh, axes)), memory, fits)
 
 
-def least_memory(bench: Bench, mesh: Plan, axes: Axes) -> float:
+def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Bytes that the fullest rank needs at least: model states, by the way that shares out most of them."""
     nothing = Kept(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     zero = max(zero for zero, _ in axes.ways)
@@ -97,7 +97,7 @@ def least_memory(bench: Bench, mesh: Plan, axes: Axes) -> float:
     return float(least)
 
 
-def least_seconds(bench: Bench, mesh: Plan, axes: Axes) -> float:
+def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
     plain = Axes(axes.ways[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
     if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
@@ -110,7 +110,7 @@ def least_seconds(bench: Bench, mesh: Plan, axes: Axes) -> float:
     return float(work.min()) + bench.stack.step
 
 
-def _memory(bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple[Array, Array]:
+def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple[Array, Array]:
     """(bytes of the fullest rank, whether it fits), of all axes but kind and collective."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
@@ -134,7 +134,7 @@ def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Arr
     return total, host
 
 
-def _works(bench: Bench, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], Work]:
+def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], Work]:
     """(place of a timetable, blocks) -> what its rows compute; of the same layout and blocks once."""
     memo: dict[tuple[object, int], Work] = {}
 
@@ -150,7 +150,7 @@ def _works(bench: Bench, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], Work
 
 
 def _steps(
-    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], works: Callable[[int, Blocks], Work]
+    bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], works: Callable[[int, Blocks], Work]
 ) -> Array:
     """Seconds of a step, of all axes."""
     plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes, ways)
@@ -179,7 +179,7 @@ def _steps(
 
 
 def _shown(
-    bench: Bench, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: Share
+    bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: RowShare
 ) -> Callable[[int, Array, Array], Array]:
     """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
     meets: (way, mode, size, kind, collective or exchange)."""
@@ -220,7 +220,7 @@ def _shown(
     return found
 
 
-def _handed(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+def _handed(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
     """Seconds of the gradients that every backward pass hands over: (way, schedule)."""
     found = [
         scattered(plan, bench.cluster, bench.stack, first)[1] if scatters(plan) else 0.0 for plan in ways
@@ -228,7 +228,7 @@ def _handed(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Arr
     return np.stack(_columns(found, len(axes.schedules)))
 
 
-def _sharded(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+def _sharded(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
     """Seconds in which gradients meet inside a replica: (way, schedule)."""
     found: dict[int, Array] = {}
     for plan in ways:
@@ -242,7 +242,7 @@ def _columns(found: Sequence[Array], count: int) -> list[Array]:
     return [np.broadcast_to(one, (count,)) for one in found]
 
 
-def _meeting(bench: Bench, axes: Axes, ways: Sequence[Plan], first: Share) -> Array:
+def _meeting(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
     """Seconds in which gradients meet: (way, schedule, collective)."""
     found: dict[int, Array] = {}
     count = len(axes.schedules)

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner.bench import Array, Bench
+from unisono.planner.bench import Array, SearchShared
 from unisono.planner.played import actions, span
 from unisono.planner.priced import price, shares_cores, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
-from unisono.planner.space import Mesh, Space, meshes, places, plan_at, plans
+from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
 from unisono.planner.ties import simplest
 from unisono.spec.cluster import Cluster
 from unisono.spec.transformer import Transformer
 
-__all__ = ["Found", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
+__all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
@@ -44,7 +44,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Ranking:
     """best: answers, the best first; where ranks share cores, of those that prices cannot tell apart, see `ties`.
     front: answers of which none is slower and larger than another, the quickest first. nearest: the plan that is short
     of least, where none fits."""
@@ -111,7 +111,7 @@ class _Pool:
         self.nearest = found if self.nearest is None else min(self.nearest, found)
 
 
-def search(space: Space, top: int = 4, objective: str = "time") -> Found:
+def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
     least, priced_at = pricer(space)
@@ -143,7 +143,7 @@ def candidates(space: Space) -> list[tuple[Plan, int]]:
     return [one for mesh in meshes(space) for one in plans(mesh, space.model.n_layer)]
 
 
-def on_fewer(space: Space, found: Found, objective: str = "time") -> Found:
+def on_fewer(space: Space, found: Ranking, objective: str = "time") -> Ranking:
     """The same with the front over a half, a quarter … of the nodes too: of time, memory and device-seconds."""
     answers, counts, seconds = list(found.front), found.counts, found.seconds
     devices = space.cluster.devices
@@ -177,22 +177,22 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
     return None
 
 
-def answer_at(space: Space, mesh: Mesh, place: int) -> Answer:
+def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
     return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
 
 
-def _exists(mesh: Mesh, space: Space) -> Array:
+def _exists(mesh: MeshSizes, space: Space) -> Array:
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
 
 def pricer(
     space: Space,
-) -> tuple[Callable[[Mesh], tuple[float, float]], Callable[[Mesh], Screened]]:
+) -> tuple[Callable[[MeshSizes], tuple[float, float]], Callable[[MeshSizes], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
     if isinstance(space.model, Transformer) and not shares_cores(space.model, space.cluster):
-        bench = Bench(space.model, space.cluster, space.stack)
+        bench = SearchShared(space.model, space.cluster, space.stack)
         return (
             lambda mesh: (
                 least_seconds(bench, mesh.plan, mesh.axes),
@@ -203,7 +203,7 @@ def pricer(
     return lambda mesh: (0.0, 0.0), lambda mesh: _one_by_one(space, mesh)
 
 
-def _one_by_one(space: Space, mesh: Mesh) -> Screened:
+def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
     """Networks of parts, and hosts of ranks that share cores, have no screen."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
@@ -216,7 +216,9 @@ def _one_by_one(space: Space, mesh: Mesh) -> Screened:
     return Screened(step, memory, fits)
 
 
-def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: int, begun: float) -> Found:
+def _played(
+    space: Space, every: list[MeshSizes], pool: _Pool, counts: Counts, top: int, begun: float
+) -> Ranking:
     """The best of the screen by event simulation, and so put in order."""
     answers: dict[tuple[int, int], Answer] = {}
 
@@ -248,7 +250,7 @@ def _played(space: Space, every: list[Mesh], pool: _Pool, counts: Counts, top: i
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
     best = chosen if pool.by else simplest(chosen)
-    return Found(
+    return Ranking(
         replace(counts, played=len(chosen)),
         perf_counter() - begun,
         tuple(best[:top]),

@@ -6,12 +6,12 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import loading, stages
-from unisono.planner.memory import Memory, Verdict, remedies
+from unisono.planner.memory import Memory, MemoryVerdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, rows, shares_cores, verdict
 from unisono.planner.stack import Stack
-from unisono.planner.stages import Stage, told
+from unisono.planner.stages import RowLoad, told
 from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
@@ -63,7 +63,7 @@ class Answer:
 
     question: Question
     price: Price
-    verdict: Verdict
+    verdict: MemoryVerdict
     bubble: float
 
     @property
@@ -78,7 +78,7 @@ class Answer:
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[RowLoad, ...]:
         """What each stage has, and computes again."""
         ask = self.question
         return told(ask.model, ask.plan, ask.stack, ask.cluster, self.price.again)

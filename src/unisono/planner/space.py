@@ -41,7 +41,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class MeshSizes:
     """Sizes of the axes (a plan, other keys not read), and what is combined on them. count: plans that exist."""
 
     plan: Plan
@@ -49,7 +49,7 @@ class Mesh:
     count: int
 
 
-def meshes(space: Space) -> Iterator[Mesh]:
+def meshes(space: Space) -> Iterator[MeshSizes]:
     """Every legal way to deal devices to axes."""
     model, world = space.model, space.cluster.devices
     for tp in _values(space, "tp", divisors(world)):
@@ -64,12 +64,12 @@ def meshes(space: Space) -> Iterator[Mesh]:
                 yield from _data(space, {"tp": tp, "cp": cp, "pp": pp})
 
 
-def plans(mesh: Mesh, n_layer: int) -> Iterator[tuple[Plan, int]]:
+def plans(mesh: MeshSizes, n_layer: int) -> Iterator[tuple[Plan, int]]:
     """(plan, its micro-batch): all of one mesh, in the order of the screen's arrays."""
     return (plan_at(mesh, at) for at in places(mesh, n_layer))
 
 
-def places(mesh: Mesh, n_layer: int) -> Iterator[tuple[int, ...]]:
+def places(mesh: MeshSizes, n_layer: int) -> Iterator[tuple[int, ...]]:
     """Where there are plans in the screen's arrays."""
     served = mesh.axes.served(mesh.plan.pp, n_layer)
     for at in product(*(range(size) for size in mesh.axes.shape)):
@@ -77,7 +77,7 @@ def places(mesh: Mesh, n_layer: int) -> Iterator[tuple[int, ...]]:
             yield at
 
 
-def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
+def plan_at(mesh: MeshSizes, at: Sequence[int]) -> tuple[Plan, int]:
     """(plan, its micro-batch) at a place of the screen's arrays."""
     axes = mesh.axes
     (zero, offload), (micro_batch, micros) = axes.ways[at[0]], axes.sizes[at[2]]
@@ -93,7 +93,7 @@ def plan_at(mesh: Mesh, at: Sequence[int]) -> tuple[Plan, int]:
     return replace(mesh.plan, **named, said=said), micro_batch
 
 
-def _data(space: Space, inner: dict[str, int]) -> Iterator[Mesh]:
+def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
     left = space.cluster.devices // prod(inner.values())
     for shard in _values(space, "shard", divisors(left)):
         if left % shard or space.batch % left:
@@ -109,7 +109,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[Mesh]:
             served = int(axes.served(plan.pp, space.model.n_layer).sum())
             others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * axes.shape[-1]
             if served:
-                yield Mesh(plan, axes, served * others)
+                yield MeshSizes(plan, axes, served * others)
 
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:

@@ -11,7 +11,7 @@ from unisono.spec.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class FittedRange:
     """What the rows that a stack was fitted to have between them: devices by name; least and most ranks, width of the
     model, context."""
 
@@ -76,7 +76,7 @@ class Stack:
     step: float = 0.0
     slack: float = 0.0
     error: float = 0.0
-    seen: Seen | None = None
+    seen: FittedRange | None = None
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -106,7 +106,7 @@ def stack(name: str) -> Stack:
 
 def _read(table: Table, name: str) -> Stack:
     table.known((*FLAGS, *COUNTS, *NUMBERS, "seen", "like"))
-    values: dict[str, float | bool | int | Seen] = {}
+    values: dict[str, float | bool | int | FittedRange] = {}
     sources: dict[str, Source] = {}
     for key in table.values:
         if key in FLAGS:
@@ -116,7 +116,7 @@ def _read(table: Table, name: str) -> Stack:
             sources[key] = table.number(key)[1]
         elif key == "seen":
             given, sources[key] = table.constant(key)
-            values[key] = Seen(**{name: tuple(value) for name, value in given.items()})
+            values[key] = FittedRange(**{name: tuple(value) for name, value in given.items()})
         elif key != "like":
             values[key], sources[key] = table.number(key, 1e-6 if key in _SECONDS_US else 1.0)
     for key in ("dp_bus", "p2p"):

@@ -16,7 +16,7 @@ _WORDS = {"full": "full", "selective": "selective (attention's scores)"}
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RowLoad:
     """One row of the pipeline; of rows with several stages all of them together. selective, full: of its blocks, those
     that are computed again."""
 
@@ -27,26 +27,26 @@ class Stage:
 
 def told(
     model: Model, plan: Plan, stack: Stack, cluster: Cluster, again: Sequence[Again] = ()
-) -> tuple[Stage, ...]:
+) -> tuple[RowLoad, ...]:
     """Of each row of the pipeline. again: what recompute=auto has chosen."""
     counts = blocks(model, plan, stack, cluster)
     if plan.recompute == "auto":
         rows = again or [NEVER] * plan.pp
-        return tuple(Stage(count, one.selective, one.full) for count, one in zip(counts, rows, strict=True))
+        return tuple(RowLoad(count, one.selective, one.full) for count, one in zip(counts, rows, strict=True))
     return tuple(
-        Stage(count, count * (plan.recompute == "selective"), count * (plan.recompute == "full"))
+        RowLoad(count, count * (plan.recompute == "selective"), count * (plan.recompute == "full"))
         for count in counts
     )
 
 
-def as_json(each: Sequence[Stage]) -> list[Mapping[str, Any]]:
+def as_json(each: Sequence[RowLoad]) -> list[Mapping[str, Any]]:
     return [
         {"stage": row, "blocks": one.blocks, "recompute": {"selective": one.selective, "full": one.full}}
         for row, one in enumerate(each)
     ]
 
 
-def as_lines(plan: Plan, each: Sequence[Stage]) -> list[str]:
+def as_lines(plan: Plan, each: Sequence[RowLoad]) -> list[str]:
     """Lines of the page: how the model is cut where there are stages, and what is computed again where anything is."""
     lines: list[str] = []
     if len(each) > 1:
@@ -56,7 +56,7 @@ def as_lines(plan: Plan, each: Sequence[Stage]) -> list[str]:
     return lines
 
 
-def sentence(plan: Plan, each: Sequence[Stage]) -> str:
+def sentence(plan: Plan, each: Sequence[RowLoad]) -> str:
     """What is computed again, for example `full in 3 of 12 blocks of stage 0; none in the others`."""
     parts: list[str] = []
     for mode, word in _WORDS.items():
@@ -74,13 +74,13 @@ def sentence(plan: Plan, each: Sequence[Stage]) -> str:
     return "; ".join(parts)
 
 
-def _alike(each: Sequence[Stage]) -> list[tuple[Stage, list[int]]]:
+def _alike(each: Sequence[RowLoad]) -> list[tuple[RowLoad, list[int]]]:
     """Neighbours that have and do the same."""
     grouped = groupby(enumerate(each), key=lambda pair: pair[1])
     return [(one, [row for row, _ in rows]) for one, rows in grouped]
 
 
-def _some(one: Stage, count: float, where: str) -> str:
+def _some(one: RowLoad, count: float, where: str) -> str:
     if not where:
         return f"{count:g} of {one.blocks:g} blocks" if count < one.blocks else f"all {one.blocks:g} blocks"
     return (
@@ -98,7 +98,7 @@ def _rows(plan: Plan, rows: Sequence[int], of: int) -> str:
     return f"each of {word}s {rows[0]} {'and' if len(rows) == 2 else 'to'} {rows[-1]}"
 
 
-def _cut(plan: Plan, each: Sequence[Stage]) -> str:
+def _cut(plan: Plan, each: Sequence[RowLoad]) -> str:
     """How many blocks each stage has."""
     v, sizes = chunks(plan.schedule), [one.blocks for one in each]
     unit = f"rows of {v} stages" if v > 1 else "stages"

@@ -232,7 +232,7 @@ def gossip(of: Law, n: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PolicyPace:
     """One policy with stragglers. step: seconds of a step beside a rank's own mean of 1. counted: share of the samples
     that reach the update. said: how it was found."""
 
@@ -241,7 +241,7 @@ class Pace:
     said: str
 
 
-def pace(of: Law, sync: str, replicas: int, inner: int) -> Pace:
+def pace(of: Law, sync: str, replicas: int, inner: int) -> PolicyPace:
     """`replicas` of `inner` ranks each, which stay together in every step, under a policy of the plan.
 
     Raises UsageError for a quorum of more replicas than there are.
@@ -249,7 +249,7 @@ def pace(of: Law, sync: str, replicas: int, inner: int) -> Pace:
     got, replica = choice(sync), of.slowest_of(inner)
     if got.name in ("local_sgd", "diloco"):
         h = int(got.options["h"])
-        return Pace(expected(mean_of(replica, h), replicas), 1.0, f"all wait every {h} steps")
+        return PolicyPace(expected(mean_of(replica, h), replicas), 1.0, f"all wait every {h} steps")
     if got.name == "quorum":
         k = int(got.options["k"])
         if k > replicas:
@@ -258,20 +258,20 @@ def pace(of: Law, sync: str, replicas: int, inner: int) -> Pace:
                 what, where="plan.sync, plan.dp", fix=f"quorum:k={max(1, replicas - 1)}", code="P16"
             )
         said = f"the first {k} of {replicas} count (Chen et al., 2016)"
-        return Pace(expected(replica, replicas, k), k / replicas, said)
+        return PolicyPace(expected(replica, replicas, k), k / replicas, said)
     if got.name == "ssp":
         s = int(got.options["s"])
-        return Pace(
+        return PolicyPace(
             bounded(replica, replicas, s), 1.0, f"nobody is more than {s} steps ahead; played, seed 0"
         )
     if got.name == "delayed":
         said = "gradients are one step late, which is a staleness of 1; played, seed 0"
-        return Pace(bounded(replica, replicas, 1), 1.0, said)
+        return PolicyPace(bounded(replica, replicas, 1), 1.0, said)
     if got.name == "gossip":
-        return Pace(gossip(replica, replicas), 1.0, "each waits for two neighbours; played, seed 0")
+        return PolicyPace(gossip(replica, replicas), 1.0, "each waits for two neighbours; played, seed 0")
     if got.name in ("async", "hogwild"):
-        return Pace(expected(replica), 1.0, "no replica waits for another")
-    return Pace(expected(replica, replicas), 1.0, "all wait for the slowest in every step")
+        return PolicyPace(expected(replica), 1.0, "no replica waits for another")
+    return PolicyPace(expected(replica, replicas), 1.0, "all wait for the slowest in every step")
 
 
 @dataclass(frozen=True, slots=True)

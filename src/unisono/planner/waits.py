@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from unisono.planner.loading import Loading, loading, shown
 from unisono.planner.parts import Price
-from unisono.planner.stragglers import Law, Pace, pace
+from unisono.planner.stragglers import Law, PolicyPace, pace
 
 if TYPE_CHECKING:
     from unisono.planner.simulate import Question
@@ -39,6 +39,6 @@ def fed(ask: "Question") -> Loading:
 
 
 @lru_cache(maxsize=256)
-def paced(of: Law, sync: str, replicas: int, inner: int) -> Pace:
+def paced(of: Law, sync: str, replicas: int, inner: int) -> PolicyPace:
     """`stragglers.pace`, which may play thousands of steps: a study of what would help asks for the same again."""
     return pace(of, sync, replicas, inner)

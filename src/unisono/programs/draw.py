@@ -22,7 +22,7 @@ _PHONE_PERCENT = 7.0  # and these would not on a phone; the page hides their cla
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Bar:
     """A rectangle on a row's time axis; `hover` is shown when pointed at, `thin` ones run along the row's foot."""
 
     row: int
@@ -80,11 +80,11 @@ def svg(
     return blocks_svg(drawn, rows, title=title, begin=begin, until=until, gutter=gutter)
 
 
-def blocks(placed: Sequence[Placed], scale: float = 1.0, unit: str = "") -> list[Block]:
+def blocks(placed: Sequence[Placed], scale: float = 1.0, unit: str = "") -> list[Bar]:
     """A rectangle per action, with its micro-batch on it, and its stage too where rows own several."""
     several = _several_stages(placed)
     return [
-        Block(
+        Bar(
             row=p.row,
             start=p.start,
             stop=p.stop,
@@ -98,7 +98,7 @@ def blocks(placed: Sequence[Placed], scale: float = 1.0, unit: str = "") -> list
 
 
 def blocks_svg(
-    blocks: Sequence[Block],
+    blocks: Sequence[Bar],
     names: Sequence[str],
     *,
     title: str,
@@ -138,7 +138,7 @@ def blocks_svg(
     return "".join([*parts, "</svg>"])
 
 
-def _drawn(block: Block, gutter: float, begin: float, percent: float, height: int, row_height: int) -> str:
+def _drawn(block: Bar, gutter: float, begin: float, percent: float, height: int, row_height: int) -> str:
     x, wide = gutter + (block.start - begin) * percent, (block.stop - block.start) * percent
     top = block.row * height + (row_height - 1 if block.thin else 2)
     tall = 6 if block.thin else row_height - 4

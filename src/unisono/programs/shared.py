@@ -13,7 +13,7 @@ from unisono.programs.pipeline import COMPUTE, Action, Placed, Timetable
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class SharedCosts:
     """Seconds, all per stage. forward, backward: (of work on a core of its own, of waiting without a core after it).
     wire: for which a message between this stage and the next occupies its way, each direction for itself. latency: from
     its leaving the wire to its arrival. weight: as backward, of what timetables that split it do later."""
@@ -27,7 +27,7 @@ class Costs:
 
 def play_shared(
     timetable: Timetable,
-    costs: Costs,
+    costs: SharedCosts,
     each: int = 1,
     slow: Callable[[float], float] = lambda active: 1.0,
     lanes: int = 1,
@@ -51,7 +51,7 @@ _Key = tuple[str, int, int, int]  # kind, stage, micro-batch, lane
 @dataclass
 class _Game:
     timetable: Timetable
-    costs: Costs
+    costs: SharedCosts
     each: int
     slow: Callable[[float], float]
     lanes: int

@@ -8,7 +8,7 @@ from unisono.observe.span import Span
 from unisono.observe.trace import Trace
 from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
-from unisono.report.collect import RankFacts, Record, Run
+from unisono.report.collect import RankFacts, Record, RunRecord
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
 
@@ -24,7 +24,7 @@ ROWS = 48  # pages with more ranks than this show groups of neighbours
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShares:
     """Where one rank's time (or the mean of neighbouring ranks') goes: seconds per step and part."""
 
     name: str
@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """What limited a run: one sentence, what to try, and the fractions of a step it rests on."""
 
     sentence: str
@@ -70,27 +70,27 @@ def steady(records: Sequence[Record]) -> Sequence[Record]:
     return records[min(10, max(1, len(records) // 10)) :] if len(records) > 2 else records
 
 
-def shares(run: Run) -> list[Share]:
+def shares(run: RunRecord) -> list[TimeShares]:
     """Mean seconds per step and part, per rank; from the ranks' events, else from the metrics of rank 0."""
     found = [
-        Share(f"rank {facts.rank}", facts.place, _mean_parts(steady(facts.steps)))
+        TimeShares(f"rank {facts.rank}", facts.place, _mean_parts(steady(facts.steps)))
         for facts in run.ranks
         if facts.steps
     ]
     if not found:
         records = [r for r in steady(run.steps) if isinstance(r.get("time"), dict)]
-        found = [Share("rank 0", "", _mean_parts(records))] if records else []
+        found = [TimeShares("rank 0", "", _mean_parts(records))] if records else []
     return [share for share in found if share.wall > 0]
 
 
-def grouped(found: Sequence[Share], limit: int = ROWS) -> list[Share]:
+def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
     """At most `limit` shares: neighbours are averaged where there are more."""
     if len(found) <= limit:
         return list(found)
     size = -(-len(found) // limit)
     groups = [found[i : i + size] for i in range(0, len(found), size)]
     return [
-        Share(
+        TimeShares(
             name=f"{group[0].name.replace('rank', 'ranks')} to {group[-1].name.split()[-1]}"
             if len(group) > 1
             else group[0].name,
@@ -104,16 +104,16 @@ def grouped(found: Sequence[Share], limit: int = ROWS) -> list[Share]:
     ]
 
 
-def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdict:
+def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None) -> Finding:
     """One sentence on what limited the run; every number in it is a mean over the ranks' steady steps.
 
     In this order: ranks that share too few cores, a rank that holds the others up, a quarter of a step or more
     lost to one overhead, and otherwise the compute itself.
     """
     if run.error:
-        return Verdict(f"The run ended with an error: {run.error.get('what', 'no reason was written down')}.")
+        return Finding(f"The run ended with an error: {run.error.get('what', 'no reason was written down')}.")
     if not found:
-        return Verdict("Nothing was measured, so nothing can be said about what limited this run.")
+        return Finding("Nothing was measured, so nothing can be said about what limited this run.")
     wall = statistics.fmean(share.wall for share in found)
     fractions = {
         part: statistics.fmean(share.parts.get(part, 0.0) for share in found) / wall
@@ -149,7 +149,7 @@ def judge(run: Run, found: Sequence[Share], pipeline: Pipeline | None) -> Verdic
     if fractions["data"] >= 0.02:
         said.append(f"input takes {percent(fractions['data'])}")
     sentence = f"Limited by {limiter}: {', '.join(said)}."
-    return Verdict(sentence, _advice(run, limiter, slowest, pipeline), fractions, slowest)
+    return Finding(sentence, _advice(run, limiter, slowest, pipeline), fractions, slowest)
 
 
 def percent(fraction: float) -> str:
@@ -158,7 +158,7 @@ def percent(fraction: float) -> str:
     return f"{value:.0f} %" if value >= 9.95 or value < 0.05 else f"{value:.1f} %"
 
 
-def bytes_table(run: Run) -> list[tuple[str, str, float]]:
+def bytes_table(run: RunRecord) -> list[tuple[str, str, float]]:
     """(axis, operation, bytes per step summed over ranks), largest first."""
     sums: dict[str, float] = {}
     for facts in run.ranks:
@@ -174,7 +174,7 @@ def bytes_table(run: Run) -> list[tuple[str, str, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def peak_memory(run: Run) -> list[tuple[str, float]]:
+def peak_memory(run: RunRecord) -> list[tuple[str, float]]:
     """(rank, most MiB seen)."""
     rows = []
     for facts in run.ranks:
@@ -210,7 +210,7 @@ def spans_of(trace: Trace, step: int | None) -> list[Span]:
     return sorted(found, key=lambda s: (s.start_ns, -s.stop_ns))
 
 
-def pipeline_of(run: Run) -> Pipeline | None:
+def pipeline_of(run: RunRecord) -> Pipeline | None:
     """Planned and measured timetable of the traced step, for its slowest replica; None without `pp`.
 
     The plan is played with the mean measured cost of each stage, so the two differ only by what the plan
@@ -246,7 +246,7 @@ def pipeline_of(run: Run) -> Pipeline | None:
     )
 
 
-def _measured(run: Run, step: int | None) -> tuple[str, list[Placed]]:
+def _measured(run: RunRecord, step: int | None) -> tuple[str, list[Placed]]:
     """The forwards and backwards of the replica that took longest, and its place on the other axes."""
     places = {facts.rank: facts.coords for facts in run.ranks}
     replicas: dict[str, list[Placed]] = {}
@@ -272,7 +272,7 @@ def _stage_costs(placed: Sequence[Placed], kind: str, stages: int) -> list[float
     return costs
 
 
-def _timetable_words(run: Run) -> tuple[str, int, int]:
+def _timetable_words(run: RunRecord) -> tuple[str, int, int]:
     """(schedule, ranks, micros) from the summary, or else from the plan; one rank means no pipeline."""
     words: Record = {key: value for key, _, value in (word.partition("=") for word in run.plan.split())}
     words["ranks"] = words.get("pp", 1)
@@ -286,7 +286,7 @@ def _whole(value: object, otherwise: int) -> int:
     return int(value) if isinstance(value, int | str) and str(value).isdigit() else otherwise
 
 
-def _slowest(found: Sequence[Share]) -> tuple[str, float]:
+def _slowest(found: Sequence[TimeShares]) -> tuple[str, float]:
     """(name, seconds that others wait more than it does) of a rank that holds others up; else ("", 0)."""
     if len(found) < 2:
         return "", 0.0
@@ -299,11 +299,11 @@ def _slowest(found: Sequence[Share]) -> tuple[str, float]:
     return (f"{slow.name} ({slow.place})" if slow.place else slow.name), lost
 
 
-def _idle(share: Share) -> float:
+def _idle(share: TimeShares) -> float:
     return share.parts.get("wait", 0.0) + share.parts.get("comm_exposed", 0.0)
 
 
-def _crowded_cores(run: Run, found: Sequence[Share]) -> int:
+def _crowded_cores(run: RunRecord, found: Sequence[TimeShares]) -> int:
     """The cores of the one host, if its ranks keep more than them busy; else 0."""
     cores = run.environment.get("cores_usable") or run.environment.get("cores")
     if not isinstance(cores, int) or len(found) <= cores or len({facts.host for facts in run.ranks}) > 1:
@@ -314,7 +314,7 @@ def _crowded_cores(run: Run, found: Sequence[Share]) -> int:
     )
 
 
-def _advice(run: Run, limiter: str, slowest: str, pipeline: Pipeline | None) -> str:
+def _advice(run: RunRecord, limiter: str, slowest: str, pipeline: Pipeline | None) -> str:
     if limiter.startswith("this machine's cores"):
         return "Waiting costs little here: a rank that waits lends its core to the others."
     if slowest:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from html import escape
 
 from unisono.report import words
-from unisono.report.analyse import PARTS, Share, percent
+from unisono.report.analyse import PARTS, TimeShares, percent
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One curve; `style` is a class of the page's style sheet."""
 
     name: str
@@ -60,7 +60,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [step * i for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def line_chart(lines: Sequence[Line], label: str, *, unit: str = "", zero: bool = False) -> str:
+def line_chart(lines: Sequence[ChartLine], label: str, *, unit: str = "", zero: bool = False) -> str:
     """A chart of curves over the step, with a readout under the pointer; "" without any point."""
     lines = [line for line in lines if line.points]
     if not lines:
@@ -108,7 +108,7 @@ def line_chart(lines: Sequence[Line], label: str, *, unit: str = "", zero: bool 
     )
 
 
-def stacked_bars(found: Sequence[Share]) -> str:
+def stacked_bars(found: Sequence[TimeShares]) -> str:
     """One bar per rank, as long as its step, cut into its parts; hidden communication as a line beneath."""
     longest = max((share.wall for share in found), default=0.0) or 1.0
     rows = []
@@ -226,7 +226,7 @@ def _heat(value: float) -> str:
     return "#" + "".join(f"{channel:02x}" for channel in mixed)
 
 
-def _part_tip(share: Share, part: str) -> str:
+def _part_tip(share: TimeShares, part: str) -> str:
     value = share.parts[part]
     spent, fraction = words.seconds(value), percent(value / share.wall)
     return f"{share.name}: {words.PART_NAMES[part]} {spent}, {fraction} of a step"

@@ -36,7 +36,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecord:
     """A run folder as plain values; `missing` says in sentences what could not be read."""
 
     folder: Path
@@ -101,7 +101,7 @@ def find(path: str | Path) -> Path:
     return max(below, key=lambda run: run.stat().st_mtime)
 
 
-def collect(folder: str | Path) -> Run:
+def collect(folder: str | Path) -> RunRecord:
     """Everything a run folder holds. Never raises for what is absent, cut short or damaged."""
     root = Path(folder)
     missing: list[str] = []
@@ -114,7 +114,7 @@ def collect(folder: str | Path) -> Run:
     )
     environment = _json(root / "env.json", missing)
     optional: list[str] = []
-    return Run(
+    return RunRecord(
         folder=root,
         steps=tuple(steps),
         ranks=tuple(_ranks(root, missing)),

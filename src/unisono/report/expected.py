@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from html import escape
 
 from unisono.report import chart, words
-from unisono.report.analyse import Share, peak_memory, percent
-from unisono.report.collect import Run
+from unisono.report.analyse import TimeShares, peak_memory, percent
+from unisono.report.collect import RunRecord
 
 # What a rank's clock counts under each part of a prediction, and what both are called.
 _MEASURED: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +29,7 @@ COLOURS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Line:
+class ExpectedPart:
     """One part of a step, in seconds; `part` is as in `planner.predict`."""
 
     part: str
@@ -53,7 +53,7 @@ class Line:
 class Beside:
     """Prediction and measurement of a run; memory in MiB, measured None where nothing comparable was."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ExpectedPart, ...]
     cluster: str
     calibrated: bool
     error: float
@@ -87,7 +87,7 @@ class Beside:
         )
 
 
-def beside(run: Run, found: Sequence[Share]) -> Beside | None:
+def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
     """The comparison of a run whose folder holds a prediction; `found` are the ranks' mean steps."""
     told, parts = run.prediction, run.prediction.get("parts")
     if not found or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
@@ -104,7 +104,7 @@ def beside(run: Run, found: Sequence[Share]) -> Beside | None:
         "other",
     ]
     lines = tuple(
-        Line(part, known.get(part, 0.0), measured.get(part, 0.0))
+        ExpectedPart(part, known.get(part, 0.0), measured.get(part, 0.0))
         for part in order
         if known.get(part, 0.0) > 0 or measured.get(part, 0.0) > 0
     )
@@ -120,7 +120,7 @@ def beside(run: Run, found: Sequence[Share]) -> Beside | None:
     )
 
 
-def _measured(run: Run, found: Sequence[Share]) -> dict[str, float]:
+def _measured(run: RunRecord, found: Sequence[TimeShares]) -> dict[str, float]:
     """Seconds of a mean rank's step. Exposed communication is told apart by axis as it was in the traced steps."""
 
     def mean(*parts: str) -> float:
@@ -152,7 +152,7 @@ def apart(predicted: float, measured: float) -> str:
     return f"{percent(abs(off))} too {'long' if off >= 0 else 'short'}"
 
 
-def section(run: Run, found: Sequence[Share]) -> str:
+def section(run: RunRecord, found: Sequence[TimeShares]) -> str:
     """The page's section; "" without a prediction."""
     problem = run.prediction.get("problem")
     if isinstance(problem, str):
@@ -199,12 +199,12 @@ def rows(both: Beside) -> list[list[str]]:
     return made
 
 
-def group(line: Line) -> str:
+def group(line: ExpectedPart) -> str:
     """What a colour means: exposed communication is one, whatever its axis."""
     return "exposed communication" if line.colour == "comm_exposed" else line.name
 
 
-def _cut(line: Line, seconds: float, longest: float) -> str:
+def _cut(line: ExpectedPart, seconds: float, longest: float) -> str:
     if seconds <= 0:
         return ""
     return (
@@ -213,7 +213,7 @@ def _cut(line: Line, seconds: float, longest: float) -> str:
     )
 
 
-def _less(line: Line) -> str:
+def _less(line: ExpectedPart) -> str:
     off = line.predicted - line.measured
     return f"{'−' if off < 0 else '+'}{words.seconds(abs(off))}"
 

@@ -257,12 +257,12 @@ def notes(forecast: Forecast) -> str:
     return told
 
 
-def _clipped(block: draw.Block, window: Window) -> draw.Block:
+def _clipped(block: draw.Bar, window: Window) -> draw.Bar:
     start, stop = max(block.start, window.begin), min(block.stop, window.end)
-    return draw.Block(block.row, start, stop, block.fill, block.label, block.hover)
+    return draw.Bar(block.row, start, stop, block.fill, block.label, block.hover)
 
 
-def _after(window: Window) -> list[draw.Block]:
+def _after(window: Window) -> list[draw.Bar]:
     """What every row does when the last computation is over."""
     made = []
     for part, start, stop in window.after:
@@ -270,7 +270,7 @@ def _after(window: Window) -> list[draw.Block]:
         name = words.PART_NAMES[AFTER_PARTS[kind]] + (f" on {axis}" if axis else "")
         for row in range(len(window.names)):
             hover = f"{name}: at {words.seconds(start)} for {words.seconds(stop - start)}"
-            made.append(draw.Block(row, start, stop, f"var(--{AFTER_PARTS[kind]})", "", hover))
+            made.append(draw.Bar(row, start, stop, f"var(--{AFTER_PARTS[kind]})", "", hover))
     return made
 
 

@@ -10,8 +10,8 @@ from unisono.observe.files import write_whole
 from unisono.report import chart, expected, lanes, words
 from unisono.report.analyse import (
     PARTS,
-    Share,
-    Verdict,
+    Finding,
+    TimeShares,
     bytes_table,
     grouped,
     judge,
@@ -20,13 +20,13 @@ from unisono.report.analyse import (
     pipeline_of,
     shares,
 )
-from unisono.report.collect import Record, Run
+from unisono.report.collect import Record, RunRecord
 
 # The page may not fetch anything, and the browser is told so.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def page(run: Run) -> str:
+def page(run: RunRecord) -> str:
     """The whole page as text; sections without data say so or are left out."""
     found, pipeline = shares(run), pipeline_of(run)
     verdict = judge(run, found, pipeline)
@@ -69,12 +69,12 @@ def document(title: str, body: Sequence[str]) -> str:
     )
 
 
-def write(run: Run, path: str | Path) -> Path:
+def write(run: RunRecord, path: str | Path) -> Path:
     """Write the page, whole or not at all. Raises OSError."""
     return write_whole(path, page(run))
 
 
-def _header(run: Run, verdict: Verdict) -> str:
+def _header(run: RunRecord, verdict: Finding) -> str:
     advice = f'<p class="advice">{escape(verdict.advice)}</p>' if verdict.advice else ""
     return (
         f'<header><p class="run">unisono report · {escape(run.name)} · {escape(str(run.folder))}</p>'
@@ -82,7 +82,7 @@ def _header(run: Run, verdict: Verdict) -> str:
     )
 
 
-def _tiles(run: Run, found: Sequence[Share]) -> str:
+def _tiles(run: RunRecord, found: Sequence[TimeShares]) -> str:
     last = run.steps[-1] if run.steps else {}
     speeds = [r["tokens_per_s"] for r in run.steps[1:] or run.steps if words.is_number(r.get("tokens_per_s"))]
     validated = run.validation
@@ -113,7 +113,7 @@ def _tokens(steps: Sequence[Record]) -> str:
     return f"{words.count(tokens)} tokens" if tokens else ""
 
 
-def _missing(run: Run) -> str:
+def _missing(run: RunRecord) -> str:
     return _error(run.error) + (
         '<section class="missing" data-testid="missing"><h2>Missing from this run</h2>'
         f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in run.missing)}</ul></section>"
@@ -131,19 +131,19 @@ def _error(error: Record) -> str:
     return f'<section class="missing"><h2>The error that ended the run</h2><pre>{text}</pre></section>'
 
 
-def _curves(run: Run) -> str:
+def _curves(run: RunRecord) -> str:
     loss, speed = _points(run.steps, "loss"), _points(run.steps, "tokens_per_s")
-    lines = [chart.Line("training", loss, "line-a")]
+    lines = [chart.ChartLine("training", loss, "line-a")]
     if len(loss) > 100:
         lines = [
-            chart.Line("training, each step", loss, "line-raw"),
-            chart.Line("training, smoothed", chart.smooth(loss, max(10, len(loss) // 50)), "line-a"),
+            chart.ChartLine("training, each step", loss, "line-raw"),
+            chart.ChartLine("training, smoothed", chart.smooth(loss, max(10, len(loss) // 50)), "line-a"),
         ]
-    lines.append(chart.Line("validation", run.validation, "line-b"))
+    lines.append(chart.ChartLine("validation", run.validation, "line-b"))
     said = f"Loss from {words.number(loss[0][1])} to {words.number(loss[-1][1])}" if loss else ""
     left = chart.line_chart(lines, said)
     right = chart.line_chart(
-        [chart.Line("tokens per second", speed[1:] or speed, "line-a")], "Tokens per second", zero=True
+        [chart.ChartLine("tokens per second", speed[1:] or speed, "line-a")], "Tokens per second", zero=True
     )
     if not left and not right:
         return '<section><h2>Loss</h2><p class="note">No loss was recorded.</p></section>'
@@ -152,7 +152,7 @@ def _curves(run: Run) -> str:
     return f'<div class="pair">{left}{right}</div>'
 
 
-def _loss_table(run: Run) -> str:
+def _loss_table(run: RunRecord) -> str:
     every = max(1, len(run.steps) // 12)
     shown = [r for i, r in enumerate(run.steps) if i % every == 0 or i == len(run.steps) - 1]
     rows = [[str(r["step"]), words.number(r.get("loss"), 5), words.number(r.get("lr"), 3)] for r in shown]
@@ -163,7 +163,7 @@ def _loss_table(run: Run) -> str:
     return chart.details("As a table", tables)
 
 
-def _times(found: Sequence[Share]) -> str:
+def _times(found: Sequence[TimeShares]) -> str:
     if not found:
         return ""
     rows = [
@@ -177,7 +177,7 @@ def _times(found: Sequence[Share]) -> str:
     )
 
 
-def _bytes(run: Run) -> str:
+def _bytes(run: RunRecord) -> str:
     rows = bytes_table(run)
     if not rows:
         said = "One rank sends nothing." if len(run.ranks) == 1 else "No bytes were recorded."
@@ -195,7 +195,7 @@ def _bytes(run: Run) -> str:
     )
 
 
-def _memory(run: Run) -> str:
+def _memory(run: RunRecord) -> str:
     rows = peak_memory(run)
     if not rows:
         return '<section><h2>Memory</h2><p class="note">No sizes were recorded.</p></section>'
@@ -211,31 +211,31 @@ def _memory(run: Run) -> str:
     )
 
 
-def _sample(run: Run) -> str:
+def _sample(run: RunRecord) -> str:
     text = run.summary.get("sample")
     if not text:
         return ""
     return f'<section data-testid="sample"><h2>What the model writes</h2><pre>{escape(str(text))}</pre></section>'
 
 
-def again(run: Run) -> str:
+def again(run: RunRecord) -> str:
     """The command that repeats the run: its resolved recipe is complete, so nothing else is needed."""
     return str(
         run.summary.get("command") or f"unisono train {shlex.quote(str(run.folder / 'config.resolved.toml'))}"
     )
 
 
-def _again(run: Run) -> str:
+def _again(run: RunRecord) -> str:
     argv = run.environment.get("argv")
     started = " ".join(str(word) for word in argv) if isinstance(argv, list) else ""
     was = f'<p class="note">It was started as: <code>{escape(started)}</code></p>' if started else ""
     return (
-        '<section data-testid="again"><h2>Run it again</h2>'
+        '<section data-testid="again"><h2>RunRecord it again</h2>'
         f'<pre class="command">{escape(again(run))}</pre>{was}</section>'
     )
 
 
-def _environment(run: Run) -> str:
+def _environment(run: RunRecord) -> str:
     env = run.environment
     if not env:
         return '<section><h2>Environment</h2><p class="note">env.json is not there.</p></section>'
@@ -263,7 +263,7 @@ def _environment(run: Run) -> str:
     return f'<section data-testid="environment"><h2>Environment</h2>{chart.table((), cells)}{more}</section>'
 
 
-def _config(run: Run) -> str:
+def _config(run: RunRecord) -> str:
     if not run.config_text:
         return ""
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -7,13 +7,13 @@ from unisono.observe.trace import Trace
 from unisono.programs import draw
 from unisono.report import chart, words
 from unisono.report.analyse import BUSY, PARTS, Pipeline, chosen, percent, spans_of, traced_step
-from unisono.report.collect import Record, Run
+from unisono.report.collect import Record, RunRecord
 
 _TIMELINE_ROWS, _TIMELINE_SPANS = 16, 600
 _HEAT_COLUMNS, _HEAT_ROWS = 60, 48
 
 
-def timeline(run: Run) -> str:
+def timeline(run: RunRecord) -> str:
     """One step of all ranks, from the traces; "" without them."""
     step = traced_step(run.traces)
     traces = chosen(run.traces, _TIMELINE_ROWS)
@@ -45,7 +45,7 @@ def timeline(run: Run) -> str:
     )
 
 
-def _blocks(row: int, trace: Trace, step: int | None, begin: int) -> list[draw.Block]:
+def _blocks(row: int, trace: Trace, step: int | None, begin: int) -> list[draw.Bar]:
     spans = spans_of(trace, step)
     if len(spans) > _TIMELINE_SPANS:  # the longest are the ones that can be seen
         longest = sorted(spans, key=lambda s: s.start_ns - s.stop_ns)[:_TIMELINE_SPANS]
@@ -62,7 +62,7 @@ def _blocks(row: int, trace: Trace, step: int | None, begin: int) -> list[draw.B
         start, stop = span.start_ns - begin, span.stop_ns - begin
         at, length = words.seconds(start * 1e-9), words.seconds((stop - start) * 1e-9)
         blocks.append(
-            draw.Block(
+            draw.Bar(
                 row=row,
                 start=start,
                 stop=stop,
@@ -119,7 +119,7 @@ def timetables(pipeline: Pipeline | None) -> str:
     )
 
 
-def heat(run: Run) -> str:
+def heat(run: RunRecord) -> str:
     """Busy time of each rank at each step beside the median rank's: who is slow, and when."""
     ranks = [facts for facts in run.ranks if facts.steps]
     if len(ranks) < 2:

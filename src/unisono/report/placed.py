@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from unisono.observe.span import Span
-from unisono.observe.trace import Lane
+from unisono.observe.trace import TraceLane
 from unisono.programs.pipeline import Action, Kind, Placed
 
 _KINDS: Mapping[str, Kind] = {"forward": "F", "backward": "B", "weight": "W"}
@@ -32,7 +32,7 @@ def from_zero(placed: Sequence[Placed]) -> list[Placed]:
 
 def lanes(
     placed: Sequence[Placed], names: Sequence[str], after: Sequence[tuple[str, float]] = ()
-) -> list[Lane]:
+) -> list[TraceLane]:
     """One lane a row of the timetable. after: (part, seconds) of what every row does when the last one has ended."""
     end = max((p.stop for p in placed), default=0.0)
     made = []
@@ -43,7 +43,7 @@ def lanes(
             tags = {"axis": part[5:], "op": "exposed"} if part.startswith("comm ") else {}
             spans.append(Span(part.split()[0], round(at * 1e9), round((at + seconds) * 1e9), tags))
             at += seconds
-        made.append(Lane(name, spans))
+        made.append(TraceLane(name, spans))
     return made
 
 

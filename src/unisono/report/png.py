@@ -9,7 +9,7 @@ from unisono.report import chart, sheet, words
 from unisono.report.analyse import (
     PARTS,
     Pipeline,
-    Share,
+    TimeShares,
     chosen,
     grouped,
     judge,
@@ -19,13 +19,13 @@ from unisono.report.analyse import (
     spans_of,
     traced_step,
 )
-from unisono.report.collect import Run
+from unisono.report.collect import RunRecord
 from unisono.report.expected import Beside, apart, beside, group
 
 _ROWS = 16
 
 
-def write(run: Run, path: str | Path) -> Path:
+def write(run: RunRecord, path: str | Path) -> Path:
     """Draw the sheet (1600 pixels wide), whole or not at all. Raises OSError."""
     found, pipeline = shares(run), pipeline_of(run)
     verdict = judge(run, found, pipeline)
@@ -68,7 +68,7 @@ def write(run: Run, path: str | Path) -> Path:
     return sheet.save(figure, path)
 
 
-def _loss(axes: Any, run: Run) -> None:
+def _loss(axes: Any, run: RunRecord) -> None:
     points = [(r["step"], r["loss"]) for r in run.steps if words.is_number(r.get("loss"))]
     validated = run.validation
     sheet.frame(axes, "Loss, by step")
@@ -93,7 +93,7 @@ def _loss(axes: Any, run: Run) -> None:
         _nothing(axes)
 
 
-def _speed(axes: Any, run: Run) -> None:
+def _speed(axes: Any, run: RunRecord) -> None:
     points = [(r["step"], r["tokens_per_s"]) for r in run.steps if words.is_number(r.get("tokens_per_s"))][1:]
     sheet.frame(axes, "Tokens per second, by step")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -105,7 +105,7 @@ def _speed(axes: Any, run: Run) -> None:
         _nothing(axes)
 
 
-def _times(axes: Any, found: Sequence[Share]) -> None:
+def _times(axes: Any, found: Sequence[TimeShares]) -> None:
     sheet.frame(axes, "Where the time of a step goes", grid=False)
     longest = max(share.wall for share in found)
     for row, share in enumerate(found):
@@ -148,7 +148,7 @@ def _expected(axes: Any, both: Beside) -> None:
     sheet.time_axis(axes)
 
 
-def _timeline(axes: Any, run: Run, step: int | None) -> None:
+def _timeline(axes: Any, run: RunRecord, step: int | None) -> None:
     sheet.frame(axes, f"One step: {step}" if step is not None else "One step", grid=False)
     traces = chosen(run.traces, _ROWS)
     begin = min(span.start_ns for trace in traces for span in spans_of(trace, step))

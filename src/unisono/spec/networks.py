@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.spec.sample import UNSAID, Sample
-from unisono.spec.workload import Part, Product, Tables, Workload
+from unisono.spec.workload import Product, Tables, Workload, WorkPart
 
 # Blocks of the four stages (He et al., "Deep residual learning for image recognition", 2015, table 1).
 RESNETS = {"50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3)}
@@ -79,8 +79,8 @@ class _Layers:
         self.moved += self.elements * (5 if relu else 3)
         self.kernels += 4 if relu else 3  # the norm counts its batches by a kernel of its own
 
-    def part(self, name: str) -> Part:
-        return Part(
+    def part(self, name: str) -> WorkPart:
+        return WorkPart(
             name, self.parameters, sum(p.flops for p in self.products), self.activations, self.elements,
             products=self.products, moved=self.moved, kernels=self.kernels,
         )  # fmt: skip
@@ -107,7 +107,7 @@ def resnet(
             parts.append(block.part(f"blocks.{len(parts) - 1}"))
     spread = channels * size[0] * size[1]
     parts.append(
-        Part(
+        WorkPart(
             "head", channels * classes + classes, 2 * channels * classes, channels + classes, classes,
             products=(Product(1, channels, classes),), moved=spread + channels + 4 * classes, kernels=4,
         )
@@ -146,7 +146,7 @@ def dlrm(
     a layer of one.
     """
     given = len(tables) * width
-    stem = Part(
+    stem = WorkPart(
         "tables", sum(tables) * width, 0, given, given + dense,
         # Rows are read, sums written, and an index of 8 bytes for each row.
         moved=len(tables) * lookups * (width + 2) + given, kernels=len(tables),
@@ -155,22 +155,24 @@ def dlrm(
     first = _perceptron("bottom", dense, (*bottom, width), carried=given)
     count = len(tables) + 1
     pairs = count * (count - 1) // 2
-    cross = Part(
+    cross = WorkPart(
         "interaction", 0, 2 * count * count * width, count * width + pairs + width, pairs + width,
         products=(Product(count, width, count, batched=True),),
         moved=2 * count * width + 2 * (pairs + width) + count * count, kernels=3,
     )  # fmt: skip
     last = _perceptron("top", pairs + width, top)
     before = top[-1] if top else pairs + width
-    head = Part("head", before + 1, 2 * before, 2, 1, products=(Product(1, before, 1),), moved=8, kernels=3)
+    head = WorkPart(
+        "head", before + 1, 2 * before, 2, 1, products=(Product(1, before, 1),), moved=8, kernels=3
+    )
     return Workload((stem, first, cross, last, head))
 
 
-def _perceptron(name: str, features: int, widths: Sequence[int], carried: int = 0) -> Part:
+def _perceptron(name: str, features: int, widths: Sequence[int], carried: int = 0) -> WorkPart:
     """Layers with ReLU after each; carried: elements that pass by to the next part."""
     sizes = (features, *widths)
     products = tuple(Product(1, a, b) for a, b in zip(sizes, widths, strict=False))
-    return Part(
+    return WorkPart(
         name,
         sum(p.inner * p.columns + p.columns for p in products),
         sum(p.flops for p in products),

@@ -9,7 +9,7 @@ Order = tuple[str, ...]  # of all axes, the innermost first
 USUAL: Order = ("tp", "cp", "shard", "dp", "pp")  # the contract's, which `train` plays
 
 
-class Sizes(Protocol):
+class AxisSizes(Protocol):
     """What has a size for each axis: a plan."""
 
     @property
@@ -26,7 +26,7 @@ class Sizes(Protocol):
     def pp(self) -> int: ...
 
 
-def stride(sizes: Sizes, axis: str, order: Order = USUAL) -> int:
+def stride(sizes: AxisSizes, axis: str, order: Order = USUAL) -> int:
     """How far apart neighbours on an axis are in rank order: the ranks of all axes inside it."""
     if axis == "ep":
         return _experts(sizes, order)
@@ -36,17 +36,17 @@ def stride(sizes: Sizes, axis: str, order: Order = USUAL) -> int:
     return apart
 
 
-def of_many(sizes: Sizes, order: Order) -> tuple[str, ...]:
+def of_many(sizes: AxisSizes, order: Order) -> tuple[str, ...]:
     """The axes of more than one rank, the innermost first."""
     return tuple(axis for axis in order if getattr(sizes, axis) > 1)
 
 
-def trains(sizes: Sizes, order: Order) -> bool:
+def trains(sizes: AxisSizes, order: Order) -> bool:
     """Whether `train` numbers ranks so; where an axis of one rank stands makes no difference."""
     return of_many(sizes, order) == of_many(sizes, USUAL)
 
 
-def evenly(sizes: Sizes, order: Order) -> bool:
+def evenly(sizes: AxisSizes, order: Order) -> bool:
     """Whether the ranks that `ep` re-uses lie evenly apart: tp's, and of cp and shard where it reaches further."""
     left, end = sizes.ep, 0
     for axis in ("tp", "cp", "shard"):
@@ -62,13 +62,13 @@ def evenly(sizes: Sizes, order: Order) -> bool:
     return True
 
 
-def _experts(sizes: Sizes, order: Order) -> int:
+def _experts(sizes: AxisSizes, order: Order) -> int:
     """`ep` takes ranks of tp first, the outer ones where tp has more; what is left of tp cuts each expert."""
     inner = next((axis for axis in ("tp", "cp", "shard") if getattr(sizes, axis) > 1), "tp")
     return stride(sizes, inner, order) * max(1, sizes.tp // sizes.ep)
 
 
-def coordinates(sizes: Sizes, place: int, order: Order = USUAL) -> dict[str, int]:
+def coordinates(sizes: AxisSizes, place: int, order: Order = USUAL) -> dict[str, int]:
     """Axis -> coordinate of the rank at a place in rank order."""
     at: dict[str, int] = {}
     for axis in order:
@@ -76,7 +76,7 @@ def coordinates(sizes: Sizes, place: int, order: Order = USUAL) -> dict[str, int
     return at
 
 
-def rank_at(sizes: Sizes, place: int, order: Order) -> int:
+def rank_at(sizes: AxisSizes, place: int, order: Order) -> int:
     """The usual number of the rank that lies at a place in another order."""
     at = coordinates(sizes, place, order)
     return sum(at[axis] * stride(sizes, axis) for axis in USUAL)

@@ -17,7 +17,7 @@ from unisono.spec.experts import (
     token_products,
 )
 from unisono.spec.sample import Sample, text
-from unisono.spec.workload import Part, Sizes, Workload, gpt
+from unisono.spec.workload import ModelSizes, Workload, WorkPart, gpt
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Transformer:
         turned = [self._block(n, block) for n, block in enumerate(blocks)]
         return Workload((stem, *turned, last), dense.tied)
 
-    def _block(self, layer: int, dense: Part) -> Part:
+    def _block(self, layer: int, dense: WorkPart) -> WorkPart:
         """The usual block with what is different here."""
         T, D = self.context, self.d_model
         qkv = (self.n_head + 2 * self.kv_heads) * (D // self.n_head)
@@ -198,7 +198,7 @@ class Transformer:
         return 3.0 * batch * self.n_layer * each
 
 
-def transformer(model: Sizes, vocab: int, experts: Experts | None = None) -> Transformer:
+def transformer(model: ModelSizes, vocab: int, experts: Experts | None = None) -> Transformer:
     """The numbers of a recipe's `[model]` of kind gpt, or moe with its experts. Raises ValueError for another kind."""
     if model.kind not in ("gpt", "moe"):
         raise ValueError(f"a model of kind {model.kind!r} is no transformer")

@@ -42,7 +42,7 @@ class Tables(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkPart:
     """One indivisible part of a model, as `pp` deals it.
 
     parameters: elements. flops: of the forward pass of one sample. activations: elements of one sample kept
@@ -73,11 +73,11 @@ class Part:
 class Workload:
     """A model's parts from stem to head. tied: parameters that two parts name but that exist once."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WorkPart, ...]
     tied: int = 0
 
     @property
-    def blocks(self) -> tuple[Part, ...]:
+    def blocks(self) -> tuple[WorkPart, ...]:
         """The parts between stem and head."""
         return self.parts[1:-1]
 
@@ -115,7 +115,7 @@ class Workload:
         return self.activations * itemsize
 
 
-class Sizes(Protocol):
+class ModelSizes(Protocol):
     """The fields of `[model]` that decide a built-in model's workload."""
 
     @property
@@ -151,7 +151,7 @@ class Sizes(Protocol):
 
 
 def of(
-    model: Sizes,
+    model: ModelSizes,
     *,
     vocab: int | None = None,
     classes: int | None = None,
@@ -225,7 +225,7 @@ def gpt(
     biases = qkv + D + ups * F + D if bias else 0
     products = 2 * T * weights + 4 * T * T * D
     noisy = dropout > 0.0
-    block = Part(
+    block = WorkPart(
         name="block",
         parameters=weights + biases + 2 * norm,
         flops=products,
@@ -243,9 +243,9 @@ def gpt(
         output=T * D,
     )
     embedded = V * D + (T * D if learned_positions else 0)
-    stem = Part("stem", embedded, 0, T * D if noisy else 0, T * D)
+    stem = WorkPart("stem", embedded, 0, T * D if noisy else 0, T * D)
     # The norm's input and output, its statistics, and the log-probabilities of the loss.
-    head = Part("head", norm + V * D, 2 * T * D * V, 2 * T * D + statistics * T + T * V, T * V)
+    head = WorkPart("head", norm + V * D, 2 * T * D * V, 2 * T * D + statistics * T + T * V, T * V)
     return Workload((stem, *_numbered(block, n_layer), head), tied=V * D if tie_embeddings else 0)
 
 
@@ -281,7 +281,7 @@ def mlp(
     *, features: int, hidden: Sequence[int], classes: int, dropout: float = 0.0, bias: bool = True
 ) -> Workload:
     """Blocks of two layers of the widths `hidden`."""
-    parts = [Part("stem", 0, 0, 0, features)]
+    parts = [WorkPart("stem", 0, 0, 0, features)]
     before = features
     for number, width in enumerate(hidden):
         weights = before * width + width * width
@@ -290,7 +290,7 @@ def mlp(
         # place.
         kept = 4 * width + (width if dropout > 0.0 else 0)
         parts.append(
-            Part(
+            WorkPart(
                 f"blocks.{number}", weights + (2 * width if bias else 0), 2 * weights, kept, width,
                 products=(Product(1, before, width), Product(1, width, width)),
                 moved=4 * width + (3 * width if dropout > 0.0 else 0),
@@ -299,7 +299,7 @@ def mlp(
         )  # fmt: skip
         before = width
     parts.append(
-        Part(
+        WorkPart(
             "head", before * classes + (classes if bias else 0), 2 * before * classes, classes, classes,
             products=(Product(1, before, classes),), moved=4 * classes, kernels=3,
         )
@@ -330,7 +330,7 @@ def convnet(
     size = rows * columns
     weights = 9 * colours * channels
     stem = Product(size, 9 * colours, channels, read=colours * size)
-    parts = [Part("stem", weights, 2 * size * weights, 0, channels * size, products=(stem,), kernels=1)]
+    parts = [WorkPart("stem", weights, 2 * size * weights, 0, channels * size, products=(stem,), kernels=1)]
     for number, (before, after, stride) in enumerate(conv_stages(n_layer, channels)):
         wide = before * size  # elements going in
         rows, columns = -(-rows // stride), -(-columns // stride)
@@ -348,7 +348,7 @@ def convnet(
         if (before, stride) != (after, 1):
             products.append(Product(size, before, after))
         parts.append(
-            Part(
+            WorkPart(
                 f"blocks.{number}", weights + 2 * before + 2 * after, 2 * size * weights, kept, after * size,
                 products=tuple(products),
                 # A norm reads twice and writes, ReLU reads and writes; the sum reads two and writes.
@@ -359,7 +359,7 @@ def convnet(
     width = channels if not n_layer else conv_stages(n_layer, channels)[-1][1]
     kept = 2 * width * size + 2 * gcd(width, 8) + width + classes
     parts.append(
-        Part(
+        WorkPart(
             "head", 2 * width + width * classes + (classes if bias else 0), 2 * width * classes, kept, classes,
             products=(Product(1, width, classes),), moved=6 * width * size + 4 * classes, kernels=6,
         )
@@ -367,8 +367,8 @@ def convnet(
     return Workload(tuple(parts))
 
 
-def _numbered(block: Part, count: int) -> tuple[Part, ...]:
+def _numbered(block: WorkPart, count: int) -> tuple[WorkPart, ...]:
     return tuple(
-        Part(f"blocks.{n}", block.parameters, block.flops, block.activations, block.output)
+        WorkPart(f"blocks.{n}", block.parameters, block.flops, block.activations, block.output)
         for n in range(count)
     )

@@ -29,7 +29,7 @@ from unisono.train.loop import train
 from unisono.train.sample import sample
 from unisono.train.state import pieces_of
 from unisono.train.step import Report, Run, evaluate
-from unisono.train.watch import Journal, Line, Observer
+from unisono.train.watch import Journal, Observer, Uplink
 from unisono.train.writing import writing
 
 # What must be as it was when a run goes on; the rest of a recipe may change.
@@ -37,7 +37,7 @@ FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "trai
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RankOrder:
     """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
 
     token: shared by all ranks, new at each start.
@@ -49,7 +49,7 @@ class Terms:
     resume: Path | None
     place: Place
     store: dist.Store | None
-    line: Line
+    line: Uplink
     host: str
     token: str
 
@@ -58,7 +58,7 @@ class Terms:
 class Live:
     """A session under way."""
 
-    terms: Terms
+    terms: RankOrder
     run: Run
     feed: Feed
     val: Feed
@@ -72,7 +72,7 @@ class Live:
     saved: str = ""
 
 
-def session(terms: Terms, corpus: Corpus) -> dict[str, Any]:
+def session(terms: RankOrder, corpus: Corpus) -> dict[str, Any]:
     """Train to the recipe's last step, or until asked to stop; the summary is the same on every rank.
 
     Raises UsageError for a checkpoint that does not fit, UserCodeError when numbers go bad.
@@ -121,7 +121,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     return summary
 
 
-def _start(terms: Terms, corpus: Corpus) -> Live:
+def _start(terms: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = terms.recipe, terms.plan, terms.place
     connect(place, terms.store)
     recorder = Recorder(place.rank)
@@ -147,12 +147,12 @@ def _start(terms: Terms, corpus: Corpus) -> Live:
     return Live(terms, run, feed, val, saver, owners, journal, after, check, val_losses, targets, saved)
 
 
-def _note(terms: Terms, text: str) -> None:
+def _note(terms: RankOrder, text: str) -> None:
     if terms.place.rank == 0:
         terms.line.send("note", text=text)
 
 
-def _observers(terms: Terms, run: Run) -> list[Observer]:
+def _observers(terms: RankOrder, run: Run) -> list[Observer]:
     rank, path = terms.place.rank, terms.run_dir
     own = path / "events" / f"rank{rank}.jsonl"
     watch.forget_from(own, run.step)
@@ -167,7 +167,7 @@ def _observers(terms: Terms, run: Run) -> list[Observer]:
     return observers
 
 
-def _tracing(terms: Terms, run: Run) -> list[Callable[[Run, Report], None]]:
+def _tracing(terms: RankOrder, run: Run) -> list[Callable[[Run, Report], None]]:
     train, place = terms.recipe.train, terms.place
     if not train.trace_steps:
         return []

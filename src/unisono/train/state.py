@@ -1,30 +1,30 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
-from unisono.train.checkpoint import Piece
+from unisono.train.checkpoint import Box
 from unisono.train.optim.make import state_of
 from unisono.train.step import Run
 
 
-def pieces_of(run: Run, owners: dict[str, str] | None = None, gradients: bool = False) -> list[Piece]:
+def pieces_of(run: Run, owners: dict[str, str] | None = None, gradients: bool = False) -> list[Box]:
     """Parameters and optimiser state of this rank as boxes of logical tensors, gradients too if asked.
 
     Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
     is loaded, never saved. owners: alias → owner.
     """
-    pieces: list[Piece] = []
+    pieces: list[Box] = []
     first_replica = run.mesh.at["dp"] == 0
     for slot in run.local.slots:
         name = (owners or {}).get(slot.name, slot.name)
         saved = slot.counted and first_replica
-        pieces.append(Piece(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
+        pieces.append(Box(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
         for key, value in state_of(run.optimizer, slot.master).items():
             if (
                 value.dim() == 0
             ):  # a step counter: one for the tensor, kept by whoever holds its first element
                 keeps = saved and not any(slot.start) and slot.master.numel() > 0
-                pieces.append(Piece(f"optim/{name}/{key}", (), (), value, keeps))
+                pieces.append(Box(f"optim/{name}/{key}", (), (), value, keeps))
             else:
-                pieces.append(Piece(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
+                pieces.append(Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
         if gradients and slot.master.grad is not None:
-            pieces.append(Piece(f"grad/{name}", slot.shape, slot.start, slot.master.grad, saved))
+            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, slot.master.grad, saved))
     return pieces

@@ -16,7 +16,7 @@ from unisono.observe.span import PARTS, Lap
 from unisono.train.step import Report, Run
 
 
-class Line(Protocol):
+class Uplink(Protocol):
     """To whoever watches: see launch.context.Channel."""
 
     def send(self, kind: str, **fields: Any) -> None: ...
@@ -135,7 +135,7 @@ def events(path: Path, rank: int, host: str, coords: dict[str, int]) -> Observer
     return observe
 
 
-def tell(line: Line, steps: int) -> Observer:
+def tell(line: Uplink, steps: int) -> Observer:
     """The live table: one event for the steps that came together, about the last of them."""
 
     def observe(run: Run, looks: Sequence[Look]) -> None:

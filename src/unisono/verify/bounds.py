@@ -55,7 +55,7 @@ COMPUTE = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of what matrix products read
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BoundTerms:
     """What the bounds depend on besides the plan.
 
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
@@ -90,7 +90,7 @@ def fidelity_of(plan: Plan) -> Fidelity:
     return Fidelity.EXACT if spread == 1 else Fidelity.ROUNDING
 
 
-def bounds_of(plan: Plan, sizes: Sizes) -> Bounds:
+def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     """The bounds that `verify` holds one step of a plan to."""
     unit = ROUNDOFF[plan.precision]
     spread = math.sqrt(2 * math.log(2 * max(sizes.elements, 1) / FALSE_ALARM))

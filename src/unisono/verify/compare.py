@@ -14,7 +14,7 @@ from torch import Tensor
 from unisono.config import TrainConfig
 from unisono.verify.bounds import Bounds
 from unisono.verify.laws import clip_factor, rule_of, update
-from unisono.verify.record import Note, Part, Record
+from unisono.verify.record import Note, Record, RecordedBox
 
 CONTRACT = ("loss", "grad", "param", "optim")
 KIND_OF = {
@@ -56,7 +56,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class CompareTerms:
     """What a comparison has to know. owners: alias → owner of tied weights."""
 
     train: TrainConfig
@@ -65,7 +65,7 @@ class Terms:
     owners: Mapping[str, str]
 
 
-def judge(terms: Terms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
+def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
     """Compare one step. before: the reference's record of the step before, None at step 0."""
     out = Judgement()
     look = _Step(terms, step, ref, before, seen, out)
@@ -85,7 +85,7 @@ def judge(terms: Terms, step: int, ref: Record, before: Record | None, seen: Rec
 
 @dataclass(slots=True)
 class _Step:
-    terms: Terms
+    terms: CompareTerms
     step: int
     ref: Record
     before: Record | None
@@ -310,7 +310,7 @@ class _Step:
                 kind, key, error, f"{key} is off by {error:.1e} of its largest entry at {entry}; {wrong}"
             )
 
-    def _agree(self, kind: str, key: str, ranks: Sequence[Part]) -> Iterator[Divergence]:
+    def _agree(self, kind: str, key: str, ranks: Sequence[RecordedBox]) -> Iterator[Divergence]:
         first = ranks[0]
         others = [p for p in ranks[1:] if not torch.equal(p.tensor, first.tensor)]
         if others:

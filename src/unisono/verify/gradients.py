@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unisono.verify.record import Part, box_of
+from unisono.verify.record import RecordedBox, box_of
 from unisono.verify.solve import AXES, Cause, Fit, axis_text, fit, listed, lower_precision, ratio
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _leaf_parts(case: "Case", name: str) -> Tensor | None:
     return parts.flatten(1).T
 
 
-def regress(case: "Case", keys: Sequence[str], at: Part | None = None) -> Fit | None:
+def regress(case: "Case", keys: Sequence[str], at: RecordedBox | None = None) -> Fit | None:
     """The weight of each leaf in what is observed, over all of `keys` together; on one rank's boxes with `at`."""
     rows, columns, room = [], [], ROOM
     for key in keys:

@@ -13,20 +13,20 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.optim import rate
 from unisono.verify.bounds import bounds_of, fidelity_of
 from unisono.verify.cause import Case, diagnose
-from unisono.verify.compare import CONTRACT, Terms, judge
+from unisono.verify.compare import CONTRACT, CompareTerms, judge
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, record_of
 from unisono.verify.record import Record
 from unisono.verify.solve import Cause
 
 
-def terms_of(resolved: Resolved, corpus: Corpus) -> Terms:
+def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """What comparing a step of this plan has to know."""
     exact = fidelity_of(resolved.plan) is Fidelity.EXACT
     bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
     model = models.build(resolved.recipe.model, facts_of(corpus))
     ties = getattr(getattr(model, "anatomy", None), "ties", ())
-    return Terms(resolved.recipe.train, bounds, exact, dict(ties))
+    return CompareTerms(resolved.recipe.train, bounds, exact, dict(ties))
 
 
 def judge_plan(

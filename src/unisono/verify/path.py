@@ -8,17 +8,17 @@ from unisono import models
 from unisono.config import Resolved
 from unisono.train.build import facts_of
 from unisono.train.data.dataset import Corpus
-from unisono.verify.bounds import Sizes
+from unisono.verify.bounds import BoundTerms
 
 PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
 
 
-def sizes_of(resolved: Resolved, corpus: Corpus) -> Sizes:
+def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     """The sizes of a resolved recipe's model and global batch."""
     model = models.build(resolved.recipe.model, facts_of(corpus))
     batch = resolved.batch
     path, rounded = path_of(model)
-    return Sizes(
+    return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
         elements=sum(p.numel() for p in model.parameters()),

@@ -36,7 +36,7 @@ KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordedBox:
     """A box of a logical tensor as one rank holds it. at: the rank's coordinates on the mesh."""
 
     rank: int
@@ -140,7 +140,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.parts: dict[str, list[Part]] = defaultdict(list)
+        self.parts: dict[str, list[RecordedBox]] = defaultdict(list)
         self.notes: list[Note] = []
         for path in sorted(folder.glob("rank-*.safetensors"), key=lambda p: int(p.stem.split("-")[1])):
             with safe_open(path, framework="pt") as file:
@@ -153,7 +153,7 @@ class Record:
                     key, _, start = label.rpartition("@")
                     at = tuple(int(n) for n in start.split(",") if n)
                     box = flats[dtype][first : first + math.prod(shape)].view(shape)
-                    self.parts[key].append(Part(note.rank, note.at, at, box))
+                    self.parts[key].append(RecordedBox(note.rank, note.at, at, box))
         self._wholes: dict[str, Tensor | None] = {}
 
     def names(self, kind: str) -> list[str]:
@@ -183,9 +183,9 @@ class Record:
         filled = sum(torch.Size(shape).numel() for _, shape in seen)
         return full if filled == full.numel() else None
 
-    def copies(self, key: str) -> list[list[Part]]:
+    def copies(self, key: str) -> list[list[RecordedBox]]:
         """The boxes of a tensor, each with all ranks that hold it."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Part]] = defaultdict(list)
+        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[RecordedBox]] = defaultdict(list)
         for part in self.parts.get(key, ()):
             if part.tensor.numel():
                 found[part.start, tuple(part.tensor.shape)].append(part)
@@ -206,7 +206,7 @@ class Record:
         return {first: [*by.values(), *twice[first]] for first, by in found.items()}
 
 
-def box_of(full: Tensor, part: Part) -> Tensor:
+def box_of(full: Tensor, part: RecordedBox) -> Tensor:
     """The view of `full` that a part covers."""
     for dim, (start, size) in enumerate(zip(part.start, part.tensor.shape, strict=True)):
         full = full.narrow(dim, start, size)

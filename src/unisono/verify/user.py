@@ -17,7 +17,7 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError, VerifyMismatch
-from unisono.verify.bounds import Sizes, bounds_of
+from unisono.verify.bounds import BoundTerms, bounds_of
 from unisono.verify.solve import fit, listed, lower_precision, ratio
 
 _PRECISION = {
@@ -27,7 +27,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GradientVerdict:
     """What came of a comparison. errors: name → largest error over the tensor's largest entry, in the model's order.
 
     bound: what each may be. first: the first wrong tensor in backward order. cause: a stable name, explanation: one
@@ -84,7 +84,7 @@ def judge(
     layout: Mapping[str, Placement],
     shards: int,
     tokens: int,
-) -> Verdict:
+) -> GradientVerdict:
     """parts: shares of the right gradient, which add up to it. seen: each rank's tensors. layout: name or pattern →
     how a tensor lies on `shards` consecutive ranks. tokens: terms that a weight's gradient sums up.
 
@@ -102,9 +102,9 @@ def judge(
         )
     wrong = [name for name in reversed(want) if not errors[name] <= case.bound]
     if not wrong:
-        return Verdict(True, case.bound, errors)
+        return GradientVerdict(True, case.bound, errors)
     cause, text = case.explain(wrong)
-    return Verdict(False, case.bound, errors, wrong[0], cause, text)
+    return GradientVerdict(False, case.bound, errors, wrong[0], cause, text)
 
 
 def _names(parts: Sequence[Mapping[str, Tensor]]) -> list[str]:
@@ -129,7 +129,7 @@ def _bound(
     coarse = max(
         (d for d in dtypes if d in _PRECISION), key=lambda d: torch.finfo(d).eps, default=torch.float64
     )
-    sizes = Sizes(
+    sizes = BoundTerms(
         path=path,
         rounded=2 * sum(len(s) > 1 for s in shapes),
         elements=sum(math.prod(s) for s in shapes),

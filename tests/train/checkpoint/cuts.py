@@ -3,7 +3,7 @@
 import torch
 from hypothesis import strategies as st
 
-from unisono.train.checkpoint import Piece, save
+from unisono.train.checkpoint import Box, save
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -53,7 +53,7 @@ def save_all(run_dir, step, tensors, ranks, state, token="t", **more):
     """Each rank's save in turn from this one process, rank 0 last."""
     folder = None
     for rank in reversed(range(len(ranks))):
-        pieces = [Piece(n, tuple(tensors[n].shape), a, view(tensors[n], a, s)) for n, a, s in ranks[rank]]
+        pieces = [Box(n, tuple(tensors[n].shape), a, view(tensors[n], a, s)) for n, a, s in ranks[rank]]
         options = {"rank": rank, "world": len(ranks), "token": token, "wait": False, "patience": 5} | more
         folder = save(run_dir, step, pieces, state, **options)
     return folder

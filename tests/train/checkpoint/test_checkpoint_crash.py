@@ -10,7 +10,7 @@ import torch
 
 from tests.train.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece, latest, load, newest_whole, read_full, save, verify_folder
+from unisono.train.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
 from unisono.train.checkpoint.find import step_of
 
 OPERATIONS = ("open", "write", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir", "close")
@@ -190,7 +190,7 @@ def test_too_little_space_is_seen_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=15)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(UsageError) as caught:
-        save(tmp_path, 1, [Piece("w", (4,), (0,), torch.zeros(4))], {})
+        save(tmp_path, 1, [Box("w", (4,), (0,), torch.zeros(4))], {})
     assert caught.value.code == "K02" and "disk is full" in caught.value.likely and latest(tmp_path) is None
     assert not list(tmp_path.glob("checkpoints/*/*.safetensors"))
 
@@ -198,17 +198,17 @@ def test_too_little_space_is_seen_before_writing(tmp_path, monkeypatch):
 def test_an_unusable_folder_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError) as caught:
-        save(tmp_path / "file", 1, [Piece("w", (4,), (0,), torch.zeros(4))], {})
+        save(tmp_path / "file", 1, [Box("w", (4,), (0,), torch.zeros(4))], {})
     assert caught.value.code == "K02" and "Not a directory" in caught.value.what
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
 def test_keep_leaves_the_newest(tmp_path, keep):
     for step in (1, 2, 3, 4):
-        save(tmp_path, step, [Piece("w", (1,), (0,), torch.ones(1))], {}, keep=keep)
+        save(tmp_path, step, [Box("w", (1,), (0,), torch.ones(1))], {}, keep=keep)
         names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
         assert names == [f"step-{s:06d}" for s in range(max(1, step - keep + 1), step + 1)]
     # Resumed from an earlier step: the future that was left goes first, what was just saved never.
-    save(tmp_path, 3, [Piece("w", (1,), (0,), torch.ones(1))], {}, keep=1)
+    save(tmp_path, 3, [Box("w", (1,), (0,), torch.ones(1))], {}, keep=1)
     assert latest(tmp_path) == newest_whole(tmp_path) == tmp_path / "checkpoints/step-000003"
     assert not (tmp_path / "checkpoints/step-000004").exists()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.train.checkpoint.cuts import make, save_all
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece, latest, load, newest_whole, read_full, save, verify_folder
-from unisono.train.checkpoint.manifest import MANIFEST, Block, TensorEntry, decode, encode, read_manifest
+from unisono.train.checkpoint import Box, latest, load, newest_whole, read_full, save, verify_folder
+from unisono.train.checkpoint.manifest import MANIFEST, StoredBox, TensorEntry, decode, encode, read_manifest
 from unisono.train.checkpoint.tensorfile import Damage, FileEntry
 
 TENSORS = {"model/w": make((5, 4), torch.float32, 0), "optim/w/exp_avg": make((7,), torch.bfloat16, 1)}
@@ -70,8 +70,8 @@ def test_a_flipped_bit_is_named_with_file_tensor_step_and_the_way_out(run_dir):
     load(
         folder,
         [
-            Piece("model/w", (5, 4), (0, 0), torch.zeros(2, 4)),
-            Piece("model/w", (5, 4), (4, 0), torch.zeros(0, 4)),
+            Box("model/w", (5, 4), (0, 0), torch.zeros(2, 4)),
+            Box("model/w", (5, 4), (4, 0), torch.zeros(0, 4)),
         ],
     )
 
@@ -103,8 +103,8 @@ def test_files_cut_missing_emptied_or_from_another_save(run_dir):
 
 
 def test_a_file_of_another_save_is_refused(tmp_path):
-    one = save(tmp_path, 1, [Piece("w", (4,), (0,), torch.zeros(4))], {})
-    two = save(tmp_path, 2, [Piece("w", (4,), (0,), torch.ones(4))], {})
+    one = save(tmp_path, 1, [Box("w", (4,), (0,), torch.zeros(4))], {})
+    two = save(tmp_path, 2, [Box("w", (4,), (0,), torch.ones(4))], {})
     name = "rank-00000.safetensors"
     (two / name).write_bytes((one / name).read_bytes())
     assert "fail the checksum" in refused(two).what
@@ -167,7 +167,7 @@ JSON = st.recursive(
 @settings(max_examples=150, deadline=None)
 def test_no_manifest_with_a_right_digest_does_worse_than_be_refused(data):
     """Whatever a forger writes: Damage, or a manifest whose files stay in the folder."""
-    block = Block("rank-00000.safetensors", "w@0", (0,), (2,), "00000000", 8)
+    block = StoredBox("rank-00000.safetensors", "w@0", (0,), (2,), "00000000", 8)
     fields = {
         "schema_version": 1,
         "step": 1,

@@ -10,7 +10,7 @@ import torch
 
 import unisono.train.checkpoint.write as writing
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Piece, Saver, latest, newest_whole, read_full, verify_folder
+from unisono.train.checkpoint import Box, Saver, latest, newest_whole, read_full, verify_folder
 
 pytestmark = pytest.mark.timeout(120)
 WORLD = 4
@@ -23,8 +23,8 @@ def savers(run_dir, token="start", **options):
 def pieces_of(rank, rows):
     """Rank r holds rows 2r and 2r+1 of an [8, 3] tensor, and a replica of a counter that rank 0 saves."""
     return [
-        Piece("w", (8, 3), (2 * rank, 0), rows),
-        Piece("step", (), (), torch.tensor(int(rows[0, 0]) // 100), saved=rank == 0),
+        Box("w", (8, 3), (2 * rank, 0), rows),
+        Box("step", (), (), torch.tensor(int(rows[0, 0]) // 100), saved=rank == 0),
     ]
 
 
@@ -148,7 +148,7 @@ def test_what_a_dead_run_left_is_not_taken_for_ours(tmp_path):
 def test_an_error_in_the_background_is_raised_once_by_poll(tmp_path):
     (tmp_path / "run").write_text("")
     saver = Saver(tmp_path / "run")
-    assert saver.save(1, [Piece("w", (1,), (0,), torch.ones(1))], {}, blocking=False) is None
+    assert saver.save(1, [Box("w", (1,), (0,), torch.ones(1))], {}, blocking=False) is None
     with pytest.raises(UsageError) as caught:
         while saver.poll() is None:
             threading.Event().wait(0.005)
@@ -159,10 +159,10 @@ def test_an_error_in_the_background_is_raised_once_by_poll(tmp_path):
 def test_staging_memory_is_used_again(tmp_path):
     saver = Saver(tmp_path)
     tensor = torch.ones(3)
-    saver.save(1, [Piece("w", (3,), (0,), tensor)], {}, blocking=False)
+    saver.save(1, [Box("w", (3,), (0,), tensor)], {}, blocking=False)
     first = saver._staging[("w", (0,))]
-    saver.save(2, [Piece("w", (3,), (0,), tensor)], {}, blocking=False)
+    saver.save(2, [Box("w", (3,), (0,), tensor)], {}, blocking=False)
     assert saver._staging[("w", (0,))] is first
-    saver.save(3, [Piece("v", (3,), (0,), tensor)], {}, blocking=False)
+    saver.save(3, [Box("v", (3,), (0,), tensor)], {}, blocking=False)
     saver.wait()
     assert list(saver._staging) == [("v", (0,))]

@@ -42,14 +42,14 @@ through files in the folder being written, not through collectives, so that a sa
 not tile the tensors.
 """
 
-from unisono.train.checkpoint.boxes import Piece
+from unisono.train.checkpoint.boxes import Box
 from unisono.train.checkpoint.find import latest, newest_whole, verify_folder
 from unisono.train.checkpoint.read import load, read_full, tensor_names
 from unisono.train.checkpoint.saver import Saver
 from unisono.train.checkpoint.write import save
 
 __all__ = [
-    "Piece",
+    "Box",
     "Saver",
     "latest",
     "load",

@@ -10,7 +10,7 @@ Extent = tuple[tuple[int, ...], tuple[int, ...]]  # (start, shape)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Box:
     """One box of one logical tensor, as it lies on this rank.
 
     `name` is the full logical name ("model/blocks.0.attn.qkv.weight"), the same under every plan; `full_shape` the

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from unisono.train.checkpoint.boxes import tiling_fault
-from unisono.train.checkpoint.manifest import Block, read_manifest
+from unisono.train.checkpoint.manifest import StoredBox, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 
 FOLDER = "checkpoints"
@@ -81,7 +81,7 @@ def verify_folder(folder: Path) -> list[str]:
         for name, entry in manifest.tensors.items()
         if (fault := tiling_fault(entry.shape, entry.extents()))
     ]
-    blocks: dict[str, list[tuple[Block, torch.dtype]]] = {file: [] for file in manifest.files}
+    blocks: dict[str, list[tuple[StoredBox, torch.dtype]]] = {file: [] for file in manifest.files}
     for entry in manifest.tensors.values():
         for block in entry.blocks:
             blocks[block.file].append((block, DTYPES[entry.dtype]))
@@ -90,7 +90,7 @@ def verify_folder(folder: Path) -> list[str]:
     return problems
 
 
-def _verify_file(path: Path, entry: FileEntry, blocks: list[tuple[Block, torch.dtype]]) -> list[str]:
+def _verify_file(path: Path, entry: FileEntry, blocks: list[tuple[StoredBox, torch.dtype]]) -> list[str]:
     problems: list[str] = []
     try:
         with TensorFile(path, entry) as opened:

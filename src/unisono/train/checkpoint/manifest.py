@@ -24,7 +24,7 @@ Shape = tuple[Natural, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class StoredBox:
     """One box of a tensor: `key` in `file`, its offset in the full tensor, its shape, checksum and length."""
 
     file: str
@@ -39,7 +39,7 @@ class Block:
 class TensorEntry:
     dtype: str
     shape: Shape
-    blocks: tuple[Block, ...]
+    blocks: tuple[StoredBox, ...]
 
     def extents(self) -> list[Extent]:
         return [(block.start, block.shape) for block in self.blocks]
@@ -140,7 +140,7 @@ def merge(markers: Sequence[Marker], step: int, attempt: str, state: dict[str, A
     could never be loaded, and the time to say so is when it is saved.
     """
     tensors: dict[str, TensorEntry] = {}
-    blocks: dict[str, list[Block]] = {}
+    blocks: dict[str, list[StoredBox]] = {}
     for marker in markers:
         for name, entry in marker.tensors.items():
             known = tensors.setdefault(name, entry)

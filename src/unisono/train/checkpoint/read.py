@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unisono.train.checkpoint.boxes import Piece, tiling_fault
+from unisono.train.checkpoint.boxes import Box, tiling_fault
 from unisono.train.checkpoint.faults import damaged, misfit
-from unisono.train.checkpoint.manifest import Block, Manifest, TensorEntry, read_manifest
+from unisono.train.checkpoint.manifest import Manifest, StoredBox, TensorEntry, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, NAMES, Damage, TensorFile
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 class _Read:
     """One part of one block that goes into one piece."""
 
-    block: Block
+    block: StoredBox
     dtype: torch.dtype
-    piece: Piece
+    piece: Box
     item: "ReadItem"
 
 
-def load(folder: Path, pieces: Sequence[Piece]) -> dict[str, Any]:
+def load(folder: Path, pieces: Sequence[Box]) -> dict[str, Any]:
     """Fill each `piece.tensor` in place from the checkpoint in `folder` and return the saved state.
 
     The layout is free: each piece is put together from the blocks that overlap it. Only those blocks are read, each
@@ -61,7 +61,7 @@ def read_full(folder: Path, names: Iterable[str] | None = None) -> dict[str, tor
         full = {name: _empty(name, manifest.tensors[name]) for name in chosen}
     except Damage as damage:
         raise damaged(folder, damage) from damage
-    load(folder, [Piece(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in full.items()])
+    load(folder, [Box(name, tuple(t.shape), (0,) * t.dim(), t) for name, t in full.items()])
     return full
 
 
@@ -83,7 +83,7 @@ def tensor_names(folder: Path) -> list[str]:
         raise damaged(folder, damage) from damage
 
 
-def _check_fit(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
+def _check_fit(folder: Path, manifest: Manifest, pieces: Sequence[Box]) -> None:
     problems: list[str] = []
     for piece in pieces:
         entry = manifest.tensors.get(piece.name)
@@ -98,9 +98,9 @@ def _check_fit(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> Non
         raise misfit(folder, problems[0], len(problems))
 
 
-def _plan(manifest: Manifest, pieces: Sequence[Piece]) -> dict[str, dict[str, list[_Read]]]:
+def _plan(manifest: Manifest, pieces: Sequence[Box]) -> dict[str, dict[str, list[_Read]]]:
     """file -> key -> what to copy out of that block. Raises Damage if the blocks do not tile a tensor."""
-    wanted: dict[str, list[Piece]] = defaultdict(list)
+    wanted: dict[str, list[Box]] = defaultdict(list)
     for piece in pieces:
         if piece.tensor.numel():
             wanted[piece.name].append(piece)
@@ -117,7 +117,7 @@ def _plan(manifest: Manifest, pieces: Sequence[Piece]) -> dict[str, dict[str, li
     return reads
 
 
-def _overlaps(name: str, entry: TensorEntry, pieces: Sequence[Piece]) -> "list[ReadItem]":
+def _overlaps(name: str, entry: TensorEntry, pieces: Sequence[Box]) -> "list[ReadItem]":
     """Every (block, piece) pair that shares elements, and where these lie in both, as DCP's planner finds them."""
     # Late: it draws in DTensor and sympy (0.75 s), and a run that starts from nothing never needs it.
     from torch.distributed.checkpoint.metadata import (

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import torch
 
-from unisono.train.checkpoint.boxes import Piece
+from unisono.train.checkpoint.boxes import Box
 from unisono.train.checkpoint.write import save
 
 
@@ -44,7 +44,7 @@ class Saver:
         self._error: BaseException | None = None
 
     def save(
-        self, step: int, pieces: Sequence[Piece], state: dict[str, Any], blocking: bool = True
+        self, step: int, pieces: Sequence[Box], state: dict[str, Any], blocking: bool = True
     ) -> Path | None:
         """Save; returns the folder if blocking.
 
@@ -83,7 +83,7 @@ class Saver:
             raise error
         return done
 
-    def _write(self, step: int, pieces: Sequence[Piece], state: dict[str, Any], token: str) -> Path:
+    def _write(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str) -> Path:
         return save(
             self._run_dir,
             step,
@@ -96,14 +96,14 @@ class Saver:
             patience=self._patience,
         )
 
-    def _run(self, step: int, pieces: Sequence[Piece], state: dict[str, Any], token: str) -> None:
+    def _run(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str) -> None:
         try:
             self._done = self._write(step, pieces, state, token)
         except BaseException as error:  # carried to the thread that asked
             self._error = error
 
-    def _stage(self, pieces: Sequence[Piece]) -> list[Piece]:
-        staged: list[Piece] = []
+    def _stage(self, pieces: Sequence[Box]) -> list[Box]:
+        staged: list[Box] = []
         used: set[tuple[str, tuple[int, ...]]] = set()
         devices: set[torch.device] = set()
         for piece in pieces:

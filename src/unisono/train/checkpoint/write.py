@@ -21,15 +21,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from unisono.train.checkpoint.boxes import Piece
+from unisono.train.checkpoint.boxes import Box
 from unisono.train.checkpoint.faults import bad_cut, not_written
 from unisono.train.checkpoint.files import sync_folder, write_atomic
 from unisono.train.checkpoint.find import FOLDER, LATEST, list_steps, step_name
 from unisono.train.checkpoint.manifest import (
     MANIFEST,
-    Block,
     Manifest,
     Marker,
+    StoredBox,
     TensorEntry,
     block_key,
     decode_marker,
@@ -46,7 +46,7 @@ from unisono.train.checkpoint.vote import PeerFailed, Vote, polls, raise_failure
 def save(
     run_dir: Path,
     step: int,
-    pieces: Sequence[Piece],
+    pieces: Sequence[Box],
     state: dict[str, Any],
     *,
     rank: int = 0,
@@ -107,10 +107,10 @@ def save(
     return final
 
 
-def _write_rank(folder: Path, pieces: Sequence[Piece], attempt: str, rank: int, world: int) -> None:
+def _write_rank(folder: Path, pieces: Sequence[Box], attempt: str, rank: int, world: int) -> None:
     """Write this rank's tensors and then its marker. A rank that saves nothing writes only the marker."""
     tensors: dict[str, TensorEntry] = {}
-    mine: dict[str, Piece] = {}
+    mine: dict[str, Box] = {}
     for piece in pieces:
         if piece.tensor.dtype not in NAMES:
             raise ValueError(f"{piece.name!r}: a checkpoint cannot hold {piece.tensor.dtype}")
@@ -134,7 +134,7 @@ def _write_rank(folder: Path, pieces: Sequence[Piece], attempt: str, rank: int, 
             start, shape = tuple(int(n) for n in piece.start), tuple(piece.tensor.shape)
             size = prod(shape) * piece.tensor.element_size()
             known = tensors[piece.name]
-            block = Block(file, key, start, shape, written.crc32[key], size)
+            block = StoredBox(file, key, start, shape, written.crc32[key], size)
             tensors[piece.name] = TensorEntry(known.dtype, known.shape, (*known.blocks, block))
     marker = Marker(attempt, rank, world, file_entry, tensors)
     write_atomic(folder / f"rank-{rank:05d}.json", encode_marker(marker))
