@@ -1,0 +1,86 @@
+"""How replicas stay together: policies on the `dp` axis, one a file, chosen by the plan's `sync`.
+
+`Policy` is the declaration: options, traits, fidelity, and what it sends and keeps, without torch. `bind` makes the
+live part, a `Sync`, when ranks are there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unisono.spec.errors import Problem
+from unisono.spec.family import Family, Member
+from unisono.spec.fidelity import Fidelity
+from unisono.spec.work import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unisono.comm.bucket import Bucket
+    from unisono.comm.group import Group
+
+
+class Verdict(Enum):
+    """What the step is to do with the gradient that it holds."""
+
+    APPLY = "apply"  # step the optimiser here
+    REMOTE = "remote"  # the update happened elsewhere
+    DISCARD = "discard"  # this step does not count
+
+
+class Policy(Member, ABC):
+    """A policy's declaration.
+
+    fidelity: how close training under it comes to one device. leafwise: it needs the gradient of each micro-batch by
+    itself, to add them up in an order that no layout changes. equal: replicas hold equal weights after every step, so
+    that copies can be compared and one replica's checkpoint is everybody's. alone: it means something with dp=1.
+    """
+
+    fidelity: ClassVar[Fidelity]
+    leafwise: ClassVar[bool] = False
+    equal: ClassVar[bool] = True
+    alone: ClassVar[bool] = False
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        """What of a plan and its batch (`plan.checks.Batch`) this policy cannot be played with."""
+        yield from ()
+
+    @abstractmethod
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        """What one rank sends and keeps in a step, given the bytes of its gradients and the number of replicas."""
+
+    @abstractmethod
+    def bind(self, slots: "Sequence[Any]", group: "Group", codec: Any) -> "Sync":
+        """The live policy of one rank. slots: `parallel.params.Slot`, all parameters of this rank. group: its `dp`.
+        codec: the live codec that all it sends goes through. A collective of `group`."""
+
+
+class Sync(ABC):
+    """A live policy on the `dp` axis, on one rank."""
+
+    @abstractmethod
+    def weigh(self, count: int) -> float:
+        """Before forward: what one target's loss counts for, given the targets that one replica holds."""
+
+    @abstractmethod
+    def grad_ready(self, bucket: "Bucket") -> None:
+        """During backward: this replica's gradients in `bucket` are complete."""
+
+    @abstractmethod
+    def settle(self) -> Verdict:
+        """Before the update: gradients are what the update shall use when this returns."""
+
+    @abstractmethod
+    def after_update(self, step: int) -> None:
+        """After the update of step number `step` (from 0)."""
+
+    def state(self) -> "Mapping[str, Tensor]":
+        """What the policy keeps between steps, by name; a checkpoint keeps it and `load` gets it back."""
+        return {}
+
+    def load(self, state: "Mapping[str, Tensor]") -> None:
+        """Take back what `state` gave."""
+
+
+POLICIES: Family[Policy] = Family("policy", "unisono.sync", Policy, "plan.sync", ("P04", "P05"))

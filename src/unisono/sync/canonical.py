@@ -14,7 +14,7 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.comm.tree import tree_sum
 from unisono.spec.fidelity import Fidelity
-from unisono.sync.base import Sync, Verdict
+from unisono.sync import Sync, Verdict
 
 FIDELITY = Fidelity.EXACT
 

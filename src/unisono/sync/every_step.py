@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group, Pending
 from unisono.spec.fidelity import Fidelity
-from unisono.sync.base import Sync, Verdict
+from unisono.sync import Sync, Verdict
 
 FIDELITY = Fidelity.ROUNDING
 

@@ -13,7 +13,7 @@ from unisono.observe.span import Recorder
 from unisono.parallel.play import Leaf, Player
 from unisono.parallelize import Local
 from unisono.programs.pipeline import Action
-from unisono.sync.base import Sync, Verdict
+from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure, clip, clip_and_step
 from unisono.train.optim import set_rate
 from unisono.train.tally import Tally

@@ -11,7 +11,7 @@ from unisono.parallel.play import Player
 from unisono.parallel.shard import Sharded
 from unisono.parallelize import Local
 from unisono.sync import canonical
-from unisono.sync.base import Verdict
+from unisono.sync import Verdict
 from unisono.sync.canonical import Canonical
 from unisono.sync.every_step import EveryStep
 from unisono.train.tally import Tally

@@ -1,0 +1,29 @@
+"""What a technique sends, keeps and computes in one step, as numbers that depend on model and plan alone."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kind of collective or message of a step. nbytes: payload bytes that one rank sends in one of them."""
+
+    axis: str
+    op: str
+    nbytes: int
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one rank in one step. calls: what it sends. kept: bytes that stay from step to step beside weights, gradients
+    and optimiser state. flops, moved: operations and bytes of memory that it costs beside the model's own."""
+
+    calls: tuple[Call, ...] = ()
+    kept: int = 0
+    flops: int = 0
+    moved: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes of all calls."""
+        return sum(call.nbytes * call.times for call in self.calls)
