@@ -137,7 +137,7 @@ class _Helper:
             for pidfd in self._children:
                 os.close(pidfd)
             _close([seat for other, seat in enumerate(order.seats) if other != rank])
-            seat = self._rank.Seat(rank, *order.seats[rank])
+            seat = self._rank.SeatEnds(rank, *order.seats[rank])
             self._rank.live(seat, order.terms, self._entry, order.argument, shared)
         finally:
             os._exit(1)

@@ -10,8 +10,7 @@ from unisono.parallel import shard
 from unisono.parallel.play import Player
 from unisono.parallel.shard import Sharded
 from unisono.parallelize import Local
-from unisono.sync import canonical
-from unisono.sync import Verdict
+from unisono.sync import Verdict, canonical
 from unisono.sync.canonical import Canonical
 from unisono.sync.every_step import EveryStep
 from unisono.train.tally import Tally
