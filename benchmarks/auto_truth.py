@@ -22,7 +22,6 @@ from typing import Any
 import lab
 from cpu_truth import MODELS, between, calibrated, played
 
-from unisono.commands.plan import space_on
 from unisono.config import Loaded, Recipe
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
@@ -31,6 +30,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.programs import schedules
+from unisono.verbs._plan import space_on
 
 CASES = (
     ("1M", 2, 0.0),

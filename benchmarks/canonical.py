@@ -26,7 +26,7 @@ PLANS = (
 
 def prepare(argument: dict[str, Any]) -> Any:
     """In the helper: the data."""
-    from unisono.commands import train_rank
+    from unisono.verbs.train import rank as train_rank
 
     return train_rank.prepare(argument)
 
@@ -35,8 +35,8 @@ def main(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     """In each rank: train, or time alternating blocks of steps of two policies."""
     if argument.get("blocks"):
         return _timed(ctx, argument, shared)
-    from unisono.commands import train_rank
     from unisono.train.checkpoint import read_full
+    from unisono.verbs.train import rank as train_rank
 
     summary = train_rank.main(ctx, argument, shared)
     if ctx.rank:

@@ -20,9 +20,9 @@ from typing import Any
 
 import lab
 
-from unisono.commands import calibrate
 from unisono.config import Recipe, resolve
 from unisono.launch.nursery import Nursery
+from unisono.measure import calibrate
 from unisono.measure.recipes import gpt
 from unisono.planner.clusters import cluster
 from unisono.planner.host import price_on_host

@@ -4,8 +4,8 @@ from typing import Any
 
 import lab
 
-from unisono.commands import check_rank
 from unisono.launch.context import RankContext
+from unisono.measure import check_rank
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from unisono.cli_verbs import LATER, VERBS
 from unisono.config.fields import SECTIONS, keys
 from unisono.plan.grammar import BUILT, KEYS, VALUES
 from unisono.plan.plan import DEFAULTS
 from unisono.programs import draw, schedules
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
+from unisono.verbs._running import LATER, VERBS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

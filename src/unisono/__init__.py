@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unisono.commands.prove import prove
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
+    from unisono.library.proof import prove
     from unisono.library.prove import check_gradients
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
@@ -48,7 +48,7 @@ _HOMES = {
     **dict.fromkeys(("Job", "init"), "unisono.library"),
     "check_gradients": "unisono.library.prove",
     "gradients_of": "unisono.verify.user",
-    "prove": "unisono.commands.prove",
+    "prove": "unisono.library.proof",
     "Plan": "unisono.plan",
     "UnisonoError": "unisono.spec.errors",
 }

@@ -15,10 +15,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from unisono.cli_call import Call, Verb, one_object
-from unisono.cli_config import VERB as CONFIG
-from unisono.cli_verbs import VERBS as RUNNING
 from unisono.spec.errors import Infeasible, Interrupted, UnisonoError, UsageError
+from unisono.verbs._call import Call, Verb, one_object
+from unisono.verbs._running import VERBS as RUNNING
+from unisono.verbs.config import VERB as CONFIG
 
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (*RUNNING, CONFIG)}
 

@@ -8,12 +8,12 @@ import pytest
 from tests.planner.test_host import HOST
 from unisono import config
 from unisono.cli import main
-from unisono.commands import auto
-from unisono.commands.simulate import question
 from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.host_file import FittedHost, as_toml
 from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.verbs._simulate import question
+from unisono.verbs.train import auto
 
 FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "256")]
 

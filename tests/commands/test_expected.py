@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from unisono.commands.expected import expected
-from unisono.commands.run_folder import PREDICTION, Watched
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.planner import predict
+from unisono.verbs.train.expected import expected
+from unisono.verbs.train.folder import PREDICTION, Watched
 
 RECIPE = Recipe(
     model=ModelConfig(n_layer=4, n_head=2, d_model=32, context=16),

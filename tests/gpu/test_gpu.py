@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from unisono.commands.proof import prove
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
+from unisono.verify.prover import prove
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "unisono"
 FILES = sorted(SOURCE.rglob("*.py"))
 STEP = ("train/loop.py", "train/step.py", "parallel/play.py", "sync/every_step.py")
-MAY_READ_ENVIRONMENT = ("cli.py", "commands/", "launch/")
+MAY_READ_ENVIRONMENT = ("cli.py", "verbs/", "verify/", "measure/", "launch/")
 
 
 def test_floors_hold() -> None:

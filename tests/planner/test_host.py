@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planner.parts import together
-from unisono.commands.calibrate import sizes
+from unisono.measure.calibrate import sizes
 from unisono.plan import Plan
 from unisono.planner import host_fit
 from unisono.planner.clusters import cluster

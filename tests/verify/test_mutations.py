@@ -7,9 +7,9 @@ import pytest
 
 from tests.verify.mutations.entry import CATALOGUE
 from tests.verify.mutations.planting import Bug
-from unisono.commands.proof import Proof, Starter, prove
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
+from unisono.verify.prover import Proof, Starter, prove
 
 ROOT = str(Path(__file__).parents[2])
 STAGE = Starter("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)

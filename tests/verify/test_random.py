@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from unisono.commands.proof import ENTRY, Proof, Starter, prove_on
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.verify.cover import candidates
+from unisono.verify.prover import ENTRY, Proof, Starter, prove_on
 
 STAGE = Starter(backend="gloo")
 

@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def auto(self) -> bool:
-        """Whether the planner is to choose what the text does not name; see `commands.auto`."""
+        """Whether the planner is to choose what the text does not name; see `verbs.train.auto`."""
         return "auto" in self.said
 
     def __str__(self) -> str:

@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.verify.mutations import in_clipping, in_data, in_layers, in_sums, in_updates
 from tests.verify.mutations.planting import bugs_of, planted
-from unisono.commands import verify_rank
-from unisono.commands.verify_rank import prepare
+from unisono.verify import prover_rank as verify_rank
+from unisono.verify.prover_rank import prepare
 
 __all__ = ["CATALOGUE", "main", "prepare"]
 

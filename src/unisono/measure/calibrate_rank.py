@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from unisono.comm.mesh import Mesh, Shape
-from unisono.commands.check_rank import agree
 from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
+from unisono.measure.check_rank import agree
 from unisono.measure.recipes import gpt
 from unisono.observe.span import Recorder
 from unisono.train.build import Place, connect

@@ -12,8 +12,8 @@ from unisono.spec.errors import UsageError
 def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | None:
     """The text of `prediction.json` for a resolved recipe and plan; None for a model that cannot be priced."""
     # Imported here: `train` needs them only while the ranks are importing torch.
-    from unisono.commands.sizes import model_of
     from unisono.planner import predict
+    from unisono.verbs._sizes import model_of
 
     batch, _ = batch_of(plan, recipe.train)
     if batch is None or ".py:" in recipe.model.kind or recipe.model.kind.startswith("hf:"):

@@ -11,10 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from unisono.commands import proof
-from unisono.commands.expected import expected
-from unisono.commands.first_look import look_at_checkpoints, look_at_data
-from unisono.commands.run_folder import Watched, finished, make_run_dir
 from unisono.config import Recipe
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
@@ -25,8 +21,12 @@ from unisono.observe.files import write_whole
 from unisono.plan import Plan
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 from unisono.train.writing import writing
+from unisono.verbs.train.expected import expected
+from unisono.verbs.train.first_look import look_at_checkpoints, look_at_data
+from unisono.verbs.train.folder import Watched, finished, make_run_dir
+from unisono.verify import prover as proof
 
-ENTRY = "unisono.commands.train_rank:main"
+ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(

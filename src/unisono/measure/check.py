@@ -13,7 +13,7 @@ from unisono.planner.search import Space, search
 from unisono.planner.simulate import Answer
 from unisono.spec.errors import Infeasible, UsageError
 
-ENTRY = "unisono.commands.check_rank:main"
+ENTRY = "unisono.measure.check_rank:main"
 _SECONDS = 1.0  # of steps, for each plan
 _SILENCE = 300.0
 

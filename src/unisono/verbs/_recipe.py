@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from unisono.cli_call import Call, Parser, common
 from unisono.spec.errors import UsageError
+from unisono.verbs._call import Call, Parser, common
 
 if TYPE_CHECKING:
     from unisono.config import Loaded

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from unisono.commands.plan import space_on
 from unisono.config import Loaded
 from unisono.planner import chosen, predict, search
 from unisono.planner.simulate import GIB
 from unisono.report import words
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
+from unisono.verbs._plan import space_on
 
 _BYTES = 256  # words, where only the data knows how many: characters, most likely
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from unisono.cli_call import Parser
+from unisono.verbs._call import Parser
 
 
 def _above_0(text: str) -> float:

@@ -8,8 +8,6 @@ from typing import Any
 # in the helper, before the fork, is cheaper than in every rank.
 import torch._dynamo  # noqa: F401
 
-from unisono.commands.first_look import nothing_to_resume
-from unisono.commands.run_folder import make_run_dir
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.train.checkpoint import verify_folder
@@ -17,6 +15,8 @@ from unisono.train.checkpoint.find import by_age
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.session import RankOrder, place_of, session
+from unisono.verbs.train.first_look import nothing_to_resume
+from unisono.verbs.train.folder import make_run_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.cli_call import Call, Parser, Verb, colour, common, found_run
-from unisono.cli_planner import VERBS as PLANNER
-from unisono.cli_recipe import loaded, recipe_parser
 from unisono.spec.errors import UsageError
+from unisono.verbs._call import Call, Parser, Verb, colour, common, found_run
+from unisono.verbs._planner import VERBS as PLANNER
+from unisono.verbs._recipe import loaded, recipe_parser
 
 if TYPE_CHECKING:
     from unisono.config import Resolved
@@ -58,7 +58,7 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
             file = str(run / "config.resolved.toml")
     got = loaded(call, file, given.demo, flags)
     if got.plan.auto:
-        from unisono.commands import auto
+        from unisono.verbs.train import auto
 
         got, said = auto.choose(got, started_ranks(call), call.environ)
         for line in said:
@@ -71,7 +71,7 @@ def _train(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         resume=given.resume, json=given.json, quiet=given.quiet, color=colour(call), dry_run=False, demo=given.demo,
         config_text=text, command=["unisono", *map(shlex.quote, call.words)],
     )  # fmt: skip
-    from unisono.commands import train
+    from unisono.verbs.train import run as train
 
     return train.run(resolved.recipe, resolved.plan, dict(resolved.origins), call.options)
 
@@ -143,7 +143,7 @@ def _verify(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         steps=given.steps, dtype=recipe.train.dtype, all=given.all, json=given.json, quiet=given.quiet,
         color=colour(call), demo=given.demo,
     )  # fmt: skip
-    from unisono.commands import verify
+    from unisono.verbs import _verify as verify
 
     return verify.run(recipe, plans, call.options)
 
@@ -161,7 +161,7 @@ def _replay(call: Call, given: Any, flags: Sequence[tuple[str, str | None]]) -> 
         call.say(f"would replay  {run}, {'the last step' if given.step is None else f'step {given.step}'}")
         return {"dry_run": True, "run_dir": str(run), "step": given.step}
     call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
-    from unisono.commands import replay
+    from unisono.verify import replayer as replay
 
     return replay.run(run, given.step, call.options)
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.cli_call import Call, Parser, Verb, colour, common
-from unisono.cli_recipe import loaded, recipe_parser
-from unisono.cli_studies import add as add_studies
 from unisono.spec.errors import UsageError
+from unisono.verbs._call import Call, Parser, Verb, colour, common
+from unisono.verbs._recipe import loaded, recipe_parser
+from unisono.verbs._studies_flags import add as add_studies
 
 # --- simulate --------------------------------------------------------------------------------------------------------
 
@@ -46,8 +46,9 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     flags, rest = config.split_flags(words)
     given = _simulate_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
-    from unisono.commands import simulate, studies
     from unisono.planner.pools import is_mixture
+    from unisono.verbs import _simulate as simulate
+    from unisono.verbs import _studies as studies
 
     if is_mixture(given.cluster):
         return _on_mixture(call, got, given)
@@ -67,7 +68,7 @@ def _simulate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
 
 
 def _on_mixture(call: Call, got: Any, given: Any) -> Mapping[str, Any]:
-    from unisono.commands import mixed
+    from unisono.verbs import _mixed as mixed
 
     ask = mixed.question(got, given)
     if given.dry_run:
@@ -121,8 +122,8 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     flags, rest = config.split_flags(words, top=("name", "seed"))
     given = _plan_parser().read(rest)
     got = loaded(call, given.file, given.demo, flags)
-    from unisono.commands import plan
     from unisono.planner.pools import is_mixture
+    from unisono.verbs import _plan as plan
 
     given.cluster = given.cluster or (_calibrated(call) if given.check else "laptop")
     if is_mixture(given.cluster):
@@ -132,7 +133,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         call.say(f"would search  {within.cluster.name} with {within.stack.name}")
         return {"dry_run": True, "cluster": within.cluster.name, "stack": within.stack.name}
     if given.check:
-        from unisono.commands import check
+        from unisono.measure import check
 
         check.played_here(within)
     wider = None
@@ -146,7 +147,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
     result, page = plan.run(within, given.cluster, given.top, given.objective, given.fewer, wider)
     call.say(page)
     if given.check:
-        from unisono.commands import check
+        from unisono.measure import check
 
         more, page = check.run(got, within, given.top)
         call.say(f"\n{page}")
@@ -155,7 +156,7 @@ def _plan(call: Call, words: list[str]) -> Mapping[str, Any] | None:
 
 
 def _plan_mixture(call: Call, got: Any, given: Any) -> Mapping[str, Any]:
-    from unisono.commands import mixed
+    from unisono.verbs import _mixed as mixed
 
     within, where = mixed.space(got, given)
     if given.dry_run:
@@ -202,7 +203,7 @@ def _calibrate(call: Call, words: list[str]) -> Mapping[str, Any] | None:
         call.say(f"would measure this machine and write {out}")
         return {"dry_run": True, "file": str(out)}
     call.options.update(json=given.json, quiet=given.quiet, color=colour(call))
-    from unisono.commands import calibrate
+    from unisono.measure import calibrate
 
     result = calibrate.run(out, call.note)
     call.say(str(out))

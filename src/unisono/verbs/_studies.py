@@ -6,7 +6,6 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unisono.commands.simulate import NOT_BUILT
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
@@ -16,6 +15,7 @@ from unisono.planner.simulate import Answer, Question
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.transformer import Transformer
+from unisono.verbs._simulate import NOT_BUILT
 
 if TYPE_CHECKING:
     from unisono.planner.search import Space
@@ -210,7 +210,7 @@ def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
 
 def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
     """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
-    from unisono.commands import plan as planning
+    from unisono.verbs import _plan as planning
 
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
     base = planning.space(got, None, given.cluster, given.stack)

@@ -6,9 +6,6 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from unisono.commands.plan import space_on
-from unisono.commands.simulate import planned
-from unisono.commands.sizes import model_of
 from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import mixed, mixed_chosen, mixed_search, mixed_told, search
@@ -20,6 +17,9 @@ from unisono.planner.stack import stack
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.mixture import Mixture
 from unisono.spec.transformer import Transformer
+from unisono.verbs._plan import space_on
+from unisono.verbs._simulate import planned
+from unisono.verbs._sizes import model_of
 
 # Flags that ask for what is priced on equal devices alone.
 _EQUAL = (

@@ -3,10 +3,10 @@
 import sys
 from typing import Any
 
-from unisono.commands.proof import KINDS, Proof, Starter, prove
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.verify.cover import covering, with_leaves
+from unisono.verify.prover import KINDS, Proof, Starter, prove
 
 
 def run(recipe: Recipe, plans: list[Plan], options: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from unisono.commands import proof
-from unisono.commands.proof import Proof
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.library.explain import explained
 from unisono.library.found import found
 from unisono.plan import Plan
+from unisono.verify import prover as proof
+from unisono.verify.prover import Proof
 
 _IMPORTED = "unisono_model_"  # what a model's file is called when ranks import it
 

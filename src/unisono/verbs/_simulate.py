@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
@@ -21,6 +20,7 @@ from unisono.spec.cluster import Cluster
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.mixture import Mixture
 from unisono.spec.transformer import Transformer
+from unisono.verbs._sizes import judged, model_of, problems
 
 NOT_BUILT = "P10"
 
@@ -64,7 +64,7 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
 
     Raises DoesNotFit, UsageError, OSError.
     """
-    from unisono.commands import studies
+    from unisono.verbs import _studies as studies
 
     ask = studies.asked(ask, given)
     every = orders.compared(ask) if given.order == orders.BEST else None
@@ -85,7 +85,7 @@ def run(ask: simulate.Question, given: Any) -> tuple[Mapping[str, Any], str]:
     page = f"{simulate.as_text(answer)}{parts}{lies}{cut}\n\n{text}"
     if given.out is None and given.trace is None:
         return facts, page
-    from unisono.commands.pictures import pictures
+    from unisono.verbs._pictures import pictures
 
     written = pictures(answer, facts, given.out, given.trace)
     return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])

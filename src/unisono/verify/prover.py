@@ -14,7 +14,7 @@ from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
 from unisono.verify.bounds import fidelity_of
 
-ENTRY = "unisono.commands.verify_rank:main"
+ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
 
 

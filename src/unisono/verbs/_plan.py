@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.commands.simulate import NOT_BUILT
-from unisono.commands.sizes import judged, model_of, problems
 from unisono.config import Loaded
 from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
@@ -17,6 +15,8 @@ from unisono.planner.space import meshes
 from unisono.planner.stack import Stack, stack
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
+from unisono.verbs._simulate import NOT_BUILT
+from unisono.verbs._sizes import judged, model_of, problems
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.cli_call import Call, Parser, Verb, common, found_run
-from unisono.cli_verbs import loaded, started_ranks
 from unisono.spec.errors import UsageError
+from unisono.verbs._call import Call, Parser, Verb, common, found_run
+from unisono.verbs._running import loaded, started_ranks
 
 _ABOUT = """\
 show   [FILE]   every value as TOML, and where it was made

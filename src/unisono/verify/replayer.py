@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from unisono import config
-from unisono.commands.proof import one_device
 from unisono.launch import local
 from unisono.launch.nursery import print_output
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import UsageError
+from unisono.verify.prover import one_device
 
-ENTRY = "unisono.commands.replay_rank:main"
+ENTRY = "unisono.verify.replay_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
 
 

@@ -1,0 +1,1 @@
+"""The verbs of the command line. What a verb starts that imports torch is called `rank`."""

@@ -1,0 +1,1 @@
+"""`unisono train`: the side of the supervisor, and `rank.py`, which every rank plays."""
