@@ -1,0 +1,122 @@
+"""Members of a family found by file name, without registration. Standard library only, so that help answers at once.
+
+A member is one file of its family's package (or a folder whose `__init__.py` declares it), named as the contract names
+it: `topk` is `topk.py`, and `1f1b`, which Python cannot import, is `one_f_one_b.py`. A member in a user's own file is
+named by import path: `mine.py:NAME`. Files whose name begins with `_` are no members.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from unisono.spec.errors import UsageError
+
+_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Finder(Generic[C]):
+    """The classes of one kind.
+
+    noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
+    key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
+    """
+
+    noun: str
+    package: str
+    base: type[C]
+    key: str
+    codes: tuple[str, str] = ("C04", "C04")
+
+    def names(self) -> tuple[str, ...]:
+        """All members' names, as the contract spells them; nothing is imported for it."""
+        path = importlib.import_module(self.package).__path__
+        return tuple(
+            sorted(name_of(m.name) for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        )
+
+    def find(self, name: str, where: str = "") -> type[C]:
+        """The member's class, by its name or by `FILE.py:NAME`. Raises UsageError."""
+        if ".py:" in name:
+            path, _, attribute = name.rpartition(":")
+            member = getattr(_loaded(path, self.noun, where or self.key), attribute, None)
+            if not (isinstance(member, type) and issubclass(member, self.base)):
+                raise UsageError(
+                    f"{path} has no {self.noun} {attribute}",
+                    where=where or self.key,
+                    fix=f"a subclass of {self.base.__module__}.{self.base.__name__} under this name",
+                    code=self.codes[0],
+                )
+            return member
+        names = self.names()
+        if name not in names:
+            close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UsageError(
+                f"there is no {self.noun} {name!r}{hint}",
+                where=where or self.key,
+                fix=f"one of: {' '.join(names)}, or FILE.py:NAME",
+                code=self.codes[0],
+            )
+        return _member_of(importlib.import_module(f"{self.package}.{module_of(name)}"), self.base)
+
+
+def _member_of(module: Any, base: type[C]) -> type[C]:
+    """The one class of `module` that is a member: a subclass of `base`, defined there and not private."""
+    for name, value in vars(module).items():
+        own = isinstance(value, type) and value.__module__ == module.__name__
+        if own and issubclass(value, base) and not name.startswith("_"):
+            return value
+    raise TypeError(f"{module.__name__} declares no {base.__name__}")
+
+
+def _loaded(path: str, noun: str, where: str) -> Any:
+    """The module of a user's file, loaded once a process."""
+    full = str(Path(path).resolve())
+    name = f"unisono_user_{Path(path).stem}_{abs(hash(full)):x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None or not Path(full).is_file():
+        raise UsageError(f"no such file: {path}", where=where, fix=f"the path of a {noun}'s file", code="C03")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def split(text: str) -> tuple[str, str]:
+    """(name, options) of `NAME:options` and of `FILE.py:NAME:options`."""
+    path, py, rest = text.partition(".py:")
+    if not py:
+        name, _, options = text.partition(":")
+        return name, options
+    name, _, options = rest.partition(":")
+    return f"{path}.py:{name}", options
+
+
+def module_of(name: str) -> str:
+    """The module's name for a contract name: `1f1b` -> `one_f_one_b`, others unchanged."""
+    if not name[:1].isdigit():
+        return name
+    return "_".join(_DIGITS[int(c)] if c.isdigit() else c for c in name)
+
+
+def name_of(module: str) -> str:
+    """The contract's name of a module: `one_f_one_b` -> `1f1b`, others unchanged."""
+    words: Sequence[str] = module.split("_")
+    if words[0] not in _DIGITS:
+        return module
+    return "".join(str(_DIGITS.index(word)) if word in _DIGITS else word for word in words)
