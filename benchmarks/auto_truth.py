@@ -29,7 +29,7 @@ from unisono.planner import search
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.programs import schedules
+from unisono.programs.schedules import SCHEDULES
 from unisono.verbs._plan import space_on
 
 CASES = (
@@ -129,7 +129,7 @@ def priced(space: search.Space, one: tuple[Plan, int]) -> float:
 def program(one: tuple[Plan, int]) -> tuple[Plan, int, Any]:
     """What tells a plan from another: its keys, with the timetable itself instead of its name."""
     plan, micro_batch = one
-    timetable = schedules.get(plan.schedule)(plan.pp, plan.micros or 1)
+    timetable = SCHEDULES.read(plan.schedule).timetable(plan.pp, plan.micros or 1)
     return replace(plan, schedule="gpipe"), micro_batch, timetable.rows
 
 

@@ -26,8 +26,8 @@ from typing import Any
 from unisono.launch.nursery import Nursery
 from unisono.observe import trace
 from unisono.plan.grammar import BUILT
-from unisono.programs import schedules
 from unisono.programs.pipeline import Action, Placed, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.report import placed as lay
 from unisono.report import sheet
 
@@ -162,7 +162,7 @@ def beside(nursery: Nursery, case: Case, steps: int) -> Beside:
         said = in_ranks(nursery, case.ranks, given)
         traces = [trace.read(Path(folder, f"rank{rank}.json.gz")) for rank in range(case.ranks)]
     message = max(said)
-    timetable = schedules.get(case.schedule)(case.ranks, case.micros)
+    timetable = SCHEDULES.read(case.schedule).timetable(case.ranks, case.micros)
     forward, behind = ([seconds + case.beyond for seconds in each] for each in (case.forward, backward))
     simulated = play_costs(timetable, forward, behind, message)
     measured = [of_step(traces, step) for step in range(1, steps + 1)]

@@ -14,8 +14,9 @@ from typing import Literal, get_args, get_origin
 from unisono.config.fields import SECTIONS, keys
 from unisono.plan.grammar import BUILT, KEYS, VALUES
 from unisono.plan.plan import DEFAULTS
-from unisono.programs import draw, schedules
+from unisono.programs import draw
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.verbs._running import LATER, VERBS
 
 DOCS = Path(__file__).parent
@@ -56,12 +57,12 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 def timetable(name: str, ranks: int, micros: int) -> str:
     """A timetable as our own code draws it, with backward twice as dear as forward."""
-    return fenced(draw.text(play_costs(schedules.get(name)(ranks, micros), 1.0, 2.0)))
+    return fenced(draw.text(play_costs(SCHEDULES.read(name).timetable(ranks, micros), 1.0, 2.0)))
 
 
 def several(name: str, ranks: int, micros: int) -> str:
     """A timetable of several stages a rank or of weight gradients apart: F, B and W of a stage cost the same."""
-    table = schedules.get(name)(ranks, micros)
+    table = SCHEDULES.read(name).timetable(ranks, micros)
     return fenced(draw.text(play_costs(table, 1.0, 1.0 if table.splits_backward else 2.0, weight=1.0)))
 
 
@@ -70,7 +71,7 @@ def bubbles() -> str:
 
     def rows() -> Iterator[tuple[str, ...]]:
         for ranks, micros in ((2, 2), (2, 4), (2, 8), (4, 4), (4, 8), (4, 16), (4, 32)):
-            both = [schedules.get(name)(ranks, micros) for name in ("gpipe", "1f1b")]
+            both = [SCHEDULES.read(name).timetable(ranks, micros) for name in ("gpipe", "1f1b")]
             share = bubble(play_costs(both[1], 1.0, 2.0))
             held = [str(max(peak_held(one))) for one in both]
             yield str(ranks), str(micros), f"{100 * share:.1f} %", *held
@@ -80,7 +81,7 @@ def bubbles() -> str:
 
 def lowered() -> str:
     """One row of a timetable with its messages."""
-    rows = lower(schedules.get("1f1b")(2, 2)).rows
+    rows = lower(SCHEDULES.read("1f1b").timetable(2, 2)).rows
     return fenced("\n".join(f"rank {n}  {' '.join(str(a) for a in row)}" for n, row in enumerate(rows)))
 
 

@@ -1,23 +1,21 @@
 """Every schedule, found by looking into its folder: what any timetable owes."""
 
-import importlib
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.plan.grammar import BUILT, VALUES
-from unisono.programs import schedules
 from unisono.programs.pipeline import Timetable, bubble, check, lower, needs, peak_held, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 
-NAMES = schedules.names()
+NAMES = SCHEDULES.names()
 
 
 def served(name: str, ranks: int, micros: int) -> Timetable | None:
     """The timetable, or None where the schedule refuses these numbers and says which it takes."""
     try:
-        return schedules.get(name)(ranks, micros)
+        return SCHEDULES.read(name).timetable(ranks, micros)
     except UsageError as refusal:
         assert refusal.fix
         return None
@@ -26,7 +24,7 @@ def served(name: str, ranks: int, micros: int) -> Timetable | None:
 def test_the_contract_names_are_found() -> None:
     assert set(NAMES) == set(VALUES["schedule"]) - {"pipedream"}
     assert set(BUILT["schedule"]) <= set(NAMES)
-    assert all(schedules.name_of(schedules.module_of(name)) == name for name in NAMES)
+    assert all(SCHEDULES.find(name).name == name for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,15 +88,15 @@ def test_each_computation_begins_as_soon_as_it_can(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_is_a_pure_function_with_a_docstring(name: str) -> None:
-    schedule = schedules.get(name)
-    assert schedule(4, 8) == schedule(4, 8)
-    assert importlib.import_module(f"unisono.programs.schedules.{schedules.module_of(name)}").__doc__
+    schedule = SCHEDULES.read(name)
+    assert schedule.timetable(4, 8) == schedule.timetable(4, 8)
+    assert schedule.summary()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_backward_sums_in_the_same_order(name: str) -> None:
     """Gradients of a stage are summed in ascending micro-batch order, so schedules agree bit for bit."""
-    timetable = schedules.get(name)(4, 8)
+    timetable = SCHEDULES.read(name).timetable(4, 8)
     last = "W" if timetable.splits_backward else "B"
     for row in timetable.rows:
         for stage in {a.stage for a in row}:
@@ -116,14 +114,14 @@ def test_one_rank_holds_and_sends_nothing_to_itself(name: str) -> None:
 
 
 def test_unknown_names_and_options_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="no pipeline schedule"):
-        schedules.get("nonsense")
-    with pytest.raises(UsageError, match="KEY=NUMBER"):
-        schedules.get("gpipe:v")
+    with pytest.raises(UsageError, match="no schedule"):
+        SCHEDULES.read("nonsense")
     with pytest.raises(UsageError, match="takes no option v"):
-        schedules.get("gpipe:v=2")
+        SCHEDULES.read("gpipe:v")
+    with pytest.raises(UsageError, match="takes no option v"):
+        SCHEDULES.read("gpipe:v=2")
     with pytest.raises(UsageError, match="takes no option costs"):
-        schedules.get("zb1p:costs=2")
+        SCHEDULES.read("zb1p:costs=2")
     with pytest.raises(UsageError, match="takes no option ranks"):
-        schedules.get("interleaved:ranks=2")
-    assert schedules.get("interleaved:v=3")(2, 4).stages == 6
+        SCHEDULES.read("interleaved:ranks=2")
+    assert SCHEDULES.read("interleaved:v=3").timetable(2, 4).stages == 6

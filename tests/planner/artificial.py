@@ -23,8 +23,8 @@ from unisono.observe import trace
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
 from unisono.parallel.play import Player, Wires
-from unisono.programs import schedules
 from unisono.programs.pipeline import lower
+from unisono.programs.schedules import SCHEDULES
 
 WIDTH = 64  # elements of a message; the first one says when it left
 PINGS = 40
@@ -133,7 +133,7 @@ def play(
     wires = Wires(ahead, back, (WIDTH,), (WIDTH,), torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
     stage = Stage(Model(forward, backward), range(ctx.rank, ctx.rank + 1), ctx.rank, ranks)
     player = Player(stage, wires, recorder, nullcontext, lambda last, losses: None)
-    row = lower(schedules.get(schedule)(ranks, micros)).rows[ctx.rank]
+    row = lower(SCHEDULES.read(schedule).timetable(ranks, micros)).rows[ctx.rank]
     leaves = [_leaf() for _ in range(micros)]
     message = _message(mesh, ahead)
     recorder.keep = True

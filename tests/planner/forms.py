@@ -8,14 +8,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.planner.published import table
-from unisono.programs import schedules
-from unisono.programs.bubble_rates import bubble_rates
 from unisono.programs.pipeline import Timetable, peak_held
-from unisono.programs.pricing import Costs, played, slowest
+from unisono.programs.pricing import Costs, bubble_rate, played, slowest
+from unisono.programs.schedules import SCHEDULES
+from unisono.programs.schedules.zb1p import Zb1p
+from unisono.programs.schedules.zb2p import Zb2p
 
 COSTS = Costs(forward=1.0, backward=0.966, weight=0.5, send=0.0326)
 CHUNKS, KEPT = 3, 0.37
 COLUMNS = ("b_1f1b", "b_1f1b_i", "b_zbh1", "b_zbh2", "b_zb1p", "b_zb2p")
+
+
+def bubble_rates(
+    ranks: int, micros: int, costs: Costs, chunks: int = 1, kept: float = 1.0
+) -> dict[str, float]:
+    """A row of the zero-bubble paper's table 5, by its columns' names; schedules that refuse these numbers raise UsageError.
+
+    `costs` are the profiled times of one of `ranks` stages. `chunks` is the v of 1F1B-I, the most that the layers
+    allow (one layer each); `kept` the part of a micro-batch's activations that W still needs after B, which decides
+    how many W the automatic schedules may owe. Cost is the slowest stage's own span: there the paper's updates are
+    checked after the fact, so no stage waits for another's end.
+    """
+    timetables = {
+        "b_1f1b": SCHEDULES.read("1f1b").timetable(ranks, micros),
+        "b_1f1b_i": SCHEDULES.read(f"interleaved:v={chunks}").timetable(ranks, micros),
+        "b_zbh1": Zb1p().by_hand(ranks, micros),
+        "b_zbh2": Zb2p().by_hand(ranks, micros),
+        "b_zb1p": Zb1p().fitted(ranks, micros, costs, kept),
+        "b_zb2p": Zb2p().fitted(ranks, micros, costs, kept),
+    }
+    return {name: bubble_rate(timetable, costs) for name, timetable in timetables.items()}
 
 
 def rates() -> list[tuple[int, str, float, float]]:
@@ -85,10 +107,7 @@ def closed(name: str) -> list[tuple[float, float]]:
 
 
 def _made(schedule: str, ranks: int, micros: int, costs: Costs) -> Timetable:
-    make = schedules.get(schedule)
-    if schedule in ("zb1p", "zb2p"):  # they are made for costs
-        return make(ranks, micros, costs)  # pyright: ignore[reportCallIssue]
-    return make(ranks, micros)
+    return SCHEDULES.read(schedule).fitted(ranks, micros, costs)
 
 
 def _waits(name: str, timetable: Timetable, costs: Costs) -> float:

@@ -12,9 +12,8 @@ from unisono.planner.clusters import cluster
 from unisono.planner.cuts import even
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import LATE, in_flight, serves
-from unisono.programs import schedules
 from unisono.programs.pipeline import peak_held
-from unisono.programs.schedules import accumulate, gpipe, one_f_one_b
+from unisono.programs.schedules import SCHEDULES
 
 MEGATRON = Stack(fused_attention=False, sequence_parallel=True, slack=0.05)
 
@@ -43,10 +42,15 @@ def test_figures_of_korthikanti(row: dict[str, str]) -> None:
 @pytest.mark.parametrize("micros", [1, 3, 8])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_what_is_held_is_what_the_timetable_holds(ranks: int, micros: int) -> None:
-    made = {"gpipe": gpipe.timetable(ranks, micros), "1f1b": one_f_one_b.timetable(ranks, micros)}
+    made = {
+        "gpipe": SCHEDULES.read("gpipe").timetable(ranks, micros),
+        "1f1b": SCHEDULES.read("1f1b").timetable(ranks, micros),
+    }
     for name, timetable in made.items():
         assert peak_held(timetable) == tuple(in_flight(name, row, ranks, micros) for row in range(ranks))
-    assert peak_held(accumulate.timetable(1, micros)) == (in_flight("accumulate", 0, 1, micros),)
+    assert peak_held(SCHEDULES.read("accumulate").timetable(1, micros)) == (
+        in_flight("accumulate", 0, 1, micros),
+    )
 
 
 def test_every_mode_and_axis_takes_less_than_none() -> None:
@@ -149,7 +153,7 @@ def test_heads_wait_for_their_weights_on_zero_bubbles_last_row_alone(
     """As many as are held beside the one at work, at most; V-shaped timetables make that gradient at once."""
     if not serves(name, ranks, micros, 64):
         return
-    made = schedules.get(name)(ranks, micros)
+    made = SCHEDULES.read(name).timetable(ranks, micros)
     waiting, most, row = set[tuple[int, int]](), 0, 0
     for row in {made.placement[stage] for stage in range(made.length - 1, made.stages, made.length)}:
         waiting.clear()

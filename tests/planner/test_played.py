@@ -11,16 +11,16 @@ from unisono.planner.price import price, rows
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
 from unisono.programs.pipeline import play_costs
-from unisono.programs.schedules import one_f_one_b
+from unisono.programs.schedules import SCHEDULES
 
 MODEL = gpt(48, 16, 2048, 2048)
-SCHEDULES = (
+NAMES = (
     "1f1b", "gpipe", "interleaved:v=2", "looped_bfs:v=3", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("made", ["plain", "megatron-2022"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", NAMES)
 def test_the_simulated_step_is_near_its_closed_form(schedule: str, made: str) -> None:
     plan = Plan.parse(f"pp=4 dp=2 schedule={schedule} precision=bf16")
     for micros, within in ((8, 0.1), (16, 0.06), (40, 0.03)):
@@ -36,7 +36,7 @@ def test_the_simulated_step_is_near_its_closed_form(schedule: str, made: str) ->
 def test_the_simulated_step_is_what_is_played() -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
     each = rows(MODEL, plan, where, made, 1)
-    table = one_f_one_b.timetable(4, 12)
+    table = SCHEDULES.read("1f1b").timetable(4, 12)
     costs = ([f + each.send for f in each.forward], [b + each.send for b in each.backward])
     whole = max(p.stop for p in play_costs(table, *costs))
     got = simulate(Question(MODEL, plan, where, made, 1, 12)).price
@@ -45,7 +45,7 @@ def test_the_simulated_step_is_what_is_played() -> None:
     assert got.step == pytest.approx(whole + beside)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", NAMES)
 def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, where, made = (
         Plan.parse(f"pp=4 schedule={schedule} precision=bf16"),

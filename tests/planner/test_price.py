@@ -12,7 +12,7 @@ from unisono.planner.collectives import bus
 from unisono.planner.price import price, rows
 from unisono.planner.stack import stack
 from unisono.programs.pipeline import play_costs
-from unisono.programs.schedules import one_f_one_b
+from unisono.programs.schedules import SCHEDULES
 
 MODEL = gpt(24, 16, 2048, 2048)
 
@@ -35,7 +35,9 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
 def test_the_closed_form_is_what_the_timetable_plays(micros: int, within: float) -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
     each = rows(MODEL, plan, where, made, 1)
-    played = max(p.stop for p in play_costs(one_f_one_b.timetable(4, micros), each.forward, each.backward))
+    played = max(
+        p.stop for p in play_costs(SCHEDULES.read("1f1b").timetable(4, micros), each.forward, each.backward)
+    )
     got = price(MODEL, plan, where, made, micro_batch=1, micros=micros)
     closed = got.step - got.optimizer - got.fixed - got.exposed
     assert closed == pytest.approx(played, rel=within)

@@ -19,8 +19,8 @@ from unisono.planner.price import Price, price, rows
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
-from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, check, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
 
@@ -49,7 +49,7 @@ def measured(world: World, folder: Path, schedule: str) -> list[list[Placed]]:
 
 @pytest.mark.parametrize("schedule", BUILT["schedule"])
 def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Path, schedule: str) -> None:
-    timetable = schedules.get(schedule)(len(FORWARD), MICROS)
+    timetable = SCHEDULES.read(schedule).timetable(len(FORWARD), MICROS)
     simulated = play_costs(timetable, FORWARD, BACKWARD, DELAY)
     length = max(p.stop for p in simulated)
     nearest = float("inf")

@@ -6,9 +6,9 @@ import pytest
 
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, ends, idle, in_flight, serves
-from unisono.programs import schedules
 from unisono.programs.pipeline import Timetable, peak_held
 from unisono.programs.pricing import Costs, played, slowest
+from unisono.programs.schedules import SCHEDULES
 
 NAMES = (
     "gpipe", "1f1b", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "looped_bfs:v=3", "zb1p", "zb2p",
@@ -20,9 +20,7 @@ EQUAL, PLAIN, AGAIN = Costs(1, 1, 1), Costs(2, 3, 1), Costs(1, 2, 1)
 
 
 def made(name: str, ranks: int, micros: int, costs: Costs) -> Timetable:
-    if name in ("zb1p", "zb2p"):  # they are made for costs
-        return schedules.get(name)(ranks, micros, costs)  # type: ignore[call-arg]
-    return schedules.get(name)(ranks, micros)
+    return SCHEDULES.read(name).fitted(ranks, micros, costs)
 
 
 def waits(name: str, timetable: Timetable, costs: Costs) -> float:
@@ -95,7 +93,7 @@ def test_what_is_served_can_be_made(name: str) -> None:
     for ranks, micros in SIZES:
         refused = False
         try:
-            schedules.get(name)(ranks, micros)
+            SCHEDULES.read(name).timetable(ranks, micros)
         except Exception:
             refused = True
         assert refused is not serves(name, ranks, micros, LAYERS), (ranks, micros)

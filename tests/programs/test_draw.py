@@ -1,7 +1,8 @@
 from xml.etree import ElementTree
 
-from unisono.programs import draw, schedules
+from unisono.programs import draw
 from unisono.programs.pipeline import Action, Placed, play_costs
+from unisono.programs.schedules import SCHEDULES
 
 ONE_F_ONE_B = """\
 rank 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --
@@ -13,11 +14,11 @@ bottom  .  F0 F1 B0 B1 ."""
 
 
 def test_one_f_one_b_with_dear_backwards_as_text() -> None:
-    assert draw.text(play_costs(schedules.get("1f1b")(2, 3), 1, 2)) == ONE_F_ONE_B
+    assert draw.text(play_costs(SCHEDULES.read("1f1b").timetable(2, 3), 1, 2)) == ONE_F_ONE_B
 
 
 def test_rows_may_be_named() -> None:
-    assert draw.text(play_costs(schedules.get("gpipe")(2, 2)), names=["top", "bottom"]) == GPIPE
+    assert draw.text(play_costs(SCHEDULES.read("gpipe").timetable(2, 2)), names=["top", "bottom"]) == GPIPE
 
 
 def test_a_row_of_several_stages_names_them() -> None:
@@ -31,7 +32,7 @@ def test_nothing_placed_is_nothing_drawn() -> None:
 
 
 def test_svg_has_a_block_per_action_within_its_bounds() -> None:
-    placed = play_costs(schedules.get("1f1b")(4, 8), 1, 2)
+    placed = play_costs(SCHEDULES.read("1f1b").timetable(4, 8), 1, 2)
     root = ElementTree.fromstring(draw.svg(placed, title='<"4 & 8">', scale=1000, unit=" ms"))
     blocks = [node for node in root.iter() if node.tag.endswith("}g")]
     assert len(blocks) == len(placed)
@@ -44,7 +45,7 @@ def test_svg_has_a_block_per_action_within_its_bounds() -> None:
 
 
 def test_two_pictures_can_share_a_time_axis() -> None:
-    placed = play_costs(schedules.get("gpipe")(1, 1))
+    placed = play_costs(SCHEDULES.read("gpipe").timetable(1, 1))
     alone, beside = draw.svg(placed, gutter=0), draw.svg(placed, gutter=0, until=4.0)
     assert 'width="50.000%"' in alone
     assert 'width="25.000%"' in beside

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from unisono.programs import schedules
 from unisono.programs.pipeline import (
     Action,
     Timetable,
@@ -16,6 +15,7 @@ from unisono.programs.pipeline import (
     peak_held,
     play_costs,
 )
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 
 RANKS, MICROS = st.integers(1, 8), st.integers(1, 16)
@@ -23,36 +23,36 @@ RANKS, MICROS = st.integers(1, 8), st.integers(1, 16)
 
 @given(RANKS, MICROS, st.sampled_from(["gpipe", "1f1b"]))
 def test_bubble_of_the_flush_schedules_is_the_papers(ranks: int, micros: int, name: str) -> None:
-    placed = play_costs(schedules.get(name)(ranks, micros), forward=1.0, backward=1.0)
+    placed = play_costs(SCHEDULES.read(name).timetable(ranks, micros), forward=1.0, backward=1.0)
     assert bubble(placed) == pytest.approx((ranks - 1) / (micros + ranks - 1))
 
 
 @given(RANKS, MICROS)
 def test_backwards_twice_as_dear_leave_the_bubble_as_it_is(ranks: int, micros: int) -> None:
-    placed = play_costs(schedules.get("1f1b")(ranks, micros), forward=1.0, backward=2.0)
+    placed = play_costs(SCHEDULES.read("1f1b").timetable(ranks, micros), forward=1.0, backward=2.0)
     assert bubble(placed) == pytest.approx((ranks - 1) / (micros + ranks - 1))
 
 
 @given(RANKS, MICROS)
 def test_accumulate_computes_on_one_rank_at_a_time(ranks: int, micros: int) -> None:
-    placed = play_costs(schedules.get("accumulate")(ranks, micros))
+    placed = play_costs(SCHEDULES.read("accumulate").timetable(ranks, micros))
     assert bubble(placed) == pytest.approx((ranks - 1) / ranks)
     assert all(a.stop <= b.start for a, b in itertools.pairwise(placed))
 
 
 @given(RANKS, MICROS)
 def test_activations_held(ranks: int, micros: int) -> None:
-    assert peak_held(schedules.get("accumulate")(ranks, micros)) == (1,) * ranks
-    assert peak_held(schedules.get("gpipe")(ranks, micros)) == (micros,) * ranks
+    assert peak_held(SCHEDULES.read("accumulate").timetable(ranks, micros)) == (1,) * ranks
+    assert peak_held(SCHEDULES.read("gpipe").timetable(ranks, micros)) == (micros,) * ranks
     expected = tuple(min(micros, ranks - stage) for stage in range(ranks))
-    assert peak_held(schedules.get("1f1b")(ranks, micros)) == expected
+    assert peak_held(SCHEDULES.read("1f1b").timetable(ranks, micros)) == expected
 
 
 @given(RANKS, MICROS, st.floats(0, 3), st.floats(0.1, 3), st.floats(0.1, 3))
 def test_time_never_runs_backwards(
     ranks: int, micros: int, send: float, forward: float, backward: float
 ) -> None:
-    placed = play_costs(schedules.get("1f1b")(ranks, micros), forward, backward, send)
+    placed = play_costs(SCHEDULES.read("1f1b").timetable(ranks, micros), forward, backward, send)
     stop = {(p.action.kind, p.action.stage, p.action.micro): p.stop for p in placed}
     for p in placed:
         if p.action.kind == "F" and p.action.stage > 0:
@@ -63,12 +63,12 @@ def test_time_never_runs_backwards(
 
 
 def test_a_slow_stage_sets_the_pace() -> None:
-    placed = play_costs(schedules.get("1f1b")(2, 4), forward=[1.0, 3.0], backward=[1.0, 3.0])
+    placed = play_costs(SCHEDULES.read("1f1b").timetable(2, 4), forward=[1.0, 3.0], backward=[1.0, 3.0])
     assert max(p.stop for p in placed) == 1 + 4 * 6 + 1
 
 
 def test_check_names_what_is_missing_twice_or_out_of_order() -> None:
-    good = schedules.get("gpipe")(2, 2)
+    good = SCHEDULES.read("gpipe").timetable(2, 2)
     first, second = good.rows
     assert check(replace(good, rows=(first[:-1], second))) == ["B0.1 happens 0 times"]
     assert check(replace(good, rows=((*first, Action("F", 0, 0)), second))) == ["F0.0 happens 2 times"]
@@ -113,11 +113,11 @@ def test_neighbouring_stages_on_one_row_need_no_message() -> None:
     assert lower(Timetable((row,), placement=(0, 0, 0), micros=1)).rows == (row,)
 
 
-@given(RANKS, MICROS, st.sampled_from(schedules.names()))
+@given(RANKS, MICROS, st.sampled_from(SCHEDULES.names()))
 @settings(deadline=None)
 def test_messages_between_two_rows_keep_their_order(ranks: int, micros: int, name: str) -> None:
     try:
-        lowered = lower(schedules.get(name)(ranks, micros))
+        lowered = lower(SCHEDULES.read(name).timetable(ranks, micros))
     except UsageError:
         reject()
     for a in range(ranks):
@@ -139,7 +139,7 @@ def test_a_receive_moves_forward_when_an_earlier_message_is_in_its_way() -> None
 
 
 def test_lowering_twice_is_lowering_once() -> None:
-    once = lower(schedules.get("1f1b")(4, 8))
+    once = lower(SCHEDULES.read("1f1b").timetable(4, 8))
     assert lower(once) is once
 
 

@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.programs import schedules
 from unisono.programs.pipeline import Action, Timetable, check, lower, peak_held
 from unisono.programs.pricing import Costs, bubble_rate, played, slowest
-from unisono.programs.schedules import dualpipe, dualpipev, interleaved, looped_bfs, zb1p, zb2p, zbv
+from unisono.programs.schedules import SCHEDULES
+from unisono.programs.schedules.dualpipe import DualPipe
+from unisono.programs.schedules.dualpipev import DualPipeV
+from unisono.programs.schedules.interleaved import Interleaved
+from unisono.programs.schedules.looped_bfs import LoopedBfs
+from unisono.programs.schedules.zb1p import Zb1p
+from unisono.programs.schedules.zb2p import Zb2p
+from unisono.programs.schedules.zbv import ZbV
 from unisono.spec.errors import UsageError
 
 RANKS, MICROS, CHUNKS = st.integers(1, 8), st.integers(1, 24), st.integers(1, 4)
@@ -25,7 +31,7 @@ def bubble_time(timetable: Timetable, costs: Costs, together: float | None = Non
 @given(RANKS, st.integers(1, 4), CHUNKS, COST, COST)
 @settings(deadline=None)
 def test_interleaved(ranks: int, groups: int, v: int, forward: int, backward: int) -> None:
-    table = interleaved.timetable(ranks, ranks * groups, v)
+    table = Interleaved(v=v).timetable(ranks, ranks * groups)
     assert check(table) == []
     costs = Costs(forward * v, backward * v, 0)
     assert bubble_time(table, costs) == (ranks - 1) * (forward + backward)
@@ -35,15 +41,15 @@ def test_interleaved(ranks: int, groups: int, v: int, forward: int, backward: in
 
 
 def test_interleaved_has_two_stages_a_rank_if_not_told() -> None:
-    assert interleaved.timetable(4, 8) == schedules.get("interleaved:v=2")(4, 8)
-    assert schedules.get("looped_bfs:v=3")(4, 8).stages == 12
+    assert Interleaved().timetable(4, 8) == SCHEDULES.read("interleaved:v=2").timetable(4, 8)
+    assert SCHEDULES.read("looped_bfs:v=3").timetable(4, 8).stages == 12
 
 
 @given(RANKS, st.integers(0, 16), CHUNKS, COST, COST)
 @settings(deadline=None)
 def test_looped_bfs(ranks: int, more: int, v: int, forward: int, backward: int) -> None:
     micros = ranks + more
-    table = looped_bfs.timetable(ranks, micros, v)
+    table = LoopedBfs(v=v).timetable(ranks, micros)
     assert check(table) == []
     assert bubble_time(table, Costs(forward * v, backward * v, 0)) == (ranks - 1) * (forward + backward)
     assert peak_held(table) == (v * micros,) * ranks
@@ -53,11 +59,11 @@ def test_looped_bfs(ranks: int, more: int, v: int, forward: int, backward: int) 
 @settings(deadline=None)
 def test_zero_bubble_memory(ranks: int, micros: int) -> None:
     for table, most in (
-        (zb1p.timetable(ranks, micros), ranks),
-        (zb1p.zb_h1(ranks, micros), ranks),
-        (zb2p.timetable(ranks, micros), 2 * ranks),
-        (zb2p.zb_h2(ranks, micros), 2 * ranks - 1),
-        (zbv.timetable(ranks, micros), 2 * ranks),  # of half a rank each
+        (Zb1p().timetable(ranks, micros), ranks),
+        (Zb1p().by_hand(ranks, micros), ranks),
+        (Zb2p().timetable(ranks, micros), 2 * ranks),
+        (Zb2p().by_hand(ranks, micros), 2 * ranks - 1),
+        (ZbV().timetable(ranks, micros), 2 * ranks),  # of half a rank each
     ):
         assert check(table) == []
         assert max(peak_held(table)) <= min(most, micros * table.stages // ranks)
@@ -69,9 +75,9 @@ def test_zero_bubble_in_the_memory_of_1f1b(ranks: int, more: int, f: int, b: int
     # Weight gradients dearer than the bubble's parts do not fit into it: the formula is for those that do.
     micros, w = ranks + more, min(f, b, w)
     bubble = (ranks - 1) * (f + b - w)
-    assert bubble_time(zb1p.zb_h1(ranks, micros), Costs(f, b, w)) == bubble
-    assert bubble_time(zb1p.timetable(ranks, micros, Costs(f, b, w)), Costs(f, b, w)) <= bubble
-    assert bubble_time(zb1p.timetable(ranks, micros), Costs()) == ranks - 1
+    assert bubble_time(Zb1p().by_hand(ranks, micros), Costs(f, b, w)) == bubble
+    assert bubble_time(Zb1p().fitted(ranks, micros, Costs(f, b, w)), Costs(f, b, w)) <= bubble
+    assert bubble_time(Zb1p().timetable(ranks, micros), Costs()) == ranks - 1
 
 
 @given(RANKS, st.integers(0, 12), COST, COST, COST)
@@ -79,9 +85,9 @@ def test_zero_bubble_in_the_memory_of_1f1b(ranks: int, more: int, f: int, b: int
 def test_zero_bubble_in_twice_the_memory(ranks: int, more: int, f: int, b: int, w: int) -> None:
     micros, w = 2 * ranks - 1 + more, min(f, b, w)
     bubble = (ranks - 1) * (f + b - 2 * w)
-    assert bubble_time(zb2p.zb_h2(ranks, micros), Costs(f, b, w)) == bubble
-    assert bubble_time(zb2p.timetable(ranks, micros, Costs(f, b, w)), Costs(f, b, w)) <= bubble
-    assert bubble_time(zb2p.timetable(ranks, micros), Costs()) == 0
+    assert bubble_time(Zb2p().by_hand(ranks, micros), Costs(f, b, w)) == bubble
+    assert bubble_time(Zb2p().fitted(ranks, micros, Costs(f, b, w)), Costs(f, b, w)) <= bubble
+    assert bubble_time(Zb2p().timetable(ranks, micros), Costs()) == 0
 
 
 @given(RANKS, st.integers(1, 12), COST, COST, COST, st.integers(0, 4), st.floats(0.1, 1))
@@ -90,8 +96,8 @@ def test_orders_made_for_any_costs_are_sound(
     ranks: int, micros: int, f: int, b: int, w: int, send: int, kept: float
 ) -> None:
     costs = Costs(f, b, w, send)
-    for made in (zb1p, zb2p):
-        table = made.timetable(ranks, micros, costs, kept)
+    for made in (Zb1p(), Zb2p()):
+        table = made.fitted(ranks, micros, costs, kept)
         assert check(table) == []
         for row in table.rows:
             for kind in ("F", "B", "W"):
@@ -101,7 +107,7 @@ def test_orders_made_for_any_costs_are_sound(
 @given(RANKS, st.integers(0, 12), COST)
 @settings(deadline=None)
 def test_zbv_has_no_bubble(ranks: int, more: int, cost: int) -> None:
-    table = zbv.timetable(ranks, 2 * ranks - 1 + more)
+    table = ZbV().timetable(ranks, 2 * ranks - 1 + more)
     assert bubble_time(table, Costs(2 * cost, 2 * cost, 2 * cost)) == 0
     assert max(peak_held(table)) == 2 * ranks
 
@@ -110,7 +116,7 @@ def test_zbv_has_no_bubble(ranks: int, more: int, cost: int) -> None:
 @settings(deadline=None)
 def test_dualpipe(half: int, more: int, cost: int) -> None:
     ranks, micros = 2 * half, 4 * half + 2 * more
-    table = dualpipe.timetable(ranks, micros)
+    table = DualPipe().timetable(ranks, micros)
     assert check(table) == []
     assert peak_held(table) == (ranks + 1,) * ranks
     pair, whole = 3 * cost, 2 * cost
@@ -123,7 +129,7 @@ def test_dualpipe(half: int, more: int, cost: int) -> None:
 @settings(deadline=None)
 def test_dualpipev_is_dualpipe_folded(ranks: int, more: int, cost: int) -> None:
     micros = 2 * ranks + more
-    table = dualpipev.timetable(ranks, micros)
+    table = DualPipeV().timetable(ranks, micros)
     assert check(table) == []
     assert peak_held(table) == (2 * ranks + 1,) * ranks
     pair, whole = 3 * cost, 2 * cost
@@ -132,7 +138,7 @@ def test_dualpipev_is_dualpipe_folded(ranks: int, more: int, cost: int) -> None:
 
 
 def test_the_first_pair_in_the_middle_is_not_overlapped() -> None:
-    table = dualpipev.timetable(4, 8)
+    table = DualPipeV().timetable(4, 8)
     steady = [next(i for i, a in enumerate(row) if a.kind == "B") - 1 for row in table.rows]
     assert table.rows[3][steady[3]] not in table.overlapped
     pairs = [sum(a in table.overlapped for a in row) for row in table.rows]
@@ -141,12 +147,12 @@ def test_the_first_pair_in_the_middle_is_not_overlapped() -> None:
 
 def test_an_order_made_for_slow_messages_is_better_with_them() -> None:
     costs = Costs(4, 4, 4, send=2)
-    made, other = zb2p.timetable(4, 8, costs), zb2p.timetable(4, 8, Costs(4, 4, 4))
+    made, other = Zb2p().fitted(4, 8, costs), Zb2p().fitted(4, 8, Costs(4, 4, 4))
     assert bubble_rate(made, costs) < bubble_rate(other, costs) - 0.03
 
 
 def test_a_micro_batch_belongs_to_one_copy_of_the_model() -> None:
-    good = dualpipe.timetable(2, 4)
+    good = DualPipe().timetable(2, 4)
     strange = replace(good, rows=((*good.rows[0], Action("F", 0, 3)), good.rows[1]))
     assert check(strange) == ["row 0 has F0.3, which does not exist"]
     assert "happens 0 times" in check(replace(good, chains=1, overlapped=frozenset()))[0]
@@ -155,14 +161,14 @@ def test_a_micro_batch_belongs_to_one_copy_of_the_model() -> None:
 
 
 def test_an_overlapped_pair_that_is_quicker_than_its_parts_saves_its_time() -> None:
-    table = dualpipe.timetable(4, 16)
+    table = DualPipe().timetable(4, 16)
     slow, fast = (slowest(played(table, Costs(), together=t)) for t in (3.0, 2.5))
     apart = slowest(played(table, Costs()))
     assert fast < apart <= slow
 
 
 def test_an_overlapped_pair_begins_and_ends_together() -> None:
-    table = dualpipe.timetable(2, 4)
+    table = DualPipe().timetable(2, 4)
     placed = played(table, Costs(2, 1, 1), together=3.0)
     at = {(p.action.kind, p.action.stage, p.action.micro): p for p in placed}
     for row in table.rows:
@@ -181,7 +187,7 @@ def test_an_overlapped_pair_begins_and_ends_together() -> None:
     [
         ("interleaved", 4, 6, "micros=4 or micros=8"),
         ("interleaved", 4, 3, "micros=4,"),
-        ("interleaved:v=0", 4, 8, "v=2"),
+        ("interleaved:v=0", 4, 8, "v (stages of each rank)"),
         ("dualpipe", 3, 8, "pp=4 micros=8"),
         ("dualpipe", 4, 7, "pp=4 micros=8"),
         ("dualpipev", 4, 7, "micros=8"),
@@ -189,10 +195,10 @@ def test_an_overlapped_pair_begins_and_ends_together() -> None:
 )
 def test_what_cannot_be_served_is_refused_with_what_can(name: str, ranks: int, micros: int, fix: str) -> None:
     with pytest.raises(UsageError) as refused:
-        schedules.get(name)(ranks, micros)
+        SCHEDULES.read(name).timetable(ranks, micros)
     assert fix in refused.value.fix
 
 
 def test_bubble_rate_of_1f1b_is_the_closed_form() -> None:
     costs = Costs(2, 3, 1)
-    assert math.isclose(bubble_rate(schedules.get("1f1b")(4, 8), costs), 3 / 11)
+    assert math.isclose(bubble_rate(SCHEDULES.read("1f1b").timetable(4, 8), costs), 3 / 11)

@@ -17,8 +17,7 @@ The row of 64 is low in 1F1B, whose every round trip waits for messages: slower 
 
 import pytest
 
-from tests.planner.forms import CHUNKS, COLUMNS, COSTS, KEPT
-from unisono.programs.bubble_rates import bubble_rates
+from tests.planner.forms import CHUNKS, COLUMNS, COSTS, KEPT, bubble_rates
 
 TABLE = {
     24: (0.2431, 0.1055, 0.1585, 0.1083, 0.1585, 0.0433),

@@ -8,8 +8,8 @@ from typing import Any
 from unisono.observe import trace
 from unisono.observe.metrics import JsonLines
 from unisono.observe.span import Span
-from unisono.programs import schedules
 from unisono.programs.pipeline import play_costs
+from unisono.programs.schedules import SCHEDULES
 
 MS = 1_000_000
 
@@ -97,7 +97,7 @@ def _rank_step(
     mine = [slow if row_rank == straggler else 1.0 for row_rank in range(rank % dp, dp * pp, dp)]
     jitter = [luck.uniform(0.96, 1.06) for _ in mine]
     costs = [5.0 * s * j for s, j in zip(mine, jitter, strict=True)]
-    placed = play_costs(schedules.get("1f1b")(pp, micros), costs, [2 * c for c in costs], send=0.3)
+    placed = play_costs(SCHEDULES.read("1f1b").timetable(pp, micros), costs, [2 * c for c in costs], send=0.3)
     spans = [Span("data", 0, 2 * MS, {})]
     clock = 2 * MS
     for p in (p for p in placed if p.row == row):

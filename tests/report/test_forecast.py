@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.report.test_page import Elements
-from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.report import chart, forecast_png
 from unisono.report.forecast import ACTIONS, ROWS, Forecast, page, sentence, windows
 
@@ -38,7 +38,7 @@ FACTS: dict[str, Any] = {
 
 
 def made(ranks: int, micros: int, schedule: str = "1f1b") -> Forecast:
-    placed = play_costs(schedules.get(schedule)(ranks, micros), 0.01, 0.02)
+    placed = play_costs(SCHEDULES.read(schedule).timetable(ranks, micros), 0.01, 0.02)
     names = [f"pp={row}" for row in range(ranks)]
     return Forecast(FACTS, placed, [("comm dp", 0.1), ("optim", 0.05)], names, 0.3)
 

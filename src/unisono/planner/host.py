@@ -15,8 +15,8 @@ from unisono.planner.memory import BUCKET, row_parameters
 from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
 from unisono.planner.timetables import ends as ends_of
-from unisono.programs import schedules
 from unisono.programs.pipeline import Placed
+from unisono.programs.schedules import SCHEDULES
 from unisono.programs.shared import SharedCosts, play_shared
 from unisono.spec.cluster import Cluster, Source
 from unisono.spec.host import Host, Pace
@@ -116,7 +116,7 @@ class _Played:
 def _played(
     model: Transformer, plan: Plan, cluster: Cluster, host: Host, micro_batch: int, micros: int
 ) -> _Played:
-    each, timetable = plan.world // plan.pp, schedules.get(plan.schedule)(plan.pp, micros)
+    each, timetable = plan.world // plan.pp, SCHEDULES.read(plan.schedule).timetable(plan.pp, micros)
     rows, last = layers_of(model, plan), timetable.length - 1
     parts = [
         (rows[row] / chunks(plan.schedule), stage % timetable.length)

@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from unisono.planner.price import Price, Rows, Traffic
 from unisono.planner.timetables import chunks, ends, name_of, serves
-from unisono.programs import schedules
 from unisono.programs.pipeline import Timetable, play_costs
 from unisono.programs.pricing import Costs, slowest
+from unisono.programs.schedules import SCHEDULES
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -66,7 +66,7 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
         send = sum(map(each.message, range(ranks))) / ranks
         f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
         w = min(f, b / 2)
-        timetable = schedules.get(schedule)(ranks, micros, Costs(f, b - w, w))  # type: ignore[call-arg]
+        timetable = SCHEDULES.read(schedule).fitted(ranks, micros, Costs(f, b - w, w))
     else:
         timetable = _made(schedule, ranks, micros)
     parts = stages(schedule, timetable, each)
@@ -84,7 +84,7 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
 @lru_cache(maxsize=16)
 def _made(schedule: str, ranks: int, micros: int) -> Timetable:
     """Plans that a search plays after each other often have the same timetable."""
-    return schedules.get(schedule)(ranks, micros)
+    return SCHEDULES.read(schedule).timetable(ranks, micros)
 
 
 def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:

@@ -10,8 +10,8 @@ from typing import Annotated
 from unisono.planner.host import buckets, calls_of_pass
 from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question
-from unisono.programs import schedules
 from unisono.programs.pipeline import COMPUTE, lower
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.cluster import Source
 
 _HALF = (
@@ -34,7 +34,7 @@ def meetings(ask: Question) -> float:
     if not shares_cores(ask.model, ask.cluster):
         return 0.0
     model, plan = ask.model, ask.plan
-    timetable = lower(schedules.get(plan.schedule)(plan.pp, ask.micros))
+    timetable = lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, ask.micros))
     messages = max(sum(action.kind not in COMPUTE for action in row) for row in timetable.rows)
     ends, again = (True, plan.pp == 1), plan.recompute == "full"
     sizes = (model, plan, ask.micro_batch, ask.micros, model.n_layer / plan.pp, ends)

@@ -10,8 +10,8 @@ from unisono.planner.played import stages
 from unisono.planner.price import Price
 from unisono.planner.priced import rows, settled, shares_cores
 from unisono.planner.simulate import Question
-from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 
 LARGEST = 200_000  # actions; a few seconds
@@ -76,7 +76,7 @@ def timetable(ask: Question) -> Timetable:
             fix="a smaller --train.global_batch: the pattern in the middle repeats itself",
             code="C22",
         )
-    made = schedules.get(ask.plan.schedule)(ask.plan.pp, ask.micros)
+    made = SCHEDULES.read(ask.plan.schedule).timetable(ask.plan.pp, ask.micros)
     if made.length > ask.model.n_layer:
         raise UsageError(
             f"{ask.plan.schedule} has {made.length} stages, the model {ask.model.n_layer} layers",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
-from unisono.programs import schedules
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
+from unisono.programs.schedules import SCHEDULES
 from unisono.report.collect import RankFacts, Record, RunRecord
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
@@ -225,7 +225,7 @@ def pipeline_of(run: RunRecord) -> Pipeline | None:
         return None
     micros = max(micros, 1 + max(p.action.micro for p in happened))
     try:
-        timetable: Timetable = schedules.get(name)(ranks, micros)
+        timetable: Timetable = SCHEDULES.read(name).timetable(ranks, micros)
     except (UsageError, TypeError):
         return None
     forward, backward = (
@@ -322,7 +322,7 @@ def _advice(run: RunRecord, limiter: str, slowest: str, pipeline: Pipeline | Non
     if limiter == "the pipeline's bubble" and pipeline is not None:
         name, stages, micros = _timetable_words(run)
         more = 2 * max(micros, 1 + max(p.action.micro for p in pipeline.measured))
-        smaller = bubble(play_costs(schedules.get(name)(stages, more), 1.0, 2.0), stages)
+        smaller = bubble(play_costs(SCHEDULES.read(name).timetable(stages, more), 1.0, 2.0), stages)
         return f"With micros={more} the timetable alone would idle {percent(smaller)}."
     return _REMEDIES.get(limiter, "")
 

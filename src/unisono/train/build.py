@@ -19,8 +19,8 @@ from unisono.parallel.play import Player
 from unisono.parallel.precision import computing, dtype_of
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
-from unisono.programs import schedules
 from unisono.programs.pipeline import Action, Timetable, lower
+from unisono.programs.schedules import SCHEDULES
 from unisono.sync.canonical import Canonical
 from unisono.sync.every_step import EveryStep
 from unisono.train.clip import ByRow, ByTensor
@@ -64,7 +64,7 @@ def facts_of(corpus: Corpus) -> models.Facts:
 
 def timetable_of(plan: Plan) -> Timetable:
     """The lowered timetable of a resolved plan."""
-    return lower(schedules.get(plan.schedule)(plan.pp, plan.micros or 1))
+    return lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, plan.micros or 1))
 
 
 def forward_only(plan: Plan) -> Timetable:

@@ -15,7 +15,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.timetables import chunks, serves
-from unisono.programs import schedules
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.cluster import Cluster
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.mixture import Mixture
@@ -95,7 +95,7 @@ def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageEr
     """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
     if ranks * chunks(schedule) <= n_layer:
         try:
-            schedules.get(schedule)(ranks, micros)
+            SCHEDULES.read(schedule).timetable(ranks, micros)
         except UsageError as refused:
             return refused
     return UsageError(

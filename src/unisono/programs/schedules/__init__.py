@@ -1,68 +1,51 @@
-"""Pipeline schedules, one a file: each has `timetable(ranks, micros) -> Timetable`, found by its name.
+"""Pipeline schedules, one a file: each says in which order every rank computes its stages' micro-batches."""
 
-The contract's name is the module's name; a name that starts with a digit is spelt out (`1f1b` is `one_f_one_b`).
-Options follow colons and become keyword arguments (`interleaved:v=2`).
-"""
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
-import functools
-import importlib
-import inspect
-import pkgutil
-from collections.abc import Callable
+from pydantic import Field
 
 from unisono.programs.pipeline import Timetable
-from unisono.spec.errors import UsageError
-
-Schedule = Callable[[int, int], Timetable]
-
-_DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+from unisono.programs.pricing import Costs
+from unisono.spec.family import Family, Member
 
 
-def module_of(name: str) -> str:
-    """The module's name for a contract name: `1f1b` -> `one_f_one_b`, others unchanged."""
-    if not name[:1].isdigit():
-        return name
-    return "_".join(_DIGITS[int(c)] if c.isdigit() else c for c in name)
+class Schedule(Member, ABC):
+    """A timetable for any number of ranks and micro-batches.
+
+    played: whether a run can play it; the others are drawn and priced. cut: also only priced.
+    """
+
+    played: ClassVar[bool] = False
+
+    cut: str = Field("", description="blocks of each stage, such as 13/12/12/11; priced, not played")
+
+    @abstractmethod
+    def timetable(self, ranks: int, micros: int) -> Timetable:
+        """One row of actions for each of `ranks`. Raises UsageError, with numbers that it serves, where it has none for
+        these."""
+
+    def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
+        """The timetable for these costs, where the order depends on them. kept: the part of a micro-batch's activations
+        that its W still needs after its B."""
+        return self.timetable(ranks, micros)
+
+    @property
+    def later(self) -> bool:
+        """Whether this version refuses to play it so."""
+        return not self.played or bool(self.cut)
 
 
-def name_of(module: str) -> str:
-    """The contract's name of a module: `one_f_one_b` -> `1f1b`, others unchanged."""
-    words = module.split("_")
-    if words[0] not in _DIGITS:
-        return module
-    return "".join(str(_DIGITS.index(word)) if word in _DIGITS else word for word in words)
+class Looped(Schedule):
+    """A schedule with several stages a rank, dealt in turn: stage s on row s mod ranks."""
+
+    v: int = Field(2, ge=1, description="stages of each rank")
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        """The row of each stage."""
+        return tuple(stage % ranks for stage in range(ranks * self.v))
 
 
-def names() -> list[str]:
-    """The contract names of the schedules that exist."""
-    return sorted(name_of(module.name) for module in pkgutil.iter_modules(__path__))
-
-
-def get(text: str) -> Schedule:
-    """The schedule of a plan's `schedule=` value. Raises UsageError for a name or option that does not exist."""
-    name, *options = [
-        part for part in text.split(":") if not part.startswith("cut=")
-    ]  # says which blocks, not when
-    if name not in names():
-        raise UsageError(f"there is no pipeline schedule {name!r}", fix=f"one of: {', '.join(names())}")
-    schedule: Schedule = importlib.import_module(f"{__name__}.{module_of(name)}").timetable
-    keywords: dict[str, int] = {}
-    for option in options:
-        key, _, value = option.partition("=")
-        if not (key.isidentifier() and value.isdigit()):
-            raise UsageError(f"schedule option {option!r} is not KEY=NUMBER", where=f"schedule={text}")
-        if key not in _options(schedule):
-            takes = ", ".join(_options(schedule)) or "none"
-            raise UsageError(
-                f"schedule {name} takes no option {key}",
-                where=f"schedule={text}",
-                fix=f"its options: {takes}",
-            )
-        keywords[key] = int(value)
-    return functools.partial(schedule, **keywords) if keywords else schedule
-
-
-def _options(schedule: Schedule) -> list[str]:
-    """The whole numbers that a plan may give a schedule, beside those that it always gives."""
-    parameters = inspect.signature(schedule).parameters.values()
-    return [p.name for p in parameters if p.annotation is int and p.default is not p.empty]
+SCHEDULES: Family[Schedule] = Family(
+    "schedule", "unisono.programs.schedules", Schedule, "plan.schedule", ("P04", "P05")
+)

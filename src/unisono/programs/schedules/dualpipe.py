@@ -1,11 +1,12 @@
 """DualPipe: micro-batches enter at both ends, F of one runs with B of another (DeepSeek-AI, 2024, 2412.19437)."""
 
 from unisono.programs.pipeline import Timetable
+from unisono.programs.schedules import Schedule
 from unisono.programs.two_ways import row
 from unisono.spec.errors import UsageError
 
 
-def timetable(ranks: int, micros: int) -> Timetable:
+class DualPipe(Schedule):
     """Bubble (ranks/2-1)(FB + B - 3W), B with W in it, FB the time of an overlapped pair (`play_costs`'s `together`).
 
     That is exact where F, B towards the input and W cost the same and FB their sum. Two copies of the parameters:
@@ -16,21 +17,25 @@ def timetable(ranks: int, micros: int) -> Timetable:
     Each copy's gradients are in ascending order, but a stage's gradient is the sum of its two copies' sums: it is not
     bit-identical to the other schedules', only equal up to rounding.
     """
-    if ranks % 2 or micros % 2 or micros < 2 * ranks:
-        even = ranks + ranks % 2
-        raise UsageError(
-            f"dualpipe needs an even number of stages and an even number of at least 2 pp micro-batches, not {ranks} "
-            f"and {micros}",
-            where=f"schedule=dualpipe pp={ranks} micros={micros}",
-            fix=f"pp={even} micros={max(2 * even, micros + micros % 2)}, or schedule=zb1p",
-        )
-    half, share = ranks // 2, micros // 2
-    rows, overlapped = [], []
-    for rank in range(ranks):
-        down, up = (rank, range(share)), (2 * ranks - 1 - rank, range(share, micros))
-        near, far = (down, up) if rank < half else (up, down)
-        actions, pairs = row(min(rank, ranks - 1 - rank), half, near, far)
-        rows.append(tuple(actions))
-        overlapped += pairs
-    placement = tuple(range(ranks)) + tuple(reversed(range(ranks)))
-    return Timetable(tuple(rows), placement, micros, chains=2, overlapped=frozenset(overlapped))
+
+    name = "dualpipe"
+
+    def timetable(self, ranks: int, micros: int) -> Timetable:
+        if ranks % 2 or micros % 2 or micros < 2 * ranks:
+            even = ranks + ranks % 2
+            raise UsageError(
+                f"dualpipe needs an even number of stages and an even number of at least 2 pp micro-batches, "
+                f"not {ranks} and {micros}",
+                where=f"schedule=dualpipe pp={ranks} micros={micros}",
+                fix=f"pp={even} micros={max(2 * even, micros + micros % 2)}, or schedule=zb1p",
+            )
+        half, share = ranks // 2, micros // 2
+        rows, overlapped = [], []
+        for rank in range(ranks):
+            down, up = (rank, range(share)), (2 * ranks - 1 - rank, range(share, micros))
+            near, far = (down, up) if rank < half else (up, down)
+            actions, pairs = row(min(rank, ranks - 1 - rank), half, near, far)
+            rows.append(tuple(actions))
+            overlapped += pairs
+        placement = tuple(range(ranks)) + tuple(reversed(range(ranks)))
+        return Timetable(tuple(rows), placement, micros, chains=2, overlapped=frozenset(overlapped))

@@ -1,27 +1,30 @@
 """Interleaved 1F1B: every rank owns v smaller stages, so the pipeline fills v times sooner (Narayanan et al., 2021)."""
 
 from unisono.programs.pipeline import Action, Timetable
-from unisono.programs.schedules.looped_bfs import looped
+from unisono.programs.schedules import Looped
 from unisono.spec.errors import UsageError
 
 
-def timetable(ranks: int, micros: int, v: int = 2) -> Timetable:
+class Interleaved(Looped):
     """Bubble (ranks-1)(F+B)/v, F and B of a whole rank's share; stage s on row s mod ranks, in Megatron's order.
 
     Row 0 holds at most ranks(1 + (ranks-1)/(ranks v)) whole shares of activations: (v+1)ranks - 1 stages' worth.
     Messages are v times as many. Micro-batches go through in groups of `ranks`, so another number than a multiple of it
     is refused. Backwards of each stage run in ascending order of micro-batches.
     """
-    placement = looped(ranks, v)
-    if micros % ranks:
-        fewer, more = micros // ranks * ranks, (micros // ranks + 1) * ranks
-        raise UsageError(
-            f"interleaved serves micro-batches in groups of {ranks}, and {micros} is no multiple of it",
-            where=f"schedule=interleaved pp={ranks} micros={micros}",
-            fix=" or ".join(f"micros={n}" for n in (fewer, more) if n) + ", or schedule=looped_bfs",
-        )
-    rows = tuple(_row(row, ranks, micros, v) for row in range(ranks))
-    return Timetable(rows, placement, micros)
+
+    name = "interleaved"
+
+    def timetable(self, ranks: int, micros: int) -> Timetable:
+        if micros % ranks:
+            fewer, more = micros // ranks * ranks, (micros // ranks + 1) * ranks
+            raise UsageError(
+                f"interleaved serves micro-batches in groups of {ranks}, and {micros} is no multiple of it",
+                where=f"schedule=interleaved pp={ranks} micros={micros}",
+                fix=" or ".join(f"micros={n}" for n in (fewer, more) if n) + ", or schedule=looped_bfs",
+            )
+        rows = tuple(_row(row, ranks, micros, self.v) for row in range(ranks))
+        return Timetable(rows, self.placement(ranks), micros)
 
 
 def _row(row: int, ranks: int, micros: int, v: int) -> tuple[Action, ...]:

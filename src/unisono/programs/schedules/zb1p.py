@@ -2,18 +2,25 @@
 
 from unisono.programs.pipeline import Timetable
 from unisono.programs.pricing import Costs
+from unisono.programs.schedules import Schedule
 from unisono.programs.zero_bubble import automatic, handcrafted
 
 
-def timetable(ranks: int, micros: int, costs: Costs = Costs(), kept: float = 1.0) -> Timetable:
+class Zb1p(Schedule):
     """Bubble (ranks-1)(F+B-W) with B towards the input alone, from micros >= ranks on; any number is served.
 
     In papers that count W within B this is (ranks-1)(F+B-2W). Each rank holds at most `ranks` micro-batches, from F
     until W. The order is made for `costs`, equal ones if not given; see `zero_bubble.automatic` for `kept`.
     """
-    return automatic(ranks, micros, 1, costs, kept)
 
+    name = "zb1p"
 
-def zb_h1(ranks: int, micros: int) -> Timetable:
-    """The paper's ZB-H1, whatever the costs: the same bubble and memory where messages cost nothing."""
-    return handcrafted(ranks, micros, 1)
+    def timetable(self, ranks: int, micros: int) -> Timetable:
+        return self.fitted(ranks, micros, Costs())
+
+    def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
+        return automatic(ranks, micros, 1, costs, kept)
+
+    def by_hand(self, ranks: int, micros: int) -> Timetable:
+        """The paper's ZB-H1, whatever the costs: the same bubble and memory where messages cost nothing."""
+        return handcrafted(ranks, micros, 1)

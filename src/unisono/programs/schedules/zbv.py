@@ -1,9 +1,10 @@
 """ZB-V: two stages a rank, placed like a V, zero bubble in 1F1B's memory (Qi et al., 2024, arXiv 2401.10241)."""
 
 from unisono.programs.pipeline import COMPUTE, Action, Kind, Timetable
+from unisono.programs.schedules import Schedule
 
 
-def timetable(ranks: int, micros: int) -> Timetable:
+class ZbV(Schedule):
     """No bubble if F, B and W cost the same and micros >= 2 ranks - 1.
 
     That is: no rank waits between its own first start and its last stop. Rank r owns stages r and 2 ranks - 1 - r, so
@@ -12,8 +13,12 @@ def timetable(ranks: int, micros: int) -> Timetable:
     micro-batches are served by leaving out the others' places, with a bubble. Each stage's gradients are in ascending
     order of micro-batches.
     """
-    rows = tuple(_row(rank, ranks, micros) for rank in range(ranks))
-    return Timetable(rows, tuple(range(ranks)) + tuple(reversed(range(ranks))), micros)
+
+    name = "zbv"
+
+    def timetable(self, ranks: int, micros: int) -> Timetable:
+        rows = tuple(_row(rank, ranks, micros) for rank in range(ranks))
+        return Timetable(rows, tuple(range(ranks)) + tuple(reversed(range(ranks))), micros)
 
 
 def _row(rank: int, ranks: int, micros: int) -> tuple[Action, ...]:
