@@ -6,8 +6,10 @@ combine is the same tree again. Floating-point addition is commutative to the bi
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def split(n: int) -> int:
@@ -15,7 +17,7 @@ def split(n: int) -> int:
     return 1 << ((n - 1).bit_length() - 1)
 
 
-def tree_sum(parts: Sequence[Tensor]) -> Tensor:
+def tree_sum(parts: "Sequence[Tensor]") -> "Tensor":
     """The sum of parts along the tree over their places; a new tensor unless there is one part. Parts stay."""
     if len(parts) == 1:
         return parts[0]
@@ -24,7 +26,7 @@ def tree_sum(parts: Sequence[Tensor]) -> Tensor:
     return left.add_(right) if k > 1 else left + right
 
 
-def fold_(x: Tensor) -> Tensor:
+def fold_(x: "Tensor") -> "Tensor":
     """Sum of the last dim, [..., n] → [...], by halving: each round adds the far half onto the near one; x is used up.
     Element-wise additions alone, so an entry's bits do not depend on how many rows there are, as those of `sum` may."""
     n = x.shape[-1]
@@ -47,7 +49,7 @@ class TreeSum:
         self.count = count
         self._nodes: dict[tuple[int, int], Tensor] = {}
 
-    def add(self, leaf: int, x: Tensor) -> Tensor | None:
+    def add(self, leaf: int, x: "Tensor") -> "Tensor | None":
         """Take in one leaf; returns the whole sum with the last one, and forgets it."""
         node = (leaf, leaf + 1)
         while node != (0, self.count):
@@ -60,13 +62,13 @@ class TreeSum:
             node = parent
         return x
 
-    def close(self) -> Tensor | None:
+    def close(self) -> "Tensor | None":
         """The sum of the leaves that came, absent ones counting as nothing; None if none came. Forgets them."""
         whole = self._gather(0, self.count)
         self._nodes.clear()
         return whole
 
-    def _gather(self, low: int, high: int) -> Tensor | None:
+    def _gather(self, low: int, high: int) -> "Tensor | None":
         node = self._nodes.get((low, high))
         if node is not None or high - low == 1:
             return node

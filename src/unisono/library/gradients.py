@@ -23,7 +23,7 @@ from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.library.deal import BatchWeight
 from unisono.parallel.params import Slot
-from unisono.sync.every_step import EveryStep
+from unisono.sync.every_step import EveryStepSync
 
 
 def at_end_of_backward(act: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Gradients:
         self.slots = [slot for slot in slots if slot.live.requires_grad]
         self.unused: tuple[str, ...] = ()
         self._share, self._dp, self._shard = share, dp, shard
-        self._sync = EveryStep(dp)
+        self._sync = EveryStepSync(dp)
         self._sharded = shard.size > 1
         masters = [slot.master for slot in self.slots]
         early, late = ((), [masters]) if self._sharded else (masters, ())

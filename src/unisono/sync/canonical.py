@@ -6,39 +6,69 @@ adds its own leaves along its part of the tree; replicas exchange parts and add 
 Fidelity: EXACT towards one process in this mode, over dp, shard and pp.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from unisono.comm.bucket import Bucket
-from unisono.comm.group import Group, Pending
 from unisono.comm.tree import tree_sum
+from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
-from unisono.sync import Sync, Verdict
+from unisono.spec.work import Call, Work
+from unisono.sync import Policy, Sync, Verdict
 
-FIDELITY = Fidelity.EXACT
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unisono.comm.bucket import Bucket
+    from unisono.comm.group import Group, Pending
+
+
+class Canonical(Policy):
+    """Every step, every sum in one order: the same bits for any number of replicas, shards and stages."""
+
+    name = "canonical"
+    fidelity = Fidelity.EXACT
+    leafwise = True
+    alone = True
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
+        if plan.replicas == 1:
+            return
+        for key, size in (("micros", batch.micros), ("shard", plan.shard)):
+            if size & (size - 1):
+                what = f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}"
+                fix = f"{key}={1 << size.bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any"
+                yield Problem("P18", what, f"plan.{key}, plan.sync", fix)
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        part = gradient_bytes // dp
+        return Work((Call("dp", "all_to_all", part * (dp - 1)), Call("dp", "all_gather", part * (dp - 1))))
+
+    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> "CanonicalSync":
+        return CanonicalSync(group)
 
 
 @dataclass(slots=True)
 class _Flight:
     """A bucket on its way: each rank collects everybody's share of its part."""
 
-    bucket: Bucket
-    parts: Tensor  # [ranks, part]
-    pending: Pending
+    bucket: "Bucket"
+    parts: "Tensor"  # [ranks, part]
+    pending: "Pending"
 
 
-class Canonical(Sync):
+class CanonicalSync(Sync):
     """Direct exchange: each rank adds one part of every bucket, in the tree's order, and hands the sum out."""
 
-    def __init__(self, dp: Group) -> None:
+    def __init__(self, dp: "Group") -> None:
         self.dp = dp
         self._flights: list[_Flight] = []
 
     def weigh(self, count: int) -> float:
         return 1.0 / (count * self.dp.size)
 
-    def grad_ready(self, bucket: Bucket) -> None:
+    def grad_ready(self, bucket: "Bucket") -> None:
         if self.dp.size > 1:
             self._flights.append(_Flight(bucket, *self.dp.start_exchange(bucket.flat)))
 

@@ -4,36 +4,53 @@ Fidelity: ROUNDING (the sum over replicas has another order than one device's).
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from unisono.comm.bucket import Bucket
-from unisono.comm.group import Group, Pending
 from unisono.spec.fidelity import Fidelity
-from unisono.sync import Sync, Verdict
+from unisono.spec.work import Call, Work
+from unisono.sync import Policy, Sync, Verdict
 
-FIDELITY = Fidelity.ROUNDING
+if TYPE_CHECKING:
+    from unisono.comm.bucket import Bucket
+    from unisono.comm.group import Group, Pending
+
+
+class EveryStep(Policy):
+    """Every step, the sum of all gradients, while backward still runs."""
+
+    name = "every_step"
+    fidelity = Fidelity.ROUNDING
+    alone = True
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        return Work((Call("dp", "all_reduce", 2 * gradient_bytes * (dp - 1) // dp),))
+
+    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> "EveryStepSync":
+        return EveryStepSync(group)
 
 
 @dataclass(slots=True)
 class _Flight:
     """An all-reduce under way; `landed_ns` is set by whichever thread completes it, 0 until then."""
 
-    pending: Pending
+    pending: "Pending"
     left_ns: int
     landed_ns: int = 0
 
 
-class EveryStep(Sync):
+class EveryStepSync(Sync):
     """Plain sums over `dp`, bucket by bucket, overlapped with backward."""
 
-    def __init__(self, dp: Group) -> None:
+    def __init__(self, dp: "Group") -> None:
         self.dp = dp
         self._flights: list[_Flight] = []
 
     def weigh(self, count: int) -> float:
         return 1.0 / (count * self.dp.size)
 
-    def grad_ready(self, bucket: Bucket) -> None:
+    def grad_ready(self, bucket: "Bucket") -> None:
         if self.dp.size == 1:
             return
         flight = _Flight(self.dp.start_all_reduce(bucket.flat), time.perf_counter_ns())

@@ -21,8 +21,7 @@ from unisono.parallelize import parallelize
 from unisono.plan import Plan
 from unisono.programs.pipeline import Action, Timetable, lower
 from unisono.programs.schedules import SCHEDULES
-from unisono.sync.canonical import Canonical
-from unisono.sync.every_step import EveryStep
+from unisono.sync import POLICIES
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, leaves_of
@@ -97,7 +96,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         tail=len(tally.line),
         compiled=train.compile,
     )
-    sync = (Canonical if canonical else EveryStep)(mesh.dp)
+    sync = POLICIES.read(plan.sync).bind(local.slots, mesh.dp, None)
     measure = (ByRow if canonical else ByTensor)(local.shapes, mesh.replica)
     stage = mesh.at["pp"]
     return Run(

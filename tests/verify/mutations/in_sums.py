@@ -11,11 +11,11 @@ from unisono.parallel.play import Player
 from unisono.parallel.shard import Sharded
 from unisono.parallelize import Local
 from unisono.sync import Verdict, canonical
-from unisono.sync.canonical import Canonical
-from unisono.sync.every_step import EveryStep
+from unisono.sync.canonical import CanonicalSync
+from unisono.sync.every_step import EveryStepSync
 from unisono.train.tally import Tally
 
-PLAY, BACKWARD, READY, DEAL = Player.play, Player._backward, EveryStep.grad_ready, buckets.deal
+PLAY, BACKWARD, READY, DEAL = Player.play, Player._backward, EveryStepSync.grad_ready, buckets.deal
 CLOSE, JOIN, REDUCE = Local.close_replica, Local.join_ties, Group.all_reduce
 BEFORE, SCATTER, START = Sharded.before_backward, shard._Scatter.__call__, Group.start_all_reduce
 
@@ -33,7 +33,7 @@ def small_buckets(patch):
 @bug("dp=2", "factor_of_axis")
 def loss_by_local_tokens(patch):
     """The loss is divided by the tokens of this rank instead of those of the global batch."""
-    patch(EveryStep, "weigh", lambda self, count: 1.0 / count)
+    patch(EveryStepSync, "weigh", lambda self, count: 1.0 / count)
 
 
 @bug("dp=2", "factor_of_axis")
@@ -59,7 +59,7 @@ def replicas_averaged_twice(patch):
         bucket.body.div_(self.dp.size)
         READY(self, bucket)
 
-    patch(EveryStep, "grad_ready", ready)
+    patch(EveryStepSync, "grad_ready", ready)
 
 
 @bug("dp=2", "loss_reduction")
@@ -136,7 +136,7 @@ def a_replica_sends_zeros(patch):
             bucket.body.zero_()
         READY(self, bucket)
 
-    patch(EveryStep, "grad_ready", ready)
+    patch(EveryStepSync, "grad_ready", ready)
 
 
 @bug("dp=2", "not_reduced")
@@ -148,7 +148,7 @@ def last_bucket_never_reduced(patch):
         if bucket.tail is not None:
             READY(self, bucket)
 
-    patch(EveryStep, "grad_ready", only_with_losses)
+    patch(EveryStepSync, "grad_ready", only_with_losses)
 
 
 @bug("dp=2", "missing_micro_batch", "not_reduced")
@@ -175,7 +175,7 @@ def bucket_reduced_before_it_is_full(patch):
 
     patch(Buckets, "_hook", hook)
     patch(Buckets, "_depart", depart)
-    patch(EveryStep, "grad_ready", at_once)
+    patch(EveryStepSync, "grad_ready", at_once)
 
 
 @bug("shard=2 zero=1", "missing_share")
@@ -283,7 +283,7 @@ def gradients_travel_in_bf16(patch):
         bucket.body.copy_(bucket.body.bfloat16())
         READY(self, bucket)
 
-    patch(EveryStep, "grad_ready", ready)
+    patch(EveryStepSync, "grad_ready", ready)
 
 
 @bug("tp=2", "precision_lost")
@@ -351,4 +351,4 @@ def canonical_by_the_backends_all_reduce(patch):
         self._flights.clear()
         return Verdict.APPLY
 
-    patch(Canonical, "settle", settle)
+    patch(CanonicalSync, "settle", settle)

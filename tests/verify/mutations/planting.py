@@ -4,7 +4,7 @@ A bug is one function that patches one place of the running system, with the pla
 
     @bug("dp=2", "factor_of_axis")
     def loss_by_local_tokens(patch):
-        patch(EveryStep, "weigh", lambda self, count: 1.0 / count)
+        patch(EveryStepSync, "weigh", lambda self, count: 1.0 / count)
 
 The function's name is that of the class of bug; its docstring says where such a bug was met or what it looks like.
 """
