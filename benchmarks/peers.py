@@ -31,7 +31,6 @@ from unisono.train.build import Place, build, facts_of, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.data.order import sample_ids
 from unisono.train.loop import train
-from unisono.train.optim import rate
 
 TABLE_STEPS = 256  # steps whose samples are looked up together
 
@@ -121,13 +120,13 @@ def adamw(model: nn.Module, train: TrainConfig) -> AdamW:
 def by_hand(task: Task, model: nn.Module, whole: nn.Module, hold: Hold) -> Callable[[], float | Tensor]:
     """The loop around a model. whole: what holds the parameters. hold(last): around one forward and backward."""
     train, get = task.recipe.train, batches(task)
-    optimizer, parameters = adamw(whole, train), list(whole.parameters())
+    optimizer, parameters, rate = adamw(whole, train), list(whole.parameters()), train.rate()
     device, made = task.place.device.type, 0
 
     def step() -> float | Tensor:
         nonlocal made
         for group in optimizer.param_groups:
-            group["lr"] = rate(train, made)
+            group["lr"] = rate(made)
         inputs, targets = get(made)
         size = len(inputs) // task.micros
         losses = []

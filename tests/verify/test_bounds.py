@@ -7,7 +7,7 @@ from unisono.config import TrainConfig
 from unisono.models.gpt import GPT, GPTConfig
 from unisono.plan import Plan
 from unisono.verify.bounds import Bounds, BoundTerms, bounds_of
-from unisono.verify.laws import clip_factor, rule_of, update
+from unisono.verify.laws import clip_factor, update
 from unisono.verify.path import path_of
 
 SIZES = BoundTerms(path=1000, rounded=30, elements=10_000, tokens=64, leaves=8)
@@ -62,7 +62,7 @@ def test_the_path_grows_with_depth_width_and_context():
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_the_formula_is_the_optimisers_and_its_bound_holds(optimizer: str):
     torch.manual_seed(1)
-    train = TrainConfig(optimizer=optimizer, weight_decay=0.1)  # type: ignore[arg-type]
+    train = TrainConfig(optimizer=optimizer, weight_decay=0.1)
     p = torch.nn.Parameter(torch.randn(5, 4, dtype=torch.float64))
     made = (
         torch.optim.SGD([p], lr=0.1, momentum=0.9, weight_decay=0.1)
@@ -75,9 +75,9 @@ def test_the_formula_is_the_optimisers_and_its_bound_holds(optimizer: str):
     start, grad = p.detach().clone(), torch.randn_like(p)
     p.grad = grad + 1e-6 * torch.randn_like(p).clamp(-1, 1)
     made.step()
-    rule = rule_of(train, 2, 0.1, 1)
-    right = update(rule, start, state, p.grad, 0.0, 2.0**-53)
-    near = update(rule, start, state, grad, 1e-6, 2.0**-53)
+    sizes = {"lr": 0.1, "step": 1, "unit": 2.0**-53}
+    right = update(train, start, state, p.grad, 0.0, **sizes)
+    near = update(train, start, state, grad, 1e-6, **sizes)
     for key, got in (("param", p.detach()), *made.state[p].items()):
         value, room = right[key]
         assert bool(((got - value).abs() <= room).all()), key

@@ -1,14 +1,25 @@
 """What a recipe may say. Frozen pydantic models: strict types, unknown keys are errors."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic_core import PydanticCustomError
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+from unisono.spec.errors import UsageError
+from unisono.spec.family import Family, split
+from unisono.spec.training import (
+    OPTIMISERS,
+    RATES,
+    Count,
+    Natural,
+    NotNegative,
+    Optimiser,
+    Positive,
+    Share,
+)
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -126,8 +137,21 @@ class DataConfig(BaseModel):
     )
 
 
-class TrainConfig(BaseModel):
-    """How the weights change. Everything counts in optimiser steps and global samples, never per process."""
+def _one_of(family: Family[Any]) -> AfterValidator:
+    """A name of the family, with options behind it or without."""
+
+    def known(text: str) -> str:
+        try:
+            family.find(split(text)[0])
+        except UsageError as error:
+            raise PydanticCustomError("no_member", "{what}", {"what": error.what}) from error
+        return text
+
+    return AfterValidator(known)
+
+
+class _Train(BaseModel):
+    """The keys of `[train]` that belong to no member of a family."""
 
     model_config = _FROZEN
 
@@ -137,15 +161,10 @@ class TrainConfig(BaseModel):
         default=None, description="samples of one forward pass; derived when absent"
     )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="weights and optimiser state")
-    optimizer: Literal["adamw", "sgd"] = Field(default="adamw")
+    optimizer: Annotated[str, _one_of(OPTIMISERS)] = Field(default="adamw", description=OPTIMISERS.listed())
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
-    min_lr: NotNegative | None = Field(default=None, description="last learning rate; lr/10 when absent")
-    warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
-    lr_schedule: Literal["cosine", "linear", "constant"] = Field(default="cosine")
+    lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
     weight_decay: NotNegative = Field(default=0.1, description="decoupled decay of matrices")
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
-    eps: Positive = Field(default=1e-8, description="adamw: added to the root of the second moment")
-    momentum: Share = Field(default=0.9, description="sgd: decay of the velocity")
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
     eval_batches: Count = Field(default=8, description="global batches of one validation")
@@ -157,6 +176,38 @@ class TrainConfig(BaseModel):
     fused: bool = Field(default=True, description="the fused optimiser where there is one")
     async_save: bool = Field(default=False, description="write checkpoints beside the next steps")
     trace_steps: Natural = Field(default=3, description="steps drawn in the trace and the report")
+
+
+def _with_options(base: type[BaseModel], *families: Family[Any]) -> Any:
+    """`base` with the options of all members of the families as keys of its own."""
+    options: dict[str, Any] = {}
+    for family in families:
+        for member in map(family.find, family.names()):
+            for key, field in member.model_fields.items():
+                options.setdefault(key, (field.annotation, copy(field)))
+    return create_model(base.__name__, __base__=base, **options)
+
+
+class TrainConfig(_with_options(_Train, OPTIMISERS, RATES)):
+    """How the weights change. Everything counts in optimiser steps and global samples, never per process."""
+
+    @classmethod
+    def options(cls) -> frozenset[str]:
+        """The keys that belong to members, of which each has some."""
+        return frozenset(cls.model_fields) - frozenset(_Train.model_fields)
+
+    def meant(self) -> frozenset[str]:
+        """Of `options`, those that the chosen members have. Raises UsageError."""
+        named = ((OPTIMISERS, self.optimizer), (RATES, self.lr_schedule))
+        return frozenset(key for family, text in named for key in family.find(split(text)[0]).model_fields)
+
+    def optimiser(self) -> Optimiser:
+        """The chosen optimiser with its options. Raises UsageError."""
+        return OPTIMISERS.among(self.optimizer, dict(self))
+
+    def rate(self) -> Callable[[int], float]:
+        """The learning rate by step, from 0. Raises UsageError."""
+        return partial(RATES.among(self.lr_schedule, dict(self)).at, steps=self.steps, lr=self.lr)
 
 
 class LaunchConfig(BaseModel):

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
-from unisono.config.models import ModelConfig, Recipe
+from unisono.config.models import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Batch, Plan
 from unisono.plan.checks import batch_of
 from unisono.plan.grammar import meant
@@ -102,7 +102,7 @@ def located(where: str, origins: Mapping[str, str]) -> str:
 
 def recipe_problems(recipe: Recipe) -> list[Problem]:
     """What does not fit together inside a recipe, whatever the plan."""
-    return [*_kind(recipe), *_gpt(recipe.model), *_data(recipe), *_train(recipe)]
+    return [*_kind(recipe), *_gpt(recipe.model), *_data(recipe), *_train(recipe.train)]
 
 
 def _kind(recipe: Recipe) -> list[Problem]:
@@ -250,9 +250,14 @@ def _data(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _train(recipe: Recipe) -> list[Problem]:
-    train = recipe.train
+def _train(train: TrainConfig) -> list[Problem]:
+    problems: list[Problem] = []
+    for leaf in sorted((train.model_fields_set & train.options()) - train.meant()):
+        # A run folder of long ago has every key, with its default.
+        if getattr(train, leaf) != type(train).model_fields[leaf].default:
+            what = f"train.{leaf} means nothing to {train.optimizer} and {train.lr_schedule}"
+            problems.append(Problem("C06", what, f"train.{leaf}", "take it out"))
     if train.min_lr is not None and train.min_lr > train.lr:
         what = f"min_lr {train.min_lr} is above lr {train.lr}"
-        return [Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr")]
-    return []
+        problems.append(Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr"))
+    return problems

@@ -20,9 +20,12 @@ def recipe_toml(recipe: Recipe, origins: dict[str, str], head: list[str]) -> str
     lines = list(head)
     section = ""
     own = OWN_KEYS.get(recipe.model.kind)
+    idle = recipe.train.options() - recipe.train.meant()
     for name in keys():
         here, dot, leaf = name.partition(".")
         if dot and here == "model" and own is not None and leaf not in own:
+            continue
+        if here == "train" and leaf in idle:
             continue
         if dot and here != section:
             section = here

@@ -40,11 +40,26 @@ M = TypeVar("M", bound=Member)
 class Family(Finder[M]):
     """All members of one kind, each with its options."""
 
+    def listed(self) -> str:
+        """All that its key may say, for help and schema."""
+        return " | ".join((*self.names(), "FILE.py:NAME"))
+
     def read(self, text: str, where: str = "") -> M:
         """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means. Raises UsageError."""
         name, options = split(text)
         member = self.find(name, where)
         return self.made(member, _keyed(member, options), where or f"{self.key}={text}", strings=True)
+
+    def among(self, text: str, section: Mapping[str, Any], where: str = "") -> M:
+        """The member that `text` names, its options from the keys of a recipe's section that it has as fields; an
+        option behind the name counts more. Raises UsageError."""
+        name, behind = split(text)
+        member = self.find(name, where)
+        options = {key: section[key] for key in member.model_fields if key in section}
+        if behind:
+            written = self.read(text, where)
+            options |= {key: getattr(written, key) for key in written.model_fields_set}
+        return self.made(member, options, where or f"{self.key}={text}")
 
     def made(self, member: type[M], options: Mapping[str, Any], where: str, *, strings: bool = False) -> M:
         """The member with these options, as text (`strings`) or typed. Raises UsageError, naming the first mistake."""

@@ -25,7 +25,7 @@ from unisono.sync import POLICIES
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, leaves_of
-from unisono.train.optim import make, rate
+from unisono.train.optim._make import make
 from unisono.train.step import Run, before_backward
 from unisono.train.tally import Tally
 
@@ -114,7 +114,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         eval_row=forward_only(plan).rows[stage],
         sync=sync,
         optimizer=make(recipe.train, local.slots, place.device, even=canonical),
-        rate=partial(rate, recipe.train),
+        rate=recipe.train.rate(),
         max_norm=recipe.train.clip,
         seed=recipe.seed,
         tally=tally,

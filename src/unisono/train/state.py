@@ -1,7 +1,7 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
 from unisono.train.checkpoint import Box
-from unisono.train.optim.make import state_of
+from unisono.train.optim._make import state_of
 from unisono.train.step import Run
 
 

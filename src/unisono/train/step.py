@@ -15,7 +15,7 @@ from unisono.parallelize import Local
 from unisono.programs.pipeline import Action
 from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure, clip, clip_and_step
-from unisono.train.optim import set_rate
+from unisono.train.optim._make import set_rate
 from unisono.train.tally import Tally
 
 

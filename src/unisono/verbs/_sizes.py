@@ -33,7 +33,7 @@ def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
 
     Raises UsageError for what cannot be priced, ConfigProblems where sizes do not fit together.
     """
-    return replace(_model(got, environ), states=_states(got.recipe))
+    return replace(_model(got, environ), states=got.recipe.train.optimiser().kept)
 
 
 def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
@@ -171,13 +171,6 @@ def _picture(got: Loaded) -> tuple[tuple[int, int, int], int]:
         raise _wrong(got, "the shape of a picture or the number of classes is not known without the data", missing,
                      "--model.image 3,224,224 --model.classes 1000")  # fmt: skip
     return image, classes
-
-
-def _states(recipe: Recipe) -> int:
-    """Numbers that the recipe's optimiser keeps of each parameter."""
-    if recipe.train.optimizer == "adamw":
-        return 2
-    return 1 if recipe.train.momentum else 0
 
 
 def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unisono.config import TrainConfig
 from unisono.verify.bounds import Bounds
-from unisono.verify.laws import clip_factor, rule_of, update
+from unisono.verify.laws import clip_factor, update
 from unisono.verify.record import Note, Record, RecordedBox
 
 CONTRACT = ("loss", "grad", "param", "optim")
@@ -235,7 +235,7 @@ class _Step:
         name = model_key.partition("/")[2]
         grad = source.whole(f"grad/{name}")
         state = self.state_before(name)
-        if grad is None or state is None or self.terms.train.optimizer not in ("adamw", "sgd"):
+        if grad is None or state is None:
             return {}
         param, moments = state
         error: Tensor | float = 0.0
@@ -243,8 +243,8 @@ class _Step:
             factor = clip_factor(self.ref.notes[0].norm, self.terms.train.clip)
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
-        rule = rule_of(self.terms.train, param.dim(), self.ref.notes[0].lr, self.step)
-        out = update(rule, param, moments, grad, error, self.terms.bounds.unit)
+        sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
+        out = update(self.terms.train, param, moments, grad, error, **sizes)
         return {
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
             for key, value in out.items()

@@ -10,7 +10,6 @@ from unisono.config import Resolved
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
-from unisono.train.optim import rate
 from unisono.verify.bounds import bounds_of, fidelity_of
 from unisono.verify.cause import Case, diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, judge
@@ -84,7 +83,7 @@ def find_cause(
         owners=terms.owners,
         clip=train.clip,
         decay=train.weight_decay,
-        rate=rate(train, step),
+        rate=train.rate()(step),
         unit=terms.bounds.unit,
         exact=terms.exact,
         old_losses=losses_with(one, place, corpus, step, reference, step - 1) if step else None,

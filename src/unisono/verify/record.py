@@ -29,7 +29,7 @@ from torch import Tensor
 
 from unisono.parallel.params import Slot
 from unisono.parallel.play import Leaf
-from unisono.train.optim.make import state_of
+from unisono.train.optim._make import state_of
 from unisono.train.step import Run
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")

@@ -6,8 +6,7 @@ from torch import nn
 
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
-from unisono.train.optim import make, rate, set_rate
-from unisono.train.optim.make import state_of
+from unisono.train.optim._make import make, set_rate, state_of
 
 
 def slots_for(*tensors):
@@ -66,13 +65,3 @@ def test_state_is_there_before_the_first_step():
     slots = slots_for(torch.ones(3, 5))
     state = state_of(make(TrainConfig(), slots, torch.device("cpu"), even=True), slots[0].master)
     assert state["exp_avg"].shape == (3, 5) and not state["exp_avg"].any() and state["step"] == 0
-
-
-def test_rates():
-    train = TrainConfig(steps=101, warmup_steps=10, lr=1.0, min_lr=0.1)
-    assert rate(train, 0) == pytest.approx(0.1) and rate(train, 9) == 1.0 and rate(train, 10) == 1.0
-    assert rate(train, 100) == pytest.approx(0.1) and rate(train, 500) == pytest.approx(0.1)
-    assert rate(train, 55) == pytest.approx(0.55)
-    linear = train.model_copy(update={"lr_schedule": "linear"})
-    assert rate(linear, 55) == pytest.approx(0.55) and rate(linear, 100) == pytest.approx(0.1)
-    assert rate(train.model_copy(update={"lr_schedule": "constant"}), 80) == 1.0

@@ -1,6 +1,1 @@
-"""Optimisers and learning-rate schedules: torch's, over the local tensors of this rank's slots."""
-
-from unisono.train.optim.make import make, prime, set_rate
-from unisono.train.optim.rate import rate
-
-__all__ = ["make", "prime", "rate", "set_rate"]
+"""Optimisers, one a file, chosen by `train.optimizer`; declared in `spec.training`. `_make` binds one to a rank."""

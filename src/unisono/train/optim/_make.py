@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
@@ -13,7 +13,7 @@ LANES = 64  # bytes of the widest vector register
 
 
 def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: bool = False) -> Optimizer:
-    """AdamW (Loshchilov & Hutter, 2019) or SGD with momentum; matrices decay, vectors do not, as in GPT-2.
+    """The recipe's optimiser over the local tensors of a rank's slots; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
     same bits wherever a tensor is cut (see `_evened`).
@@ -31,11 +31,10 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
     ]
     groups = [group for group in groups if group["params"]]
     fused = train.fused and device.type in ("cpu", "cuda")
-    if train.optimizer == "sgd":
-        optimizer: Optimizer = SGD(groups, lr=train.lr, momentum=train.momentum, fused=fused)
-    else:
-        optimizer = AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=fused)
-    prime(optimizer)
+    member = train.optimiser()
+    optimizer = member.bind(groups, train.lr, fused)
+    for parameter in (p for group in groups for p in group["params"]):
+        optimizer.state[parameter] = member.state(parameter)
     if pairs:
         _pair(optimizer, pairs)
     return optimizer
@@ -77,20 +76,6 @@ def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> N
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)
-
-
-def prime(optimizer: Optimizer) -> None:
-    """Create the state that the optimiser would create in its first step, as zeros."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            state = optimizer.state[p]
-            if isinstance(optimizer, SGD):
-                if group["momentum"]:
-                    state["momentum_buffer"] = torch.zeros_like(p)
-            else:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=p.device if p.is_cuda else "cpu")
-                state["exp_avg"] = torch.zeros_like(p)
-                state["exp_avg_sq"] = torch.zeros_like(p)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

@@ -1,0 +1,100 @@
+"""What `[train]` and `[data]` of a recipe choose by name: optimisers, learning rates. No torch.
+
+The fields of a member are its options: in a recipe they are keys of the section itself (`[train] betas`), which mean
+something where the chosen member has them, or stand behind its name (`optimizer = "mine.py:Lion:decay=0.9"`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from unisono.spec.family import Family, Member
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSizes:
+    """Sizes of one update of one tensor. step: updates made before it. rounding: relative error of the formula."""
+
+    lr: float
+    decay: float
+    step: int
+    rounding: float
+
+
+class Optimiser(Member, ABC):
+    """How a gradient changes a weight."""
+
+    @property
+    @abstractmethod
+    def kept(self) -> int:
+        """Numbers that it keeps of each parameter: 2 for Adam, 1 for a velocity. The planner's memory counts them."""
+
+    @abstractmethod
+    def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
+        """The live optimiser of one rank. groups: parameters with their `weight_decay`. fused: one kernel for all
+        tensors where there is one."""
+
+    @abstractmethod
+    def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
+        """What it keeps of `parameter` before the first step, so that a checkpoint can be loaded into it: names as
+        the live optimiser's, tensors like the parameter or of no dims."""
+
+    def law(
+        self,
+        update: UpdateSizes,
+        weight: "Tensor",
+        state: "Mapping[str, Tensor]",
+        grad: "Tensor",
+        error: "Tensor",
+    ) -> "dict[str, tuple[Tensor, Tensor]]":
+        """Name → (value after the update, largest absolute error), float64, of "param" and all of `state`: what the
+        prover holds an update to. error: absolute, of `grad`, by element. {}: nobody has written it down."""
+        return {}
+
+
+class LearningRate(Member, ABC):
+    """The learning rate over a run, counted in optimiser steps of the whole run, never per process."""
+
+    warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
+
+    def at(self, step: int, steps: int, lr: float) -> float:
+        """Learning rate of step `step` (from 0) of `steps`: linear warm-up to `lr`, then `after`."""
+        if step < self.warmup_steps:
+            return lr * (step + 1) / self.warmup_steps
+        span = max(1, steps - 1 - self.warmup_steps)
+        return self.after(min(1.0, (step - self.warmup_steps) / span), lr)
+
+    @abstractmethod
+    def after(self, done: float, lr: float) -> float:
+        """Learning rate when a share `done` (0 to 1) of the steps after the warm-up is done."""
+
+
+class Decaying(LearningRate):
+    """A learning rate that ends below its peak."""
+
+    min_lr: NotNegative | None = Field(default=None, description="last learning rate; lr/10 when absent")
+
+    def floor(self, lr: float) -> float:
+        """The last learning rate."""
+        return lr / 10 if self.min_lr is None else self.min_lr
+
+
+OPTIMISERS: Family[Optimiser] = Family(
+    "optimiser", "unisono.train.optim", Optimiser, "train.optimizer", ("C02", "C02")
+)
+RATES: Family[LearningRate] = Family(
+    "learning-rate schedule", "unisono.train.rates", LearningRate, "train.lr_schedule", ("C02", "C02")
+)

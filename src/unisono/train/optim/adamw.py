@@ -1,0 +1,74 @@
+"""AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", 2019)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.training import Optimiser, Positive, Share, UpdateSizes
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class AdamW(Optimiser):
+    """Each element's step is its mean gradient over the root of its mean square; weights decay beside it."""
+
+    name: ClassVar[str] = "adamw"
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
+    eps: Positive = Field(default=1e-8, description="adamw: added to the root of the second moment")
+
+    @property
+    def kept(self) -> int:
+        return 2
+
+    def bind(self, groups: Sequence[Mapping[str, Any]], lr: float, fused: bool) -> "torch.optim.Optimizer":
+        from torch.optim import AdamW as Live
+
+        return Live([dict(group) for group in groups], lr=lr, betas=self.betas, eps=self.eps, fused=fused)
+
+    def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
+        import torch
+
+        device = parameter.device if parameter.is_cuda else "cpu"
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+    def law(
+        self,
+        update: UpdateSizes,
+        weight: "Tensor",
+        state: "Mapping[str, Tensor]",
+        grad: "Tensor",
+        error: "Tensor",
+    ) -> "dict[str, tuple[Tensor, Tensor]]":
+        """The quotient is bounded with the least denominator that the error allows."""
+        import torch
+
+        g, (b1, b2), eps, t, rounding = grad, self.betas, self.eps, update.step + 1, update.rounding
+        m, v = state["exp_avg"], state["exp_avg_sq"]
+        m1, m1_size = b1 * m + (1 - b1) * g, b1 * m.abs() + (1 - b1) * g.abs()
+        v1 = b2 * v + (1 - b2) * g * g
+        m_error = (1 - b1) * error + rounding * m1_size
+        v_error = (1 - b2) * (2 * g.abs() * error + error * error) + rounding * v1
+        v_error = v_error + torch.finfo(torch.float32).tiny
+        root, low, high = v1.sqrt(), (v1 - v_error).clamp(min=0).sqrt(), (v1 + v_error).sqrt()
+        scale = math.sqrt(1 - b2**t)
+        below, least = root / scale + eps, low / scale + eps
+        below_error = torch.maximum(high - root, root - low) / scale + rounding * below
+        rate = update.lr / (1 - b1**t)
+        move = rate * m1 / below
+        move_error = rate * (m_error / least + m1.abs() * below_error / (least * below))
+        move_error = move_error + rounding * move.abs()
+        left = weight * (1 - update.lr * update.decay)
+        return {
+            "exp_avg": (m1, m_error),
+            "exp_avg_sq": (v1, v_error),
+            "step": (torch.full((), float(t), dtype=torch.float64), torch.zeros((), dtype=torch.float64)),
+            "param": (left - move, move_error + rounding * (weight.abs() + move.abs())),
+        }
