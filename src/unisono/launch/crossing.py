@@ -52,6 +52,7 @@ def describe(error: BaseException) -> Record:
         "what": words,
         "place": place(error.__traceback__),
         "traceback": "".join(traceback.format_exception(type(error), error, tb))[-20_000:],
+        "shared": getattr(error, "shared", False),
         "echo": not isinstance(error, errors.UnisonoError) and is_echo(type(error).__name__, words),
     }
     if isinstance(error, errors.UnisonoError):
@@ -85,6 +86,12 @@ def is_echo(type_name: str, words: str) -> bool:
 
 def revive(record: Record, rank: int | None, host: str) -> errors.UnisonoError:
     """The error as the supervisor raises it: ours keep class, code and exit; others become UserCodeError."""
+    error = _revived(record, rank, host)
+    error.shared = bool(record.get("shared"))
+    return error
+
+
+def _revived(record: Record, rank: int | None, host: str) -> errors.UnisonoError:
     if "problems" in record:
         return errors.ConfigProblems([errors.Problem(**one) for one in record["problems"]])
     ours = record.get("ours")

@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivat
 from torch.distributed.rendezvous import rendezvous
 
 from unisono.launch import crossing
+from unisono.launch.agree import agree
 from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
 from unisono.launch.env import Started
@@ -47,7 +48,8 @@ def run(
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
         prepare = getattr(module, "prepare", None)
-        result = function(ctx, argument, prepare(argument) if prepare is not None else None)
+        shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
+        result = function(ctx, argument, shared)
         _part()
     except BaseException as error:  # whatever it is, it ends this rank and is reported
         record = crossing.describe(error)

@@ -28,7 +28,10 @@ class Problem:
 
 
 class UnisonoError(Exception):
-    """Root of all errors that a user is shown; `exit` is the process's exit code."""
+    """Root of all errors that a user is shown; `exit` is the process's exit code.
+
+    shared: every rank raises it, so one of them is to tell it.
+    """
 
     exit: ClassVar[int] = 1
     default_code: ClassVar[str] = "X00"
@@ -46,7 +49,7 @@ class UnisonoError(Exception):
     ) -> None:
         super().__init__(what)
         self.what, self.where, self.likely, self.fix = what, where, likely, fix
-        self.rank, self.host = rank, host
+        self.rank, self.host, self.shared = rank, host, False
         self.code = code or self.default_code
 
     def render(self) -> str:

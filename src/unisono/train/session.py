@@ -17,7 +17,6 @@ import torch.distributed as dist
 from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.spec.errors import UsageError
 from unisono.train import watch
 from unisono.train.blame import blame
 from unisono.train.build import Place, build, connect, feeds
@@ -31,9 +30,6 @@ from unisono.train.state import pieces_of
 from unisono.train.step import Report, Run, evaluate
 from unisono.train.watch import Journal, Observer, Uplink
 from unisono.train.writing import writing
-
-# What must be as it was when a run goes on; the rest of a recipe may change.
-FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +65,14 @@ class Live:
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
     targets: int  # of one step, over all ranks
+    data: str  # the fingerprint of the data
     saved: str = ""
 
 
 def session(terms: RankOrder, corpus: Corpus) -> dict[str, Any]:
     """Train to the recipe's last step, or until asked to stop; the summary is the same on every rank.
 
-    Raises UsageError for a checkpoint that does not fit, UserCodeError when numbers go bad.
+    Raises UsageError for a checkpoint that is damaged or of another model, UserCodeError when numbers go bad.
     """
     live = _start(terms, corpus)
     try:
@@ -129,9 +126,7 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
     owners = dict(run.local.stage.ties)
     val_losses: list[tuple[int, float]] = []
     if terms.resume is not None:
-        state = load(terms.resume, [])
-        _check_fits(state, recipe, terms.resume)
-        load(terms.resume, pieces_of(run, owners))
+        state = load(terms.resume, pieces_of(run, owners))
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
@@ -144,7 +139,21 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
         journal = Journal(run, _observers(terms, run), targets)
     saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
     after = _tracing(terms, run)
-    return Live(terms, run, feed, val, saver, owners, journal, after, check, val_losses, targets, saved)
+    return Live(
+        terms,
+        run,
+        feed,
+        val,
+        saver,
+        owners,
+        journal,
+        after,
+        check,
+        val_losses,
+        targets,
+        corpus.fingerprint,
+        saved,
+    )
 
 
 def _note(terms: RankOrder, text: str) -> None:
@@ -213,7 +222,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         live.journal.flush()  # a run resumed from here makes no line again that is missing
     state = {
         "step": step,
-        "data": {"next_position": step * terms.recipe.train.global_batch},
+        "data": {"fingerprint": live.data},
         "plan": str(terms.plan),
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": terms.recipe.model_dump(mode="json"),
@@ -239,28 +248,6 @@ def _give_up(live: Live, report: Report) -> None:
     if error is not None:
         raise error
     live.run.mesh.world.barrier()  # the rank to blame has raised; whoever watches stops the rest here
-
-
-def _check_fits(state: Mapping[str, Any], recipe: Recipe, folder: Path) -> None:
-    then, now = state.get("recipe", {}), recipe.model_dump(mode="json")
-    for key in FIXED:
-        was, wanted = _dig(then, key), _dig(now, key)
-        if was != wanted:
-            parts = [k for k in was if was[k] != wanted.get(k)] if isinstance(was, dict) else []
-            name = f"{key}.{parts[0]}" if parts else key
-            old, new = (was[parts[0]], wanted.get(parts[0])) if parts else (was, wanted)
-            raise UsageError(
-                f"the run was begun with {name} = {old!r}, it cannot go on with {new!r}",
-                where=str(folder),
-                fix=f"leave {name} as it was, or start a new run",
-                code="K05",
-            )
-
-
-def _dig(tree: Any, key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part, {}) if isinstance(tree, dict) else None
-    return tree
 
 
 def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:

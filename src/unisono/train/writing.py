@@ -1,4 +1,4 @@
-"""Files of a run that cannot be written: one error for all of them. No torch."""
+"""Run folders that cannot be written, or gone on from: one error each for all who meet them. No torch."""
 
 import errno
 from collections.abc import Iterator
@@ -35,3 +35,14 @@ def writing(run_dir: Path) -> Iterator[None]:
             fix=fix,
             code="O01",
         ) from error
+
+
+def nothing_to_resume(run_dir: str, likely: str = "") -> UsageError:
+    """The error of a run without a whole checkpoint."""
+    return UsageError(
+        "there is no whole checkpoint to go on from",
+        where=run_dir,
+        likely=likely or "the run ended before its first checkpoint",
+        fix="start a new run without --resume",
+        code="K06",
+    )

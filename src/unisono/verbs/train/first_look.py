@@ -6,6 +6,7 @@ Where the ranks start, `train.data` and `train_rank` look again, and deeper; wha
 from pathlib import Path
 
 from unisono.spec.errors import UsageError
+from unisono.train.writing import nothing_to_resume
 
 
 def look_at_data(source: str) -> None:
@@ -50,14 +51,3 @@ def look_at_checkpoints(run_dir: Path) -> None:
     """Raises UsageError K06 where a run to be resumed has no checkpoint at all."""
     if not any((run_dir / "checkpoints").glob("step-*/manifest.json")):
         raise nothing_to_resume(str(run_dir))
-
-
-def nothing_to_resume(run_dir: str, likely: str = "") -> UsageError:
-    """The error of a run without a whole checkpoint."""
-    return UsageError(
-        "there is no whole checkpoint to go on from",
-        where=run_dir,
-        likely=likely or "the run ended before its first checkpoint",
-        fix="start a new run without --resume",
-        code="K06",
-    )

@@ -1,68 +1,84 @@
 """`unisono train` inside one rank."""
 
-from dataclasses import dataclass
+import platform
 from pathlib import Path
 from typing import Any
 
 # For its effect: torch.optim draws this in with the first optimiser, which takes as long as half of torch itself. Once
 # in the helper, before the fork, is cheaper than in every rank.
-import torch._dynamo  # noqa: F401
+import torch._dynamo
 
-from unisono.config import Recipe, resolve
+from unisono import __version__
+from unisono.config import Recipe, Resolved, resolve
+from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
-from unisono.train.checkpoint import verify_folder
-from unisono.train.checkpoint.find import by_age
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
+from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
-from unisono.verbs.train.first_look import nothing_to_resume
 from unisono.verbs.train.folder import make_run_dir
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What is found once and shared by all ranks of this host: the data, and the checkpoint to go on from."""
-
-    corpus: Corpus
-    resume: Path | None
-    notes: tuple[str, ...] = ()
-
-
-def prepare(argument: dict[str, Any]) -> Shared:
-    """Before the fork: read the data, and look the checkpoints through for the newest that is whole."""
+def prepare(argument: dict[str, Any]) -> Corpus:
+    """Before the fork: read the data."""
     recipe = Recipe.model_validate_json(argument["recipe"])
-    if not argument["resume"]:
-        return Shared(load(recipe.data, recipe.model), None)
-    resume, notes = _newest_whole(Path(argument["run_dir"]))
-    if resume is None:
-        raise nothing_to_resume(argument["run_dir"], "; ".join(notes))
-    return Shared(load(recipe.data, recipe.model), resume, tuple(notes))
+    return load(recipe.data, recipe.model)
 
 
-def _newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, and what is wrong with those that would have come before it."""
-    notes: list[str] = []
-    for folder in by_age(run_dir):
-        faults = verify_folder(folder)
-        if not faults:
-            return folder, [f"{note}; going on from {folder.name}" for note in notes]
-        notes.append(f"checkpoint {folder.name} is damaged: {faults[0]}")
-    return None, notes
-
-
-def main(ctx: RankContext, argument: dict[str, Any], shared: Shared) -> dict[str, Any]:
+def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
-    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
-    recipe, plan = resolved.recipe, resolved.plan
-    run_dir = _agree_on_folder(ctx, argument, recipe)
-    for note in shared.notes if ctx.rank == 0 else ():
-        ctx.channel.send("note", text=note)
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
-    terms = RankOrder(
-        recipe, plan, run_dir, shared.resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
+    told = Recipe.model_validate_json(argument["recipe"])
+    resolved = agree(
+        ctx, "terms", lambda: resolve(told, argument["plan"], ctx.world), lambda it: facts_of(ctx, it, corpus)
     )
-    resumed = shared.resume.name if shared.resume is not None else None
-    return {"run_dir": str(run_dir), "resumed_from": resumed, **session(terms, shared.corpus)}
+    recipe, plan = resolved.recipe, resolved.plan
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
+    resume = _agree_on_checkpoint(ctx, argument, recipe, corpus) if argument["resume"] else None
+    run_dir = _agree_on_folder(ctx, argument, recipe)
+    order = RankOrder(recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token)
+    return {
+        "run_dir": str(run_dir),
+        "resumed_from": resume.name if resume is not None else None,
+        **session(order, corpus),
+    }
+
+
+def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
+    """What this rank holds of all that ranks must hold alike, the most telling first.
+
+    Where the run writes and how ranks are started may differ. Devices and threads decide about the last bits alone, so
+    they count only where those are promised.
+    """
+    recipe = resolved.recipe.model_dump(mode="json", exclude={"launch", "out"})
+    facts = {
+        "unisono": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "plan": str(resolved.plan),
+        **{key: recipe[key] for key in ("name", "seed")},
+        **{f"{part}.{key}": recipe[part][key] for part in ("model", "data", "train") for key in recipe[part]},
+        "backend": ctx.backend,
+        "data": corpus.fingerprint,
+    }
+    if resolved.plan.sync != "canonical":
+        return facts
+    on_gpu = ctx.backend == "nccl"
+    device = torch.cuda.get_device_name(ctx.local_rank) if on_gpu else torch.backends.cpu.get_cpu_capability()
+    return {**facts, "device": device, "threads": ctx.threads}
+
+
+def _agree_on_checkpoint(ctx: RankContext, argument: dict[str, Any], recipe: Recipe, corpus: Corpus) -> Path:
+    """Rank 0 looks for the newest whole checkpoint, which may take it minutes; the others see whether they have it."""
+
+    def chosen() -> str:
+        folder, notes = choose(Path(argument["run_dir"]), recipe, corpus.fingerprint)
+        for note in notes:
+            ctx.channel.send("note", text=note)
+        return str(folder)
+
+    folder = Path(tell(ctx, "checkpoint", chosen))
+    agree(ctx, "checkpoint here", lambda: identity(folder), lambda save: {"checkpoint": save})
+    return folder
 
 
 def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe) -> Path:
@@ -72,9 +88,11 @@ def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe)
     """
     if argument["run_dir"]:
         return Path(argument["run_dir"])
-    if ctx.rank == 0:
-        made = make_run_dir(recipe, argument["config_text"])
-        ctx.channel.send("folder", path=str(made))
-        ctx.store.set("run_dir", str(made))
-    argument["run_dir"] = ctx.store.get("run_dir").decode()
+
+    def made() -> str:
+        folder = str(make_run_dir(recipe, argument["config_text"]))
+        ctx.channel.send("folder", path=folder)
+        return folder
+
+    argument["run_dir"] = tell(ctx, "run_dir", made)
     return Path(argument["run_dir"])

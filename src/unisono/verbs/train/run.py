@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unisono.config import Recipe
 from unisono.launch import env, local
@@ -126,6 +126,8 @@ def _as_rank(
     if outcome.error is not None:
         # Groups are still alive, and torch's own way out of the process aborts at random then.
         atexit.register(flush_and_leave, outcome.exit)
+        if outcome.error.shared and place.rank:  # rank 0 tells all of it
+            _stops(place.rank, f"{outcome.error.what}, rank {outcome.error.rank}", outcome.exit)
         if outcome.error.likely == ECHO:
             _echo(outcome, folder, options, place.rank)
     elif place.rank:
@@ -134,12 +136,16 @@ def _as_rank(
     return _summary(outcome, recipe, plan, options)
 
 
+def _stops(rank: int, what: str, code: int) -> NoReturn:
+    print(f"rank {rank} stops: {what}", file=sys.stderr)
+    flush_and_leave(code)
+
+
 def _echo(outcome: Outcome, folder: Watched, options: dict[str, Any], rank: int) -> None:
     """Leave because of another rank's error, which that rank tells; one object on stdout is still rank 0's duty."""
     what = "another rank has gone, and its error is the one to read"
     if rank or not options["json"]:
-        print(f"rank {rank} stops: {what}", file=sys.stderr)
-        flush_and_leave(outcome.exit)
+        _stops(rank, what, outcome.exit)
     if folder.path is not None and (folder.path / "error.json").exists():
         folder.path = None
         options.pop("run_dir", None)

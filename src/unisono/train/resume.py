@@ -1,0 +1,78 @@
+"""Which checkpoint a run goes on from, and whether it may: one rank chooses, the others only look at its choice."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.config import Recipe
+from unisono.spec.errors import UsageError
+from unisono.train.checkpoint import load, verify_folder
+from unisono.train.checkpoint.faults import damaged
+from unisono.train.checkpoint.find import by_age
+from unisono.train.checkpoint.manifest import read_manifest
+from unisono.train.checkpoint.tensorfile import Damage
+from unisono.train.writing import nothing_to_resume
+
+# What must be as it was when a run goes on; the rest of a recipe may change.
+FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
+
+
+def choose(run_dir: Path, recipe: Recipe, data: str) -> tuple[Path, list[str]]:
+    """The newest whole checkpoint of a run, every byte of it read, and what is wrong with those before it.
+
+    data: the fingerprint of the data that the run would go on with. Raises UsageError: K05 if the run was begun with
+    another recipe or other data, K06 if no checkpoint is whole.
+    """
+    faults: list[str] = []
+    for folder in by_age(run_dir):
+        found = verify_folder(folder)
+        if not found:
+            check_fits(load(folder, []), recipe, data, folder)
+            return folder, [f"{fault}; going on from {folder.name}" for fault in faults]
+        faults.append(f"checkpoint {folder.name} is damaged: {found[0]}")
+    raise nothing_to_resume(str(run_dir), "; ".join(faults))
+
+
+def identity(folder: Path) -> str:
+    """Which save a checkpoint's folder holds, as this rank sees it: `step-000200 1f0a…`. Raises UsageError K01."""
+    try:
+        return f"{folder.name} {read_manifest(folder).attempt}"
+    except Damage as damage:
+        raise damaged(folder, damage) from damage
+
+
+def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path) -> None:
+    """Raises UsageError K05 where a checkpoint's state is of another recipe or of other data.
+
+    A checkpoint of a version that kept no fingerprint of its data is taken on trust.
+    """
+    then, now = state.get("recipe", {}), recipe.model_dump(mode="json")
+    for key in FIXED:
+        was, wanted = _dig(then, key), _dig(now, key)
+        if was != wanted:
+            parts = [k for k in was if was[k] != wanted.get(k)] if isinstance(was, dict) else []
+            name = f"{key}.{parts[0]}" if parts else key
+            old, new = (was[parts[0]], wanted.get(parts[0])) if parts else (was, wanted)
+            raise UsageError(
+                f"the run was begun with {name} = {old!r}, it cannot go on with {new!r}",
+                where=str(folder),
+                fix=f"leave {name} as it was, or start a new run",
+                code="K05",
+            )
+    was = _dig(state, "data.fingerprint")
+    if was and was != data:
+        raise UsageError(
+            f"the run was begun on other data: its fingerprint was {was}, {recipe.data.source} has {data} now",
+            where=str(folder),
+            likely="Python was updated, and its standard library with it"
+            if recipe.data.source == "stdlib"
+            else "the file has changed since",
+            fix="the data as it was, or a new run",
+            code="K05",
+        )
+
+
+def _dig(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part, {}) if isinstance(tree, dict) else None
+    return tree
