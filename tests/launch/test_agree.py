@@ -19,7 +19,7 @@ from unisono.launch.agree import agree, odd_one, tell
 from unisono.spec.errors import UnisonoError, UsageError, UserCodeError
 
 RECIPE = {
-    "model": {"kind": "mlp", "hidden": [8]},
+    "model": {"kind": "mlp", "hidden": (8,)},
     "data": {"source": "digits"},
     "train": {"steps": 2, "global_batch": 8, "micro_batch": 1, "trace_steps": 0},
     "out": {"dir": "runs", "report": False},
