@@ -28,8 +28,9 @@ from unisono.observe import trace
 from unisono.plan.grammar import BUILT
 from unisono.programs.pipeline import Action, Placed, play_costs
 from unisono.programs.schedules import SCHEDULES
+from unisono.report import picture, sheet
 from unisono.report import placed as lay
-from unisono.report import sheet
+from unisono.report.picture import BarChart, BarRow
 
 ROOT = str(Path(__file__).parents[1])
 GOAL = 2.0  # per cent
@@ -250,7 +251,10 @@ def pictures(row: Beside, folder: Path) -> None:
         f"{row.case.schedule} on {row.case.ranks} ranks, {row.case.micros} micro-batches:"
         f" measured beside simulated, {row.step:+.2f} %"
     )
-    sheet.timetables(titles, names, folder / f"{row.case.name}.png", said)
+    until = max(p.stop for _, placed in titles for p in placed)
+    rows, ticks = [BarRow(name) for name in names], picture.time_ticks(0.0, until)
+    charts = [[BarChart(title, rows, lay.bars(placed), until, ticks=ticks)] for title, placed in titles]
+    sheet.write(folder / f"{row.case.name}.png", said, "unisono benchmarks/timeline.py", charts)
 
 
 def as_dict(row: Beside) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_price_and_what_would_help_load_neither_torch_nor_numpy_and_sweeps_no_torch() -> None:
     sweep = ["--plan", "precision=bf16 tp=4 pp=1 shard=1", "--sweep", "devices=8,16"]
-    for words, absent in (([*PLAN, "--batches"], {"torch", "numpy"}), (sweep, {"torch", "matplotlib"})):
+    for words, absent in (([*PLAN, "--batches"], {"torch", "numpy"}), (sweep, {"torch", "PIL"})):
         script = f"from unisono.cli import main; main({['simulate', *GPT, *words, '--json']}); import sys; print(*sys.modules)"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         assert absent.isdisjoint(done.stdout.splitlines()[-1].split())

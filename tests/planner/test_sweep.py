@@ -144,7 +144,7 @@ def test_the_picture(told: dict[str, Any], suffix: str, tmp_path: Path) -> None:
 def test_shares_of_the_picture_are_the_whole_step(told: dict[str, Any]) -> None:
     for row in told["points"]:
         if row["plan"]:
-            shares = [scaling._share(row, begins) for _, begins, _ in scaling._PARTS]
+            shares = [scaling.share(row, begins) for _, begins, _ in scaling._PARTS]
             assert sum(shares) == pytest.approx(1.0)
 
 

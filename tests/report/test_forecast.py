@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from tests.report.test_page import Elements
-from unisono.programs.pipeline import Placed, play_costs
+from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
-from unisono.report import chart, forecast_png
-from unisono.report.forecast import ACTIONS, ROWS, Forecast, page, sentence, windows
+from unisono.report.forecast import (
+    ACTIONS,
+    ROWS,
+    Forecast,
+    page,
+    sentence,
+    timeline,
+    waterfall,
+    windows,
+    write_picture,
+)
 
 FACTS: dict[str, Any] = {
     "plan": "dp=2 pp=4 <b>&",
@@ -99,23 +108,27 @@ def test_parts_of_the_model_are_shown_where_they_are_told() -> None:
 
 
 def test_bars_of_a_waterfall_meet() -> None:
-    drawn = chart.waterfall([("a", 3.0, "forward"), ("b", 2.0, "wait"), ("c", -1.0, "other")], "all")
-    found = re.findall(r"margin-left:([\d.]+)%;width:([\d.]+)%", drawn)
-    bars = [(float(left), float(wide)) for left, wide in found]
-    assert bars == [(0.0, 60.0), (60.0, 40.0), (80.0, 20.0), (0.0, 80.0)]
+    bars = waterfall(made(1, 1)).bars
+    assert [(bar.start, bar.stop) for bar in bars] == [
+        (0.0, 1.5),
+        (1.5, pytest.approx(2.1)),
+        (pytest.approx(2.0), pytest.approx(2.1)),
+        (0.0, 2.0),
+    ]
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
     forecast = made(4, 8)
-    content = forecast_png.write(forecast, tmp_path / "simulate.png").read_bytes()
+    content = write_picture(forecast, tmp_path / "simulate.png").read_bytes()
     assert content.startswith(b"\x89PNG") and int.from_bytes(content[16:20], "big") == 1600
 
 
 def test_blocks_that_reach_over_a_windows_edge_are_cut_there() -> None:
-    long = [Placed(0, a.action, a.start, a.stop) for a in made(8, 256).placed if a.row == 0]
-    forecast = Forecast(FACTS, long, [], ["pp=0"], 0.0)
-    text = page(forecast)
-    for left, wide in re.findall(r'<rect x="([-\d.]+)%" y="\d+" width="([-\d.]+)%"', text):
+    forecast = made(8, 256)
+    assert len(timeline(forecast)) == 2
+    rects = re.findall(r'<rect x="([-\d.]+)%" y="[\d.]+" width="([-\d.]+)%"', page(forecast))
+    assert rects
+    for left, wide in rects:
         assert float(left) >= -1e-3 and float(left) + float(wide) <= 100.01
 
 
@@ -124,4 +137,4 @@ def test_a_price_of_unknown_error_has_a_page_and_a_picture_too(tmp_path: Path) -
     known = made(4, 8)
     unknown = replace(known, facts={**FACTS, "error_pct": None})
     assert "is not known" in page(unknown) and "15 %" in page(known)
-    assert forecast_png.write(unknown, tmp_path / "simulate.png").stat().st_size > 0
+    assert write_picture(unknown, tmp_path / "simulate.png").stat().st_size > 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.runs import write_run
-from unisono.report import analyse, chart, words
+from unisono.report import analyse, picture, words
 from unisono.report.collect import collect, find
 from unisono.spec.errors import UsageError
 
@@ -190,7 +190,7 @@ def test_many_ranks_are_grouped() -> None:
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=3000))
 def test_thinning_keeps_the_extremes(ys: list[float]) -> None:
     points = [(float(x), y) for x, y in enumerate(ys)]
-    kept = chart.thin(points, 100)
+    kept = picture.thin(points, 100)
     assert len(kept) <= 102
     assert kept == sorted(kept)
     assert {min(ys), max(ys)} <= {y for _, y in kept}
@@ -198,7 +198,7 @@ def test_thinning_keeps_the_extremes(ys: list[float]) -> None:
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
 def test_ticks_are_few_and_inside(low: float, wide: float) -> None:
-    found = chart.ticks(low, low + wide)
+    found = picture.ticks(low, low + wide)
     slack = 1e-6 * max(1, abs(low), wide)
     assert len(found) <= 12
     assert all(low - slack <= t <= low + wide + slack for t in found)
@@ -207,7 +207,7 @@ def test_ticks_are_few_and_inside(low: float, wide: float) -> None:
 @given(st.integers(3, 400), st.floats(-5, 5), st.floats(-5, 5))
 def test_smoothing_leaves_a_straight_line_alone(count: int, start: float, slope: float) -> None:
     points = [(float(i), start + slope * i) for i in range(count)]
-    for (_, y), (_, expected) in zip(chart.smooth(points, 10), points, strict=True):
+    for (_, y), (_, expected) in zip(picture.smooth(points, 10), points, strict=True):
         assert y == pytest.approx(expected, abs=1e-6)
 
 
@@ -221,10 +221,10 @@ def test_numbers_as_people_read_them() -> None:
     ]
     assert [words.nbytes(n) for n in (512, 1229, 35_651_584)] == ["512 B", "1.2 KiB", "34 MiB"]
     assert [words.count(n) for n in (0, 940, 28_911, 1_234_567)] == ["0", "940", "28.9k", "1.23M"]
-    assert [analyse.percent(f) for f in (0, 0.0312, 0.82, 1)] == ["0 %", "3.1 %", "82 %", "100 %"]
+    assert [words.percent(f) for f in (0, 0.0312, 0.82, 1)] == ["0 %", "3.1 %", "82 %", "100 %"]
 
 
 @pytest.mark.timeout(60)
-def test_neither_torch_nor_matplotlib_is_imported_early() -> None:
-    code = "import sys, unisono.report.command; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
+def test_neither_torch_nor_pillow_is_imported_early() -> None:
+    code = "import sys, unisono.report.command; sys.exit(bool({'torch', 'PIL'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -111,11 +111,7 @@ def test_has_one_sentence_on_top_and_words_for_every_picture(pages: dict[str, Pa
     parser.feed(text)
     for tag, attributes in parser.found:
         if tag == "svg":
-            assert (
-                attributes.get("aria-label")
-                or 'class="timetable"' in str(attributes)
-                or attributes.get("class")
-            )
+            assert attributes.get("aria-label")
     assert ("Missing from this run" in text) == (case in ("empty", "damaged"))
 
 
@@ -191,7 +187,7 @@ addEventListener('load',()=>{{
   const hover=node=>node.dispatchEvent(new inner.defaultView.PointerEvent('pointermove',
     {{bubbles:true,clientX:node.getBoundingClientRect().left+3,clientY:5}}));
   const plot=inner.querySelector('.plot');
-  hover(inner.querySelector('[data-testid=timeline] .timetable g rect'));
+  hover(inner.querySelector('[data-testid=timeline] .bars g rect'));
   const tip=inner.getElementById('tip').textContent;
   hover(plot);
   document.title=[root.scrollWidth-root.clientWidth,tip,plot.parentNode.querySelector('output').textContent].join('|');

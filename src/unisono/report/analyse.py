@@ -3,14 +3,18 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.programs.schedules import SCHEDULES
-from unisono.report.collect import RankFacts, Record, RunRecord
+from unisono.report.collect import Record, RunRecord
 from unisono.report.placed import computed, from_zero
+from unisono.report.words import percent
 from unisono.spec.errors import UsageError
+
+T = TypeVar("T")
 
 # In the order in which they are stacked; these add up to a step's wall time.
 PARTS = ("data", "forward", "backward", "comm_exposed", "wait", "optim", "other")
@@ -65,6 +69,21 @@ class Pipeline:
     replica: str = ""
 
 
+@dataclass(frozen=True)
+class Analysis:
+    """All that is concluded from a run: its ranks' mean steps, its pipeline if it has one, and what limited it."""
+
+    shares: Sequence[TimeShares]
+    pipeline: Pipeline | None
+    finding: Finding
+
+
+def analyse(run: RunRecord) -> Analysis:
+    """What a run's record says."""
+    found, pipeline = shares(run), pipeline_of(run)
+    return Analysis(found, pipeline, judge(run, found, pipeline))
+
+
 def steady(records: Sequence[Record]) -> Sequence[Record]:
     """The steps without the first tenth (at least one, at most ten): they pay for warming up."""
     return records[min(10, max(1, len(records) // 10)) :] if len(records) > 2 else records
@@ -87,8 +106,6 @@ def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
     """At most `limit` shares: neighbours are averaged where there are more."""
     if len(found) <= limit:
         return list(found)
-    size = -(-len(found) // limit)
-    groups = [found[i : i + size] for i in range(0, len(found), size)]
     return [
         TimeShares(
             name=f"{group[0].name.replace('rank', 'ranks')} to {group[-1].name.split()[-1]}"
@@ -100,8 +117,14 @@ def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
                 for part in (*PARTS, "comm_hidden")
             },
         )
-        for group in groups
+        for group in dealt(found, limit)
     ]
+
+
+def dealt(items: Sequence[T], most: int) -> list[Sequence[T]]:
+    """At most `most` groups of neighbours."""
+    size = -(-len(items) // most)
+    return [items[i : i + size] for i in range(0, len(items), size)]
 
 
 def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None) -> Finding:
@@ -150,12 +173,6 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
         said.append(f"input takes {percent(fractions['data'])}")
     sentence = f"Limited by {limiter}: {', '.join(said)}."
     return Finding(sentence, _advice(run, limiter, slowest, pipeline), fractions, slowest)
-
-
-def percent(fraction: float) -> str:
-    """`0.823` as `82 %`; below ten percent with one digit."""
-    value = 100 * fraction
-    return f"{value:.0f} %" if value >= 9.95 or value < 0.05 else f"{value:.1f} %"
 
 
 def bytes_table(run: RunRecord) -> list[tuple[str, str, float]]:
@@ -338,8 +355,3 @@ def _mean_parts(records: Sequence[Record]) -> dict[str, float]:
 def _axis_op(key: str) -> tuple[str, str]:
     axis, _, op = key.partition(".")
     return axis, op or "(not named)"
-
-
-def place_of(facts: RankFacts) -> str:
-    """`rank 3 (dp=1 pp=1)`."""
-    return f"rank {facts.rank} ({facts.place})" if facts.place else f"rank {facts.rank}"

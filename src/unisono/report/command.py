@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unisono.report import analyse, html, png
+from unisono.report import page
+from unisono.report.analyse import analyse
 from unisono.report.collect import collect, find
 
 
@@ -16,19 +17,17 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
     cannot be written.
     """
     options = options or {}
-    folder = find(run_dir)
-    facts = collect(folder)
-    out = Path(options.get("out") or folder)
-    page = html.write(facts, out / "report.html")
-    picture = png.write(facts, out / "report.png") if options.get("png", True) else None
-    found = analyse.shares(facts)
-    verdict = analyse.judge(facts, found, analyse.pipeline_of(facts))
+    record = collect(find(run_dir))
+    facts = analyse(record)
+    out = Path(options.get("out") or record.folder)
+    drawn = page.write(record, facts, out / "report.html")
+    picture = page.picture(record, facts, out / "report.png") if options.get("png", True) else None
     return {
         "schema_version": 1,
-        "run_dir": str(folder),
-        "report_html": str(page),
+        "run_dir": str(record.folder),
+        "report_html": str(drawn),
         "report_png": str(picture) if picture else None,
-        "verdict": verdict.sentence,
-        "advice": verdict.advice,
-        "missing": list(facts.missing),
+        "verdict": facts.finding.sentence,
+        "advice": facts.finding.advice,
+        "missing": list(record.missing),
     }

@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from unisono.report import chart, words
-from unisono.report.analyse import TimeShares, peak_memory, percent
+from unisono.report import html, picture, words
+from unisono.report.analyse import TimeShares, peak_memory
 from unisono.report.collect import RunRecord
+from unisono.report.picture import BarChart, BarRow
+from unisono.report.words import percent
 
 # What a rank's clock counts under each part of a prediction, and what both are called.
 _MEASURED: Mapping[str, tuple[str, ...]] = {
@@ -152,36 +154,43 @@ def apart(predicted: float, measured: float) -> str:
     return f"{percent(abs(off))} too {'long' if off >= 0 else 'short'}"
 
 
+def chart(both: Beside) -> BarChart:
+    """Both steps, cut into the same parts."""
+    prices = "measured on this machine" if both.calibrated else f"of the built-in cluster {both.cluster}"
+    off = apart(both.predicted, both.measured)
+    pairs = [("predicted", [(part, part.predicted) for part in both.lines], both.predicted)]
+    pairs.append(("measured", [(part, part.measured) for part in both.lines], both.measured))
+    bars = [
+        bar
+        for row, (_, parts, _) in enumerate(pairs)
+        for bar in picture.stacked(
+            row, [(s, p.colour, words.seconds(s), f"{p.name}: {words.seconds(s)}") for p, s in parts]
+        )
+    ]
+    return BarChart(
+        f"Predicted and measured: {off}, with prices {prices}",
+        [BarRow(name, value=words.seconds(seconds)) for name, _, seconds in pairs],
+        bars,
+        max(both.predicted, both.measured) or 1.0,
+        keys={part.colour: group(part) for part in both.lines},
+    )
+
+
 def section(run: RunRecord, found: Sequence[TimeShares]) -> str:
     """The page's section; "" without a prediction."""
     problem = run.prediction.get("problem")
     if isinstance(problem, str):
-        said = f"There was no prediction: {problem}"
-        return (
-            f'<section data-testid="expected"><h2>Predicted and measured</h2><p>{escape(said)}</p></section>'
-        )
+        said = f"<p>{escape(f'There was no prediction: {problem}')}</p>"
+        return html.section("expected", "Predicted and measured", said)
     both = beside(run, found)
     if both is None:
         return ""
-    longest = max(both.predicted, both.measured) or 1.0
-    bars = "".join(
-        f'<div class="row"><span class="name">{name}</span><span class="bar"><span class="stack">'
-        + "".join(_cut(line, seconds, longest) for line, seconds in cuts)
-        + f'</span></span><span class="value">{words.seconds(sum(s for _, s in cuts))}</span></div>'
-        for name, cuts in (
-            ("predicted", [(line, line.predicted) for line in both.lines]),
-            ("measured", [(line, line.measured) for line in both.lines]),
-        )
-    )
-    keys = "".join(
-        f'<span class="key"><i class="part {colour}"></i>{escape(name)}</span>'
-        for colour, name in {line.colour: group(line) for line in both.lines}.items()
-    )
-    table = chart.table(("part of a step", "predicted", "measured", "difference"), rows(both), numeric=3)
-    return (
-        f'<section data-testid="expected"><h2>Predicted and measured</h2><p>{escape(both.sentence)}</p>'
-        f'<div class="legend">{keys}</div><div class="bars">{bars}</div><div class="parts">{table}</div>'
-        f'<p class="note">{escape(both.trust)} Differences are predicted less measured.</p></section>'
+    table = html.table(("part of a step", "predicted", "measured", "difference"), rows(both), numeric=3)
+    return html.section(
+        "expected",
+        "Predicted and measured",
+        f"<p>{escape(both.sentence)}</p>{html.bars(chart(both))}<div class='parts'>{table}</div>",
+        html.note(f"{both.trust} Differences are predicted less measured."),
     )
 
 
@@ -202,15 +211,6 @@ def rows(both: Beside) -> list[list[str]]:
 def group(line: ExpectedPart) -> str:
     """What a colour means: exposed communication is one, whatever its axis."""
     return "exposed communication" if line.colour == "comm_exposed" else line.name
-
-
-def _cut(line: ExpectedPart, seconds: float, longest: float) -> str:
-    if seconds <= 0:
-        return ""
-    return (
-        f'<span class="part {line.colour}" style="width:{100 * seconds / longest:.3f}%"'
-        f' data-tip="{escape(line.name)}: {words.seconds(seconds)}"></span>'
-    )
 
 
 def _less(line: ExpectedPart) -> str:

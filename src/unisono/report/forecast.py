@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.programs import draw
 from unisono.programs.pipeline import Placed
-from unisono.report import chart, html, words
-from unisono.report.analyse import percent
+from unisono.report import html, picture, sheet, words
+from unisono.report.picture import Bar, BarChart, BarRow
+from unisono.report.placed import bars
+from unisono.report.words import percent
 
 ROWS = 16  # of the pipeline that are drawn, evenly chosen where there are more
 ACTIONS = 1200  # in one picture: what does not fit is shown as its beginning and its end
@@ -75,19 +76,27 @@ def write(forecast: Forecast, path: str | Path) -> Path:
     return write_whole(path, page(forecast))
 
 
+def write_picture(forecast: Forecast, path: str | Path) -> Path:
+    """Draw the way to the expected step, and the step itself, on a sheet, whole or not at all. Raises OSError."""
+    facts = forecast.facts
+    said = (
+        f"unisono simulate · {facts['plan']} · {facts['cluster']} · {words.count(facts['tokens_per_s'])} tokens/s · "
+        f"MFU {percent(facts['mfu'])} · {trust(facts)}"
+    )
+    rows = [[waterfall(forecast)], *([chart] for chart in timeline(forecast))]
+    return sheet.write(path, sentence(forecast), said, rows)
+
+
 def page(forecast: Forecast) -> str:
     """The whole page as text."""
     facts = forecast.facts
+    about = f"Nothing was run. Prices with the stack {facts['stack']}: {trust(facts)}."
     body = [
-        f'<header><p class="run">unisono simulate · {escape(str(facts["plan"]))} · {escape(str(facts["cluster"]))}</p>'
-        f'<h1 data-testid="verdict">{escape(sentence(forecast))}</h1>{_trust(facts)}</header>',
+        html.head(f"unisono simulate · {facts['plan']} · {facts['cluster']}", sentence(forecast), about),
         _tiles(facts),
         _waterfall(forecast),
         _timeline(forecast),
-        '<div class="pair">',
-        _memory(facts),
-        _traffic(facts),
-        "</div>",
+        html.pair(_memory(facts), _traffic(facts)),
         _blocks(facts),
     ]
     return html.document(f"{facts['plan']}: unisono simulate", body)
@@ -126,11 +135,6 @@ def trust(facts: Mapping[str, Any]) -> str:
     return f"right within about {facts['error_pct']:.0f} %"
 
 
-def _trust(facts: Mapping[str, Any]) -> str:
-    said = f"Nothing was run. Prices with the stack {facts['stack']}: {trust(facts)}."
-    return f'<p class="advice">{escape(said)}</p>'
-
-
 def _tiles(facts: Mapping[str, Any]) -> str:
     batch = facts["batch"]
     tiles = [
@@ -151,8 +155,7 @@ def _tiles(facts: Mapping[str, Any]) -> str:
         tiles.append(("all steps", words.seconds(days * 86400) if days < 2 else f"{days:.3g} days", ""))
     if facts.get("cost"):
         tiles.append(("cost", words.count(facts["cost"]), "of all steps"))
-    drawn = (f"<div><dt>{a}</dt><dd>{escape(b)}<small>{escape(c)}</small></dd></div>" for a, b, c in tiles)
-    return f'<dl class="tiles" data-testid="tiles">{"".join(drawn)}</dl>'
+    return html.tiles(tiles)
 
 
 def gibibytes(size: float) -> str:
@@ -177,17 +180,29 @@ def part_of(what: str) -> str:
     return "backward"
 
 
+def waterfall(forecast: Forecast) -> BarChart:
+    """Each bar begins where the one above it ends; the last is their sum."""
+    step, at = forecast.facts["step_s"], 0.0
+    rows, bars = [], []
+    for row, (what, seconds) in enumerate(forecast.visible):
+        share = percent(seconds / step)
+        rows.append(BarRow(what, value=f"{'-' if seconds < 0 else ''}{words.seconds(abs(seconds))}"))
+        hover = f"{what}: {share} of the step"
+        bars.append(Bar(row, *sorted((at, at + seconds)), part_of(what), share, hover))
+        at += seconds
+    rows.append(BarRow("expected step", value=words.seconds(step)))
+    bars.append(Bar(len(bars), 0.0, step, "accent"))
+    end = max(bar.stop for bar in bars)
+    return BarChart("From the ideal to the expected step", rows, bars, end, keys={})
+
+
 def _waterfall(forecast: Forecast) -> str:
-    parts, step = forecast.waterfall, forecast.facts["step_s"]
+    parts, step, chart = forecast.waterfall, forecast.facts["step_s"], waterfall(forecast)
     rows = [[what, words.seconds(seconds), percent(seconds / step)] for what, seconds in parts]
     rows.append(["expected step", words.seconds(step), percent(1.0)])
-    bars = chart.waterfall([(what, s, part_of(what)) for what, s in forecast.visible], "expected step")
-    table = chart.table(("what", "seconds", "part"), rows, numeric=2)
-    return (
-        '<section data-testid="waterfall"><h2>From the ideal to the expected step</h2>'
-        f"{bars}{chart.details('As a table', table)}"
-        '<p class="note">Each bar begins where the one above it ends; the last is their sum.</p></section>'
-    )
+    table = html.details("As a table", html.table(("what", "seconds", "part"), rows, numeric=2))
+    said = html.note("Each bar begins where the one above it ends; the last is their sum.")
+    return html.section("waterfall", chart.title, html.bars(chart), table, said)
 
 
 def windows(forecast: Forecast) -> list[Window]:
@@ -211,30 +226,28 @@ def windows(forecast: Forecast) -> list[Window]:
     return [begun, ended]
 
 
-def _timeline(forecast: Forecast) -> str:
-    cut = windows(forecast)
-    kinds = {p.action.kind for p in forecast.placed}
-    parts = [part for kind, part in (("F", "forward"), ("B", "backward"), ("W", "weight")) if kind in kinds]
-    parts += [AFTER_PARTS[part.split()[0]] for part, _ in forecast.after]
-    pictures = []
-    for window in cut:
-        title = window.title if len(cut) > 1 else ""
-        blocks = draw.blocks(window.placed, 1000, " ms")
-        blocks = [_clipped(block, window) for block in blocks] + _after(window)
-        drawn = draw.blocks_svg(
-            blocks, window.names, title="Timeline of the simulated step", begin=window.begin, until=window.end, gutter=0
-        )  # fmt: skip
-        names = "".join(f'<span style="height:26px">{escape(name)}</span>' for name in window.names)
-        said = f"<h3>{escape(title)}</h3>" if title else ""
-        pictures.append(
-            f'{said}<div class="rows"><div class="names">{names}</div>{drawn}</div>'
-            f"{chart.time_axis(window.end - window.begin, window.begin)}"
+def timeline(forecast: Forecast) -> list[BarChart]:
+    """The simulated step, whole or as its beginning and its end."""
+    cut, step = windows(forecast), f"One step, simulated: {words.seconds(forecast.length)}"
+    return [
+        BarChart(
+            f"{step}. {window.title}" if len(cut) > 1 else step,
+            [BarRow(name) for name in window.names],
+            [*bars(window.placed), *_after(window)],
+            window.end,
+            window.begin,
+            picture.time_ticks(window.begin, window.end),
         )
-    return (
-        f'<section data-testid="timeline"><h2>One step, simulated: {words.seconds(forecast.length)}</h2>'
-        f'{chart.legend(list(dict.fromkeys(parts)))}{"".join(pictures)}<p class="note">{escape(notes(forecast))}</p>'
-        "</section>"
-    )
+        for window in cut
+    ]
+
+
+def _timeline(forecast: Forecast) -> str:
+    charts = timeline(forecast)
+    titled = [f"<h3>{escape(window.title)}</h3>" if len(charts) > 1 else "" for window in windows(forecast)]
+    drawn = (title + html.bars(chart) for title, chart in zip(titled, charts, strict=True))
+    title = f"One step, simulated: {words.seconds(forecast.length)}"
+    return html.section("timeline", title, *drawn, html.note(notes(forecast)))
 
 
 def notes(forecast: Forecast) -> str:
@@ -257,29 +270,23 @@ def notes(forecast: Forecast) -> str:
     return told
 
 
-def _clipped(block: draw.Bar, window: Window) -> draw.Bar:
-    start, stop = max(block.start, window.begin), min(block.stop, window.end)
-    return draw.Bar(block.row, start, stop, block.fill, block.label, block.hover)
-
-
-def _after(window: Window) -> list[draw.Bar]:
+def _after(window: Window) -> list[Bar]:
     """What every row does when the last computation is over."""
-    made = []
+    bars = []
     for part, start, stop in window.after:
         kind, _, axis = part.partition(" ")
         name = words.PART_NAMES[AFTER_PARTS[kind]] + (f" on {axis}" if axis else "")
-        for row in range(len(window.names)):
-            hover = f"{name}: at {words.seconds(start)} for {words.seconds(stop - start)}"
-            made.append(draw.Bar(row, start, stop, f"var(--{AFTER_PARTS[kind]})", "", hover))
-    return made
+        hover = f"{name}: at {words.seconds(start)} for {words.seconds(stop - start)}"
+        bars += [Bar(row, start, stop, AFTER_PARTS[kind], "", hover) for row in range(len(window.names))]
+    return bars
 
 
 def _memory(facts: Mapping[str, Any]) -> str:
     parts = facts["mem_gib"]
     sizes = [(_MEMORY.get(name, name), size) for name, size in parts.items() if size > 0 and name != "total"]
-    bars = [*sizes, ("total", facts["mem_gib"]["total"]), ("device has", facts["capacity_gib"])]
-    drawn = chart.plain_bars(bars, {name: gibibytes(size) for name, size in bars})
-    return f'<section data-testid="memory"><h2>Memory of the fullest rank</h2>{drawn}</section>'
+    sizes += [("total", parts["total"]), ("device has", facts["capacity_gib"])]
+    chart = picture.sized("Memory of the fullest rank", [(n, size, gibibytes(size)) for n, size in sizes])
+    return html.section("memory", chart.title, html.bars(chart))
 
 
 def _blocks(facts: Mapping[str, Any]) -> str:
@@ -305,21 +312,17 @@ def _blocks(facts: Mapping[str, Any]) -> str:
         "Of one of each, in the mean: parameters, and FLOPs of a sample's forward pass; on a rank that has it, what a"
         f" micro-batch of {size} keeps until its backward pass, and what is sent in a step."
     )
-    return (
-        '<section data-testid="blocks"><h2>The model, part by part</h2>'
-        f'{chart.table(heads, rows, numeric=len(heads) - 1)}<p class="note">{escape(note)}</p></section>'
-    )
+    table = html.table(heads, rows, numeric=len(heads) - 1)
+    return html.section("blocks", "The model, part by part", table, html.note(note))
 
 
 def _traffic(facts: Mapping[str, Any]) -> str:
     if not facts["comm"]:
-        return '<section data-testid="comm"><h2>Communication</h2><p class="note">None.</p></section>'
+        return html.section("comm", "Communication", html.note("None."))
     rows = [
         [axis, words.nbytes(t["bytes"]), words.seconds(t["seconds"]), words.seconds(t["exposed_s"])]
         for axis, t in facts["comm"].items()
     ]
-    table = chart.table(("axis", "sent by a rank", "takes", "exposed"), rows, numeric=3)
-    return (
-        f'<section data-testid="comm"><h2>Communication of a step</h2>{table}<p class="note">Exposed is what no '
-        "computation hides.</p></section>"
-    )
+    table = html.table(("axis", "sent by a rank", "takes", "exposed"), rows, numeric=3)
+    said = html.note("Exposed is what no computation hides.")
+    return html.section("comm", "Communication of a step", table, said)

@@ -2,7 +2,7 @@
 (function(){
 const tip=document.getElementById('tip');
 function words(node){
-  const owner=node.closest&&node.closest('[data-tip],.timetable g');
+  const owner=node.closest&&node.closest('[data-tip],.bars g');
   if(!owner)return null;
   const title=owner.querySelector(':scope > title');
   if(title){owner.dataset.tip=title.textContent;title.remove();}
@@ -30,7 +30,7 @@ for(const plot of document.querySelectorAll('.plot')){
       let best=line.points[0];
       for(const point of line.points)if(Math.abs(point[0]-at)<Math.abs(best[0]-at))best=point;
       if(step===null)step=best[0];
-      said.push(line.name+' '+best[1]+data.unit);
+      said.push(line.name+' '+best[1]);
     }
     cursor.style.left=100*(step-first)/(last-first)+'%';cursor.style.display='block';
     out.textContent='step '+Math.round(step)+': '+said.join(', ');

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from unisono.observe.span import Span
 from unisono.observe.trace import TraceLane
+from unisono.programs.draw import several_stages
 from unisono.programs.pipeline import Action, Kind, Placed
+from unisono.report import words
+from unisono.report.picture import Bar
 
 _KINDS: Mapping[str, Kind] = {"forward": "F", "backward": "B", "weight": "W"}
 _WORDS = {kind: word for word, kind in _KINDS.items()}
@@ -28,6 +31,23 @@ def from_zero(placed: Sequence[Placed]) -> list[Placed]:
     begin = min((p.start for p in placed), default=0.0)
     shifted = (Placed(p.row, p.action, p.start - begin, p.stop - begin) for p in placed)
     return sorted(shifted, key=lambda p: (p.start, p.row))
+
+
+def bars(placed: Sequence[Placed]) -> list[Bar]:
+    """A bar per action, with its micro-batch on it, and its stage too where rows own several."""
+    several = several_stages(placed)
+    return [
+        Bar(
+            p.row,
+            p.start,
+            p.stop,
+            _WORDS[p.action.kind],
+            f"{p.action.micro}/{p.action.stage}" if several else str(p.action.micro),
+            f"{words.PART_NAMES[_WORDS[p.action.kind]]}, micro-batch {p.action.micro}, stage {p.action.stage}: "
+            f"at {words.seconds(p.start)} for {words.seconds(p.stop - p.start)}",
+        )
+        for p in placed
+    ]
 
 
 def lanes(

@@ -1,24 +1,23 @@
 """A scaling study as one picture: speed, efficiency, and where the time of each point goes."""
 
-import io
-import textwrap
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.observe.files import write_whole
-from unisono.report import words
-from unisono.report.sheet import COLOURS, INK, SOFT, frame
+from unisono.report import picture, sheet, words
+from unisono.report.picture import Bar, BarChart, BarRow, ChartLine, LineChart, Point, Tick
+from unisono.report.words import percent
 
 # Parts of a step, by how their names in the waterfall begin; what begins otherwise is "other".
 _PARTS = (
-    ("arithmetic at peak", "ideal", COLOURS["forward"]),
-    ("below peak, recomputation", "products|attention|computed", COLOURS["backward"]),
-    ("other kernels, optimiser", "other kernels|optimiser", COLOURS["data"]),
-    ("exposed communication", "exposed", COLOURS["comm_exposed"]),
-    ("bubble, uneven stages", "bubble|uneven|straggler", COLOURS["wait"]),
-    ("host, fixed", "waiting|fixed|data", COLOURS["optim"]),
-    ("other", "", COLOURS["other"]),
+    ("arithmetic at peak", "ideal", "forward"),
+    ("below peak, recomputation", "products|attention|computed", "backward"),
+    ("other kernels, optimiser", "other kernels|optimiser", "data"),
+    ("exposed communication", "exposed", "comm_exposed"),
+    ("bubble, uneven stages", "bubble|uneven|straggler", "wait"),
+    ("host, fixed", "waiting|fixed|data", "optim"),
+    ("other", "", "other"),
 )
 
 
@@ -27,116 +26,91 @@ def write(study: Mapping[str, Any], title: str, path: str | Path) -> Path:
 
     Raises OSError.
     """
-    # Imported here because it costs a second, which other verbs must not pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     points = [point for point in study["points"] if point["plan"] is not None]
-    figure = Figure(figsize=(16, 8.6), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
     says = study["says"][:1].upper() + study["says"][1:]
-    figure.text(0.025, 0.97, textwrap.fill(says, 118), fontsize=15, weight="bold", color=INK, va="top")
-    figure.text(0.025, 0.895, f"unisono simulate · {title}", fontsize=11, color=SOFT, va="top")
-    grid = figure.add_gridspec(
-        2, 2, left=0.07, right=0.975, top=0.81, bottom=0.1, hspace=0.52, wspace=0.16, height_ratios=(1, 1.05)
-    )
     grows = study["key"] in ("devices", "nodes")
-    _speed(figure.add_subplot(grid[0, 0]), points, study, grows)
-    _efficiency(figure.add_subplot(grid[0, 1]), points, study, grows)
-    _parts(figure.add_subplot(grid[1, :]), points, study)
-    buffer = io.BytesIO()
-    kind = Path(path).suffix.removeprefix(".")
-    figure.savefig(buffer, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return write_whole(path, buffer.getvalue())
+    curves = [_speed(points, study, grows), _efficiency(points, study, grows)] if points else []
+    rows = [curves, [parts(points)] if points else []]
+    return sheet.write(path, says, f"unisono simulate · {title}", rows)
 
 
-def _speed(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool) -> None:
-    frame(axes, f"Tokens per second, by {_noun(study)}")
-    xs, ys = [p["value"] for p in points], [p["tokens_per_s"] for p in points]
-    if grows and points:
-        ideal = [ys[0] * x / xs[0] for x in xs]
-        axes.plot(xs, ideal, color=COLOURS["wait"], lw=1.6, ls="--", label="as the first point")
-    axes.plot(xs, ys, color=COLOURS["forward"], lw=2.2, marker="o", ms=5, label="the best plan")
-    _log(axes, xs)
-    if grows:
-        axes.set_yscale("log")
-        axes.minorticks_off()
-    else:
-        axes.set_ylim(0, 1.12 * max(ys, default=1.0))
-    axes.yaxis.set_major_formatter(lambda value, _: words.count(value))
-    axes.legend(frameon=False, fontsize=11, loc="best")
+def _speed(points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool) -> LineChart:
+    """Tokens per second; both axes in doublings where devices are added, so that a straight line is the ideal."""
+    xs, ys = [math.log2(p["value"]) for p in points], [p["tokens_per_s"] for p in points]
+    title = f"Tokens per second, by {_noun(study)}"
+    if not grows:
+        high = 1.12 * max(ys)
+        y_ticks = [(t, words.count(t)) for t in picture.ticks(0.0, high)]
+        return _chart(title, [ChartLine("the best plan", list(zip(xs, ys, strict=True)), "forward", 2.2, True)],
+                      (0.0, high), y_ticks, points)  # fmt: skip
+    ideal = [points[0]["tokens_per_s"] * p["value"] / points[0]["value"] for p in points]
+    lines = [
+        ChartLine("as the first point", [(x, math.log10(y)) for x, y in zip(xs, ideal, strict=True)], "wait"),
+        ChartLine("the best plan", [(x, math.log10(y)) for x, y in zip(xs, ys, strict=True)], "forward", 2.2, True),
+    ]  # fmt: skip
+    low, high = math.log10(min(*ys, *ideal)) - 0.1, math.log10(max(*ys, *ideal)) + 0.1
+    decades = range(math.floor(low), math.ceil(high) + 1)
+    wanted = (1, 2, 5) if high - low < 2 else (1,)
+    marks = [(math.log10(m * 10.0**d), words.count(m * 10.0**d)) for d in decades for m in wanted]
+    return _chart(title, lines, (low, high), [mark for mark in marks if low <= mark[0] <= high], points)
 
 
-def _efficiency(
-    axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool
-) -> None:
+def _efficiency(points: Sequence[Mapping[str, Any]], study: Mapping[str, Any], grows: bool) -> LineChart:
     what = "Efficiency beside the first point" if grows else "Speed beside the first point"
-    frame(axes, f"{what}, and share of peak (MFU)")
-    xs, ys = [p["value"] for p in points], [100 * p["efficiency"] for p in points]
-    axes.plot(
-        xs, ys, color=COLOURS["forward"], lw=2.2, marker="o", ms=5, label="efficiency" if grows else "speed"
-    )
-    mfu = [100 * p["mfu"] for p in points]
-    axes.plot(xs, mfu, color=COLOURS["backward"], lw=1.8, marker="s", ms=4, label="MFU")
+    xs = [math.log2(p["value"]) for p in points]
+    ys, mfu = ([100 * p[key] for p in points] for key in ("efficiency", "mfu"))
+    name = "efficiency" if grows else "speed"
+    lines = [
+        ChartLine(name, list(zip(xs, ys, strict=True)), "forward", 2.2, dots=True),
+        ChartLine("MFU", list(zip(xs, mfu, strict=True)), "backward", 1.8, dots=True),
+    ]
+    high = 1.1 * max(100.0, *ys)
     if grows:
-        axes.axhline(50, color=COLOURS["comm_exposed"], lw=1.2, ls=":", label="half")
-    for point in study["points"]:
-        if point["plan"] is None:
-            axes.axvline(point["value"], color=COLOURS["comm_exposed"], lw=1.2, alpha=0.5)
-    _log(axes, [p["value"] for p in study["points"]])
-    axes.set_ylim(0, 1.1 * max(100.0, *ys) if ys else 100)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
-    axes.legend(frameon=False, fontsize=11, loc="best")
+        lines.append(ChartLine("half", [(xs[0], 50.0), (xs[-1], 50.0)], "comm_hidden", 1.2))
+    nothing = [math.log2(p["value"]) for p in study["points"] if p["plan"] is None]
+    lines += [ChartLine("no plan fits", [(x, 0.0), (x, high)], "comm_exposed", 1.2) for x in nothing]
+    y_ticks = [(t, f"{t:.0f} %") for t in picture.ticks(0.0, high)]
+    return _chart(f"{what}, and share of peak (MFU)", lines, (0.0, high), y_ticks, study["points"])
 
 
-def _parts(axes: Any, points: Sequence[Mapping[str, Any]], study: Mapping[str, Any]) -> None:
-    """One stacked bar for each point: shares of its step."""
-    frame(axes, "Where a step goes", grid=False)
-    bottoms = [0.0] * len(points)
-    for name, begins, colour in _PARTS:
-        shares = [100 * _share(point, begins) for point in points]
-        if max(shares, default=0.0) < 0.05:
-            continue
-        axes.bar(range(len(points)), shares, bottom=bottoms, width=0.78, color=colour, label=name)
-        for at, (share, bottom) in enumerate(zip(shares, bottoms, strict=True)):
-            if share > 6:
-                ink = INK if colour in (COLOURS["wait"], COLOURS["data"]) else "white"
-                axes.text(
-                    at, bottom + share / 2, f"{share:.0f} %", ha="center", va="center", fontsize=10, color=ink
-                )
-        bottoms = [bottom + share for bottom, share in zip(bottoms, shares, strict=True)]
-    axes.set_xticks(range(len(points)), [f"{_said(p['value'])}\n{_short(p['plan'])}" for p in points])
-    axes.tick_params(axis="x", labelsize=9.5 if len(points) <= 8 else 8)
-    axes.set_xlim(-0.5, len(points) - 0.5)
-    axes.set_ylim(0, 100)
-    axes.set_yticks([])
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(
-        handles, labels, ncols=len(labels), frameon=False, fontsize=10.5, loc="lower right",
-        bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1.0, handleheight=1.0, columnspacing=1.2,
-    )  # fmt: skip
+def _chart(
+    title: str, lines: Sequence[ChartLine], y: Point, y_ticks: Sequence[Tick], points: Sequence[Mapping[str, Any]]
+) -> LineChart:  # fmt: skip
+    ticks = [(math.log2(p["value"]), _words(p["value"])) for p in points]
+    ends = min(ticks)[0], max(ticks)[0]
+    return LineChart(title, lines, (ends[0] - 0.1, ends[1] + 0.1), y, ticks, y_ticks)
 
 
-def _share(point: Mapping[str, Any], begins: str) -> float:
+def parts(points: Sequence[Mapping[str, Any]]) -> BarChart:
+    """One row for each point: its value, its mesh, and the shares of its step."""
+    bars: list[Bar] = []
+    for row, point in enumerate(points):
+        cuts = [(share(point, begins), colour, name) for name, begins, colour in _PARTS]
+        shown = [(s, colour, percent(s), f"{name}: {percent(s)}") for s, colour, name in cuts if s >= 5e-4]
+        bars += picture.stacked(row, shown)
+    rows = [BarRow(_words(p["value"]), _mesh(p["plan"]), words.seconds(p["step_s"])) for p in points]
+    return BarChart("Where a step goes", rows, bars, 1.0, keys={c: name for name, _, c in _PARTS})
+
+
+def share(point: Mapping[str, Any], begins: str) -> float:
     """Of a step; negative parts (a shorter chain than the busiest) are none."""
     total = sum(max(0.0, part["seconds"]) for part in point["waterfall"])
     known = tuple(word for _, some, _ in _PARTS for word in some.split("|") if word)
-    found = 0.0
-    for part in point["waterfall"]:
-        own = (
+    own = (
+        part["seconds"]
+        for part in point["waterfall"]
+        if (
             part["what"].startswith(tuple(begins.split("|")))
             if begins
             else not part["what"].startswith(known)
         )
-        found += max(0.0, part["seconds"]) if own else 0.0
-    return found / total
+    )
+    return sum(max(0.0, seconds) for seconds in own) / total
 
 
-def _short(plan: str) -> str:
-    """The mesh, a few words a line."""
+def _mesh(plan: str) -> str:
     axes = ("dp", "shard", "tp", "cp", "ep", "pp")
-    mesh = [word for word in plan.split() if word.partition("=")[0] in axes]
-    return "\n".join(" ".join(mesh[i : i + 2]) for i in range(0, len(mesh), 2))
+    return " ".join(word for word in plan.split() if word.partition("=")[0] in axes)
 
 
 def _noun(study: Mapping[str, Any]) -> str:
@@ -144,11 +118,5 @@ def _noun(study: Mapping[str, Any]) -> str:
     return f"{noun}, weak scaling" if study["weak"] else noun
 
 
-def _said(value: float) -> str:
+def _words(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:g}"
-
-
-def _log(axes: Any, xs: Sequence[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(xs), [_said(x) for x in xs], fontsize=10 if len(xs) <= 10 else 8.5)
-    axes.minorticks_off()

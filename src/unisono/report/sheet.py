@@ -1,118 +1,91 @@
-"""What the PNG pictures share: colours, axes, a timetable's rows; drawn with matplotlib, light, 1600 pixels wide."""
+"""Charts on one sheet, 1600 pixels wide, light: for a chat window, an issue or a README."""
 
-import io
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from unisono.observe.files import write_whole
-from unisono.programs.pipeline import Placed
-from unisono.report import words
+from unisono.report.pens import PngPen, SvgPen
+from unisono.report.picture import BarChart, LineChart, Pen, draw_bars, draw_lines, share
 
-COLOURS = {
-    "data": "#56b4e9",
-    "forward": "#0072b2",
-    "backward": "#00785a",
-    "weight": "#8a5a00",
-    "comm_exposed": "#c04f00",
-    "comm_hidden": "#e2a12f",
-    "wait": "#b9bfc9",
-    "optim": "#9a4f88",
-    "other": "#8a8371",
-}
-INK, SOFT, RULE, IDLE = "#1a1d23", "#565d69", "#d9dce1", "#eef0f3"
-_PARTS: Mapping[str, str] = {"F": "forward", "B": "backward", "W": "weight"}
+WIDTH, _MARGIN, _BETWEEN = 1600, 40, 56
+_CURVES = 210  # pixels of a plot of curves
+_LETTER = 0.53  # of its size, the width of a letter in the mean
+
+Chart = BarChart | LineChart
 
 
-def blank(height: float) -> Any:
-    """A white sheet, 16 inches of 100 pixels wide and `height` high."""
-    # Imported here because it costs a second, which `unisono --help` and the page must not pay.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(16, height), dpi=100, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save(figure: Any, path: str | Path) -> Path:
-    """Write the sheet, whole or not at all. Raises OSError."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return write_whole(path, buffer.getvalue())
-
-
-def timetables(
-    cases: Sequence[tuple[str, Sequence[Placed]]], names: Sequence[str], path: str | Path, headline: str
-) -> Path:
-    """Timetables of the same rows under one another on one time axis: (title, placed) each. Raises OSError."""
-    tall = 0.85 + 0.34 * len(names)
-    figure = blank(0.9 + len(cases) * (tall + 0.55))
-    total = figure.get_figheight()
-    figure.text(0.025, 1 - 0.3 / total, headline, fontsize=17, weight="bold", color=INK, va="top")
-    grid = figure.add_gridspec(
-        len(cases), 1, left=0.075, right=0.975, top=1 - 1.05 / total, bottom=0.45 / total, hspace=0.75 / tall
-    )
-    until = max(p.stop for _, placed in cases for p in placed)
-    for at, (title, placed) in enumerate(cases):
-        axes = figure.add_subplot(grid[at, 0])
-        frame(axes, title, grid=False)
-        timetable(axes, placed, until)
-        rows(axes, names)
-        axes.set_xlim(0, until)
-        time_axis(axes)
-        if not at:
-            legend(axes)
-    return save(figure, path)
+def write(path: str | Path, headline: str, said: str, rows: Sequence[Sequence[Chart | None]]) -> Path:
+    """Draw rows of charts under a headline, whole or not at all: as SVG if `path` ends so, else PNG. Raises OSError."""
+    charts = [[chart for chart in row if chart is not None] for row in rows]
+    charts = [row for row in charts if row]
+    lines = textwrap.wrap(headline, 118)
+    top = 34 + 32 * len(lines) + 48
+    height = top + sum(max(_height(c, _width(row)) for c in row) for row in charts)
+    pen = SvgPen(page=False) if Path(path).suffix == ".svg" else PngPen(WIDTH, height)
+    for at, line in enumerate(lines):
+        pen.text(_MARGIN, 42 + 32 * at, line, 24, "ink", bold=True)
+    pen.text(_MARGIN, 44 + 32 * len(lines), textwrap.shorten(said, 200), 15, "soft")
+    for row in charts:
+        width = _width(row)
+        for at, chart in enumerate(row):
+            _chart(pen, chart, _MARGIN + at * (width + _BETWEEN), top, width)
+        top += max(_height(c, width) for c in row)
+    return write_whole(path, pen.file(WIDTH, height))
 
 
-def timetable(axes: Any, placed: Sequence[Placed], until: float, begin: float = 0.0) -> None:
-    """Each row's actions from `begin` to `until` seconds, with the micro-batch on them where there is room."""
-    length = until - begin
-    for row in {p.row for p in placed}:
-        axes.barh(row, length, left=begin, height=0.78, color=IDLE)
-    for p in placed:
-        wide, part = p.stop - p.start, _PARTS[p.action.kind]
-        edge = {"edgecolor": "white", "linewidth": 0.6} if wide > 0.002 * length else {}
-        axes.barh(
-            p.row, wide, left=p.start, height=0.78, color=COLOURS[part], label=words.PART_NAMES[part], **edge
-        )  # fmt: skip
-        middle = p.start + wide / 2
-        if wide > 0.012 * length and begin < middle < until:
-            axes.text(middle, p.row, p.action.micro, ha="center", va="center", fontsize=9, color="white")
+def _width(row: Sequence[Chart]) -> float:
+    return (WIDTH - 2 * _MARGIN - _BETWEEN * (len(row) - 1)) / len(row)
 
 
-def frame(axes: Any, title: str, grid: bool = True) -> None:
-    """A title on the left, and no more lines than are needed."""
-    axes.set_title(title, loc="left", fontsize=13, weight="bold", color=INK, pad=8)
-    for side in ("top", "right", *(() if grid else ("left", "bottom"))):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(RULE)
-    axes.tick_params(colors=SOFT, labelsize=11, length=0)
-    if grid:
-        axes.grid(axis="y", color=RULE, linewidth=0.8)
-        axes.set_axisbelow(True)
+def _height(chart: Chart, width: float) -> int:
+    plot = chart.height if isinstance(chart, BarChart) else _CURVES
+    axis = 24 if isinstance(chart, LineChart) or chart.ticks else 0
+    return _head(chart, width) + plot + axis + 30
 
 
-def rows(axes: Any, names: Sequence[str]) -> None:
-    """Names of the rows, the first on top."""
-    axes.set_yticks(range(len(names)), names)
-    axes.tick_params(axis="y", labelcolor=INK)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+def _head(chart: Chart, width: float) -> int:
+    """Pixels of the title, and of the legend where that does not fit beside it."""
+    return 36 if _long(chart.title, 18) + _legend_width(chart) + 60 <= width else 64
 
 
-def time_axis(axes: Any) -> None:
-    """Seconds in words along x."""
-    axes.xaxis.set_major_formatter(lambda value, _: words.seconds(value) if value > 0 else "0")
+def _long(said: str, size: float) -> float:
+    return _LETTER * size * len(said)
 
 
-def legend(axes: Any) -> None:
-    """One entry per part, in the parts' own order, on the title's line."""
-    handles, labels = axes.get_legend_handles_labels()
-    first = dict(zip(reversed(labels), reversed(handles), strict=True))
-    names = [name for name in words.PART_NAMES.values() if name in first]
-    axes.legend(
-        [first[name] for name in names], names, ncols=len(names), frameon=False, fontsize=10.5, loc="lower right",
-        bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, handlelength=1.0, handleheight=1.0, columnspacing=1.2,
-    )  # fmt: skip
+def _legend_width(chart: Chart) -> float:
+    return sum(_long(word, 14) + 42 for word in chart.legend.values())
+
+
+def _chart(pen: Pen, chart: Chart, left: float, top: float, width: float) -> None:
+    head = _head(chart, width)
+    pen.text(left, top + 10, chart.title, 18, "ink", bold=True)
+    at, below = left + width - _legend_width(chart), top + (10 if head == 36 else 40)
+    for colour, word in chart.legend.items():
+        pen.box(at + 16, below - 6, 12, 12, colour)
+        pen.text(at + 34, below, word, 14, "soft")
+        at += _long(word, 14) + 42
+    top += head
+    if isinstance(chart, LineChart):
+        _lines(pen, chart, left + 62, top, width - 62)
+        return
+    gutter = min(0.3 * width, max(_long(f"{row.name}  {row.small}".strip(), 14) for row in chart.rows) + 14)
+    values = max(_long(row.value, 14) for row in chart.rows)
+    plot = width - gutter - (values + 12 if values else 0)
+    for at, row in enumerate(chart.rows):
+        middle = top + at * chart.row_height + chart.tall / 2
+        pen.text(left + gutter - 12, middle, f"{row.name}  {row.small}".strip(), 14, "ink", "end")
+        if row.value:
+            pen.text(left + width, middle, row.value, 14, "ink", "end")
+    draw_bars(pen, chart, left + gutter, top, plot)
+    for at, said in chart.ticks:
+        x = left + gutter + plot * share(at, (chart.begin, chart.end))
+        pen.text(x, top + chart.height + 13, said, 14, "soft", "start" if at == chart.begin else "middle")
+
+
+def _lines(pen: Pen, chart: LineChart, left: float, top: float, width: float) -> None:
+    draw_lines(pen, chart, left, top, width, _CURVES)
+    for at, said in chart.y_ticks:
+        pen.text(left - 10, top + _CURVES * (1 - share(at, chart.y)), said, 14, "soft", "end")
+    for at, said in chart.x_ticks:
+        pen.text(left + width * share(at, chart.x), top + _CURVES + 14, said, 14, "soft", "middle")

@@ -49,6 +49,12 @@ def count(value: float) -> str:
     return f"{value:.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
 
 
+def percent(fraction: float) -> str:
+    """`0.823` as `82 %`; below ten percent with one digit."""
+    value = 100 * fraction
+    return f"{value:.0f} %" if value >= 9.95 or value < 0.05 else f"{value:.1f} %"
+
+
 def number(value: Any, digits: int = 4) -> str:
     """A figure for a tile; a dash for what is not a number."""
     return f"{value:.{digits}g}" if isinstance(value, int | float) else "–"

@@ -7,8 +7,7 @@ from typing import Any
 from unisono.observe.trace import write_groups
 from unisono.planner.simulate import Answer
 from unisono.planner.timeline import timeline
-from unisono.report import forecast_png
-from unisono.report.forecast import Forecast, write
+from unisono.report.forecast import Forecast, write, write_picture
 from unisono.report.placed import lanes
 from unisono.spec.errors import UsageError
 
@@ -34,7 +33,7 @@ def pictures(answer: Answer, facts: Mapping[str, Any], out: str | None, trace: s
         if kind != ".png":
             written.append(write(shown, path if kind else path / "simulate.html"))
         if kind != ".html":
-            written.append(forecast_png.write(shown, path if kind else path / "simulate.png"))
+            written.append(write_picture(shown, path if kind else path / "simulate.png"))
     if trace is not None:
         written.append(write_groups(trace, {"simulated": lanes(step.placed, names, step.after)}))
     return [str(path) for path in written]

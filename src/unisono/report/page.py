@@ -1,0 +1,231 @@
+"""`report.html` and `report.png`: a run on one page, and its main charts on one sheet."""
+
+import shlex
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+from unisono.observe.files import write_whole
+from unisono.report import analyse, charts, expected, html, sheet, words
+from unisono.report.analyse import PARTS, Analysis
+from unisono.report.collect import Record, RunRecord
+from unisono.report.words import percent
+
+
+def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
+    """Write the page, whole or not at all. Raises OSError."""
+    return write_whole(path, page(run, facts))
+
+
+def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
+    """Draw the sheet, whole or not at all. Raises OSError."""
+    both = expected.beside(run, facts.shares)
+    rows = [
+        [charts.loss(run), charts.speed(run)],
+        [charts.times(analyse.grouped(facts.shares, charts.TIMELINE_ROWS))] if facts.shares else [],
+        [expected.chart(both)] if both else [],
+        [charts.timeline(run)],
+        *([chart] for chart in (charts.timetables(facts.pipeline) if facts.pipeline else ())),
+    ]
+    said = f"unisono · {run.name}" + (f" · {run.plan}" if run.plan else "")
+    return sheet.write(path, facts.finding.sentence, said, rows)
+
+
+def page(run: RunRecord, facts: Analysis) -> str:
+    """The whole page as text; sections without data say so or are left out."""
+    title = f"unisono report · {run.name} · {run.folder}"
+    body = [
+        html.head(title, facts.finding.sentence, facts.finding.advice),
+        _tiles(run, facts),
+        _missing(run),
+        _curves(run),
+        _times(facts),
+        expected.section(run, facts.shares),
+        _timeline(run),
+        _pipeline(facts),
+        _heat(run),
+        html.pair(_bytes(run), _memory(run)),
+        _sample(run),
+        html.pair(_again(run), _environment(run)),
+        _config(run),
+    ]
+    return html.document(f"{run.name}: unisono report", body)
+
+
+def _tiles(run: RunRecord, facts: Analysis) -> str:
+    last, shares, validated = run.steps[-1] if run.steps else {}, facts.shares, run.validation
+    speeds = [speed for _, speed in charts.points_of(run.steps[1:] or run.steps, "tokens_per_s")]
+    tiles = [("loss", words.number(last.get("loss")), "last step")]
+    if validated:
+        tiles.append(("validation loss", words.number(validated[-1][1]), ""))
+    if speeds:
+        # The mean over time: steps have the same number of tokens, so their seconds are what to average.
+        tiles.append(("tokens/s", words.count(len(speeds) / sum(1 / s for s in speeds if s)), "mean"))
+    if shares:
+        tiles.append(("time per step", words.seconds(sum(s.wall for s in shares) / len(shares)), "mean"))
+    if run.steps:
+        tokens = sum(count for _, count in charts.points_of(run.steps, "tokens"))
+        said = f"{words.count(tokens)} tokens" if tokens else ""
+        tiles.append(("steps", words.count(last["step"] + 1), said))
+    ranks = run.summary.get("ranks") or len(run.ranks)
+    hosts = len({one.host for one in run.ranks if one.host})
+    if ranks:
+        tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
+    wide = [("plan", run.plan, ""), ("parity", str(run.summary.get("parity") or ""), "")]
+    return html.tiles(tiles if run.steps or shares else []) + html.tiles([w for w in wide if w[1]], "facts")
+
+
+def _missing(run: RunRecord) -> str:
+    parts = []
+    if run.error:
+        keys = ("code", "what", "where", "likely", "try", "rank", "host")
+        known = [f"{key:<8}{run.error[key]}" for key in keys if run.error.get(key) not in (None, "")]
+        lines = escape("\n".join(known or [str(run.error)]))
+        parts.append(
+            f'<section class="missing"><h2>The error that ended the run</h2><pre>{lines}</pre></section>'
+        )
+    if run.missing:
+        lines = "".join(f"<li>{escape(line)}</li>" for line in run.missing)
+        parts.append(
+            '<section class="missing" data-testid="missing"><h2>Missing from this run</h2>'
+            f"<ul>{lines}</ul></section>"
+        )
+    return "".join(parts)
+
+
+def _curves(run: RunRecord) -> str:
+    loss, speed = charts.loss(run), charts.speed(run)
+    if not loss and not speed:
+        return html.section("loss", "Loss", html.note("No loss was recorded."))
+    return html.pair(
+        html.section("loss", "Loss", html.curves(loss), _loss_table(run)) if loss else "",
+        html.section("speed", "Speed", html.curves(speed)) if speed else "",
+    )
+
+
+def _loss_table(run: RunRecord) -> str:
+    every = max(1, len(run.steps) // 12)
+    shown = [r for i, r in enumerate(run.steps) if i % every == 0 or i == len(run.steps) - 1]
+    rows = [[str(r["step"]), words.number(r.get("loss"), 5), words.number(r.get("lr"), 3)] for r in shown]
+    tables = html.table(("step", "loss", "learning rate"), rows, numeric=3)
+    if run.validation:
+        validated = [[f"{step:.0f}", words.number(loss, 5)] for step, loss in run.validation[-20:]]
+        tables += html.table(("step", "validation loss"), validated, numeric=2)
+    return html.details("As a table", tables)
+
+
+def _times(facts: Analysis) -> str:
+    if not facts.shares:
+        return ""
+    shares = analyse.grouped(facts.shares)
+    rows = [[f"{s.name} {s.place}", *(words.seconds(s.parts.get(p, 0.0)) for p in PARTS)] for s in shares]
+    table = html.table(("rank", *(words.PART_NAMES[part] for part in PARTS)), rows, numeric=len(PARTS))
+    chart = charts.times(shares)
+    return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _timeline(run: RunRecord) -> str:
+    chart = charts.timeline(run)
+    if chart is None:
+        return ""
+    more = f" {len(chart.rows)} of {len(run.traces)} ranks are drawn." * (len(run.traces) > len(chart.rows))
+    said = (
+        f"Numbers are micro-batches.{more} Point at a block for its time. "
+        "The same spans are in trace/, for Perfetto or chrome://tracing."
+    )
+    return html.section("timeline", chart.title, html.bars(chart), html.note(said))
+
+
+def _pipeline(facts: Analysis) -> str:
+    pipeline = facts.pipeline
+    if pipeline is None:
+        return ""
+    which = f", slowest replica ({pipeline.replica})" if pipeline.replica else ""
+    return html.section(
+        "pipeline",
+        f"Pipeline timetable {pipeline.schedule}, step {pipeline.step}{which}",
+        *(f"<h3>{escape(chart.title)}</h3>{html.bars(chart)}" for chart in charts.timetables(pipeline)),
+        html.note(
+            "Both on one time axis; grey is idle. With equal stages and free messages this timetable "
+            f"would idle {percent(pipeline.ideal_bubble)}."
+        ),
+    )
+
+
+def _heat(run: RunRecord) -> str:
+    chart = charts.heat(run)
+    if chart is None:
+        return ""
+    said = (
+        "Busy time (a step without waiting and communication) of each rank, beside the median of all ranks at that "
+        "step. A dark row is a slow rank, a dark column a slow moment."
+    )
+    return html.section("heat", "Who is slow, and when", html.bars(chart), html.note(said))
+
+
+def _bytes(run: RunRecord) -> str:
+    chart, rows = charts.sent(run), analyse.bytes_table(run)
+    if chart is None:
+        said = "One rank sends nothing." if len(run.ranks) == 1 else "No bytes were recorded."
+        return html.section("bytes", "Bytes sent", html.note(said))
+    total = sum(n for _, _, n in rows) or 1.0
+    cells = [[axis, op, words.nbytes(n), percent(n / total)] for axis, op, n in rows]
+    table = html.table(("axis", "operation", "per step", "part"), cells, numeric=2)
+    return html.section("bytes", chart.title, html.bars(chart), html.details("As a table", table))
+
+
+def _memory(run: RunRecord) -> str:
+    chart, count = charts.memory(run), len(analyse.peak_memory(run))
+    if chart is None:
+        return html.section("memory", "Memory", html.note("No sizes were recorded."))
+    shown = len(chart.rows)
+    more = html.note(f"The {shown} largest of {count} ranks.") if count > shown else ""
+    return html.section("memory", chart.title, html.bars(chart), more)
+
+
+def _sample(run: RunRecord) -> str:
+    text = run.summary.get("sample")
+    return html.section("sample", "What the model writes", f"<pre>{escape(str(text))}</pre>") if text else ""
+
+
+def _again(run: RunRecord) -> str:
+    """The command that repeats the run: its resolved recipe is complete, so nothing else is needed."""
+    resolved = f"unisono train {shlex.quote(str(run.folder / 'config.resolved.toml'))}"
+    command, argv = run.summary.get("command") or resolved, run.environment.get("argv")
+    started = " ".join(str(word) for word in argv) if isinstance(argv, list) else ""
+    was = f'<p class="note">It was started as: <code>{escape(started)}</code></p>' if started else ""
+    return html.section("again", "Run it again", f'<pre class="command">{escape(str(command))}</pre>{was}')
+
+
+def _environment(run: RunRecord) -> str:
+    env = run.environment
+    if not env:
+        return html.section("environment", "Environment", html.note("env.json is not there."))
+    packages, variables = (_object(env.get(key)) for key in ("packages", "env"))
+    git = _object(env.get("git"))
+    rows = [
+        ("host", env.get("host")),
+        ("CPU", env.get("cpu")),
+        ("cores", env.get("cores_usable") or env.get("cores")),
+        ("memory", f"{env['memory_gib']} GiB" if env.get("memory_gib") else None),
+        ("system", env.get("platform")),
+        ("python", env.get("python")),
+        *packages.items(),
+        ("commit", f"{git.get('commit', '')[:12]}{' with changes' if git.get('changed') else ''}"),
+    ]
+    cells = [[name, str(value)] for name, value in rows if value]
+    shown = html.table(("name", "value"), [[k, str(v)] for k, v in variables.items()])
+    more = html.details("Variables", shown) if variables else ""
+    return html.section("environment", "Environment", html.table((), cells), more)
+
+
+def _object(value: object) -> Record:
+    return value if isinstance(value, dict) else {}
+
+
+def _config(run: RunRecord) -> str:
+    if not run.config_text:
+        return ""
+    now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    text = f'<pre tabindex="0">{escape(run.config_text)}</pre>'
+    return html.section("config", "The recipe, resolved", text, html.note(f"Page written {now}."))
