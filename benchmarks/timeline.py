@@ -25,7 +25,7 @@ from typing import Any
 
 from unisono.launch.nursery import Nursery
 from unisono.observe import trace
-from unisono.plan.grammar import BUILT
+from unisono.plan import grammar
 from unisono.programs.pipeline import Action, Placed, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report import picture, sheet
@@ -108,7 +108,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    played = BUILT["schedule"]
+    played = grammar.played("schedule")
     parser.add_argument("--schedule", nargs="+", choices=played, default=played, metavar="NAME")
     parser.add_argument("--ranks", nargs="+", type=int, default=(2, 4, 8), metavar="N")
     parser.add_argument("--steps", type=int, default=5, help="steps compared, after one that is not (5)")

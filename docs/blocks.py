@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from unisono.config.fields import SECTIONS, keys
-from unisono.plan.grammar import BUILT, KEYS, VALUES
+from unisono.plan.grammar import KEYS, NAMED, known, played
 from unisono.plan.plan import DEFAULTS
 from unisono.programs import draw
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
@@ -120,9 +120,9 @@ def plan_keys() -> str:
             if key in ("cp", "ep", "cp_kind"):
                 here, later = "`1`" if key != "cp_kind" else "means nothing while `cp=1`", "other values"
                 later = later if key != "cp_kind" else ""
-            elif key in VALUES:
-                here = " ".join(f"`{v}`" for v in BUILT[key])
-                later = " ".join(f"`{v}`" for v in VALUES[key] if v not in BUILT[key])
+            elif key in NAMED:
+                here = " ".join(f"`{v}`" for v in played(key))
+                later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))
             else:
                 here, later = {"zero": "`1` `2` `3`", "dp": "a number, `-1`"}.get(key, "a number"), ""
             yield f"`{key}`", default, here, PLAN_MEANINGS[key], later

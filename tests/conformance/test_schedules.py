@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.plan.grammar import BUILT, VALUES
+from unisono.plan.grammar import known, played
 from unisono.programs.pipeline import Timetable, bubble, check, lower, needs, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -22,8 +22,8 @@ def served(name: str, ranks: int, micros: int) -> Timetable | None:
 
 
 def test_the_contract_names_are_found() -> None:
-    assert set(NAMES) == set(VALUES["schedule"]) - {"pipedream"}
-    assert set(BUILT["schedule"]) <= set(NAMES)
+    assert set(NAMES) == set(known("schedule")) - {"pipedream"}
+    assert set(played("schedule")) <= set(NAMES)
     assert all(SCHEDULES.find(name).name == name for name in NAMES)
 
 

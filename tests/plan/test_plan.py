@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unisono.plan import Plan, choice
-from unisono.plan.grammar import BUILT, KEYS, SIZES, VALUES
+from unisono.plan.grammar import KEYS, NAMED, SIZES, known, member, played
 from unisono.spec.errors import ConfigProblems, UsageError
 
 NEEDED = {"local_sgd": ":h=8", "diloco": ":h=500", "quorum": ":k=3", "ssp": ":s=2", "powersgd": ":r=4"}
@@ -15,7 +15,7 @@ sizes = st.integers(1, 64)
 
 
 def named(key: str) -> st.SearchStrategy[str]:
-    words = [name + NEEDED.get(name, "") for name in VALUES[key]]
+    words = [name + NEEDED.get(name, "") for name in known(key)]
     if key == "codec":
         words += ["topk:ratio=0.01+ef", "topk:ratio=1e-3+ef+mc", "cast:bf16", "powersgd:r=2+ef", "sign+ef"]
     if key == "schedule":
@@ -29,7 +29,7 @@ plans = st.builds(
     zero=st.integers(1, 3),
     micros=st.none() | sizes,
     **dict.fromkeys(("shard", "pp", "tp", "cp", "ep"), sizes),
-    **{key: named(key) for key in VALUES},
+    **{key: named(key) for key in NAMED},
 )
 
 
@@ -109,6 +109,10 @@ def test_a_value_comes_apart() -> None:
         ("codec=topk:ratio=2", "P05", "share"),
         ("codec=topk:ratio=0.1+xx", "P05", "+xx"),
         ("precision=fp32:x=1", "P05", "no such options"),
+        ("schedule=interleaved:v=0", "P05", "v: input should be greater"),
+        ("schedule=interleaved:w=2", "P05", "takes no option w"),
+        ("schedule=1f1b:ctu=1/1", "P05", "did you mean cut?"),
+        ("codec=plain:ratio=0.1", "P05", "takes no option ratio"),
     ],
 )
 def test_each_mistake_has_its_code_and_words(text: str, code: str, words: str) -> None:
@@ -145,12 +149,12 @@ def test_filling_needs_a_world_that_fits() -> None:
         _ = Plan(dp=-1).world
 
 
-@pytest.mark.parametrize("key", [k for k in KEYS if k in VALUES])
+@pytest.mark.parametrize("key", NAMED)
 def test_every_value_of_the_contract_is_played_or_refused_as_later(key: str) -> None:
-    for name in VALUES[key]:
+    for name in known(key):
         plan = dataclasses.replace(Plan(dp=2), **{key: name + NEEDED.get(name, "")})
         codes = {p.code for p in plan.check()}
-        assert codes == (set() if name in BUILT[key] else {"P10"}), name
+        assert codes == (set() if name in played(key) else {"P10"}), name
 
 
 @pytest.mark.parametrize("key", ["cp", "ep"])
@@ -166,5 +170,72 @@ def test_what_meets_on_dp_needs_a_dp(text: str) -> None:
 
 
 def test_every_key_has_a_kind() -> None:
-    assert set(KEYS) == set(SIZES) | set(VALUES)
+    assert set(KEYS) == set(SIZES) | set(NAMED)
     assert set(KEYS) == {f.name for f in dataclasses.fields(Plan)} - {"said"}
+
+
+OWN = '''
+from pydantic import Field
+from unisono.codecs import CODECS
+from unisono.spec.fidelity import Fidelity
+from unisono.codecs.plain import Plain
+from unisono.sync.every_step import EveryStep
+
+class Patient(EveryStep):
+    """Waits."""
+    name = "patient"
+    alone = False
+    h: int = Field(ge=1, description="steps between sums")
+
+class Halved(Plain):
+    """Sends a half."""
+    name = "halved"
+    fidelity, alone = Fidelity.LOSSY, False
+    ratio: float = Field(0.5, gt=0, le=1, description="share that is sent")
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_users_own_members_are_plan_words(own) -> None:
+    text = f"dp=2 sync={own}:Patient:h=8 codec={own}:Halved:ratio=0.25"
+    plan = Plan.parse(text)
+    assert str(plan) == text
+    assert plan.check() == []
+    assert member("sync", plan.sync).h == 8
+    assert member("codec", plan.codec).ratio == 0.25
+
+
+@pytest.mark.parametrize(
+    ("value", "codes", "words"),
+    [
+        ("sync={}:Patient", {"P05"}, "lacks its option h"),
+        ("sync={}:Patient:h=no", {"P05"}, "h: input should be a valid integer"),
+        ("sync={}:Patient:hh=3,h=2", {"P05"}, "did you mean h?"),
+        ("codec={}:Halved:ratio=2", {"P05"}, "less than or equal to 1"),
+        ("sync={}:Halved", {"P04"}, "has no policy Halved"),
+        ("codec={}:Absent", {"P04"}, "has no codec Absent"),
+        ("codec={}:Halved+ef", {"P10"}, "not yet"),
+    ],
+)
+def test_a_users_own_members_are_held_to_their_fields(own, value: str, codes: set[str], words: str) -> None:
+    problems = Plan.parse(f"dp=2 {value.format(own)}").check()
+    assert {p.code for p in problems} == codes
+    assert words in problems[0].what
+
+
+def test_reading_a_plan_runs_no_code_of_a_users() -> None:
+    """A report of somebody else's run reads its plan."""
+    plan = Plan.parse("dp=2 sync=/nowhere/mine.py:Patient:h=8")
+    (problem,) = plan.check()
+    assert (problem.code, problem.where) == ("C03", "plan.sync")
+
+
+def test_a_users_own_member_says_whether_it_means_something_alone(own) -> None:
+    assert {p.code for p in Plan.parse(f"sync={own}:Patient:h=2").check()} == {"P16"}
+    assert {p.code for p in Plan.parse(f"codec={own}:Halved").check()} == {"P16"}

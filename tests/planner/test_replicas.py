@@ -4,7 +4,7 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.plan.grammar import VALUES
+from unisono.plan.grammar import known
 from unisono.planner import replicas
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import Bus
@@ -23,7 +23,7 @@ def dp(words: str, ranks: int = 16):
     return simulate(Question(MODEL, plan, where, stack(where.stack), 4, 4)).price.comm["dp"]
 
 
-@pytest.mark.parametrize("name", [name for name in VALUES["codec"] if name != "plain"])
+@pytest.mark.parametrize("name", [name for name in known("codec") if name != "plain"])
 def test_every_codec_of_the_grammar_sends_less(name: str) -> None:
     got, whole = dp(f"codec={SPELT.get(name, name)}"), dp("")
     assert 0.0 < got.bytes < whole.bytes
@@ -56,7 +56,7 @@ def test_rank_and_marks() -> None:
     assert fed.sent == bare.sent and fed.passes > bare.passes
 
 
-@pytest.mark.parametrize("name", [n for n in VALUES["sync"] if n not in ("every_step", "canonical")])
+@pytest.mark.parametrize("name", [n for n in known("sync") if n not in ("every_step", "canonical")])
 def test_every_policy_of_the_grammar_has_a_price_and_is_lossy(name: str) -> None:
     words = f"sync={POLICIES.get(name, name)}"
     got, whole = dp(words), dp("")

@@ -13,7 +13,7 @@ from tests.planner.published import gpt
 from tests.ranks import World
 from unisono.observe import trace
 from unisono.plan import Plan
-from unisono.plan.grammar import BUILT
+from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
 from unisono.planner.price import Price, price, rows
 from unisono.planner.simulate import Question
@@ -47,7 +47,7 @@ def measured(world: World, folder: Path, schedule: str) -> list[list[Placed]]:
     ]
 
 
-@pytest.mark.parametrize("schedule", BUILT["schedule"])
+@pytest.mark.parametrize("schedule", played("schedule"))
 def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Path, schedule: str) -> None:
     timetable = SCHEDULES.read(schedule).timetable(len(FORWARD), MICROS)
     simulated = play_costs(timetable, FORWARD, BACKWARD, DELAY)

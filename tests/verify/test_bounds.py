@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from unisono.codecs.plain import Plain
 from unisono.config import TrainConfig
 from unisono.models.gpt import GPT, GPTConfig
 from unisono.plan import Plan
-from unisono.verify.bounds import Bounds, BoundTerms, bounds_of
+from unisono.spec.fidelity import Fidelity
+from unisono.verify.bounds import Bounds, BoundTerms, bounds_of, fidelity_of
 from unisono.verify.laws import clip_factor, update
 from unisono.verify.path import path_of
 
@@ -22,6 +24,22 @@ def bounds(text: str, sizes: BoundTerms = SIZES) -> Bounds:
 )
 def test_plans_that_change_no_sum_are_held_to_zero(text: str):
     assert bounds(text).grad == bounds(text).loss == 0.0
+
+
+class Halved(Plain):
+    """Sends a half."""
+
+    name = "halved"
+    fidelity, error = Fidelity.LOSSY, 0.5
+
+
+def test_fidelity_is_what_policy_and_codec_declare():
+    own = Plan.parse(f"dp=2 codec={__file__}:Halved")
+    assert [fidelity_of(Plan.parse(text)) for text in ("dp=2", "dp=2 sync=canonical", "dp=2 tp=2 sync=canonical")] == [
+        Fidelity.ROUNDING, Fidelity.EXACT, Fidelity.ROUNDING,
+    ]  # fmt: skip
+    assert fidelity_of(own) is Fidelity.LOSSY
+    assert bounds_of(own, SIZES).grad > 0.5
 
 
 def test_replicas_change_no_loss_of_a_micro_batch():

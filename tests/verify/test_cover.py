@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from unisono.config import ModelConfig, Recipe, TrainConfig
-from unisono.plan import Plan, checks, grammar
+from unisono.plan import Plan, grammar
 from unisono.verify import cover
 from unisono.verify.cover import candidates, covering, with_leaves
 
@@ -36,10 +36,25 @@ def test_the_set_is_the_same_each_time():
     assert covering(RECIPE) == covering(RECIPE)
 
 
-def test_a_new_value_is_covered_without_being_told(monkeypatch: pytest.MonkeyPatch):
-    more = {**grammar.BUILT, "recompute": ("none", "full", "selective")}
-    monkeypatch.setattr(cover, "BUILT", more)
-    monkeypatch.setattr(checks, "BUILT", more)
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch):
+    """Changes the grammar's words for one test."""
+
+    def forget() -> None:
+        for cached in (grammar.played, grammar.known, grammar.problem_of, grammar.value_problems):
+            cached.cache_clear()
+
+    def change(key: str, names: tuple[str, ...]) -> None:
+        monkeypatch.setattr(grammar, "_WORDS", {**grammar._WORDS, key: names})
+        forget()
+
+    yield change
+    monkeypatch.undo()
+    forget()
+
+
+def test_a_new_value_is_covered_without_being_told(words):
+    words("recompute", ("none", "full", "selective"))
     chosen = covering(RECIPE)
     with_it = [plan for plan in chosen if plan.recompute == "selective"]
     assert {axis for plan in with_it for axis in ("dp", "tp", "pp", "shard") if getattr(plan, axis) > 1} == {

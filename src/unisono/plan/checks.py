@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unisono.plan.grammar import BUILT, choice
+from unisono.plan.grammar import NAMED, member, problem_of
 from unisono.spec.errors import Problem
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         if plan.dp != -1:
             batch, wrong = batch_of(plan, recipe.train)
             problems += [wrong] if wrong else []
-            problems += _canonical(plan, batch) if batch else []
+            policy = _member("sync", plan.sync)
+            problems += policy.problems(plan, batch) if batch and policy else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
         what = f"the plan takes {plan.world} ranks, the cluster has {cluster.devices} devices"
         problems.append(Problem("P14", what, "plan", "lower dp, shard, pp or tp, or name a larger cluster"))
@@ -70,12 +71,9 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
 
 
 def _not_built(plan: "Plan") -> Iterator[Problem]:
-    for key, built in BUILT.items():
-        text = getattr(plan, key)
-        got = choice(text)
-        if got.name not in built or got.options or got.marks:
-            what = f"{key}={text} is not yet in this version"
-            yield Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(built))
+    for key in NAMED:
+        if problem := problem_of(key, getattr(plan, key)):
+            yield problem
     for key in ("cp", "ep"):
         if getattr(plan, key) != 1:
             what = f"{key}={getattr(plan, key)} is not yet in this version"
@@ -85,25 +83,18 @@ def _not_built(plan: "Plan") -> Iterator[Problem]:
 def _meaningless(plan: "Plan") -> Iterator[Problem]:
     if plan.dp != 1:
         return
-    reason = "replicas meet on dp and only there, and dp=1 has nobody to meet"
-    if plan.codec != "plain":
-        yield Problem(
-            "P16", f"codec={plan.codec} with dp=1: {reason}", "plan.codec, plan.dp", "dp=2 or codec=plain"
-        )
-    if choice(plan.sync).name not in ("every_step", "canonical"):
-        what = f"sync={plan.sync} with dp=1: {reason}"
-        yield Problem("P16", what, "plan.sync, plan.dp", "dp=2 or sync=every_step")
+    for key in ("codec", "sync"):
+        text = getattr(plan, key)
+        found = _member(key, text)
+        if (found is None and problem_of(key, text) is None) or getattr(found, "alone", False):
+            continue
+        what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
+        yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
 
 
-def _canonical(plan: "Plan", batch: "Batch") -> Iterator[Problem]:
-    """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
-    if choice(plan.sync).name != "canonical" or plan.replicas == 1:
-        return
-    for key, size in (("micros", batch.micros), ("shard", plan.shard)):
-        if size & (size - 1):
-            what = f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}"
-            fix = f"{key}={1 << size.bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any"
-            yield Problem("P18", what, f"plan.{key}, plan.sync", fix)
+def _member(key: str, text: str) -> Any:
+    """The member that a value names; None where there is none, or no such file, which `_not_built` says."""
+    return None if problem_of(key, text) else member(key, text)
 
 
 def _world(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:

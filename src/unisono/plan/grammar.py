@@ -4,57 +4,81 @@ A value is a name with options after a colon and marks after a plus sign:
 
     topk:ratio=0.01+ef      name "topk", options {"ratio": "0.01"}, marks ("ef",)
     cast:bf16               name "cast", options {"": "bf16"}
+    mine.py:Own:h=8         the member `Own` of a user's file, options {"h": "8"}
+
+Names of `schedule`, `sync`, `collective` and `codec` are those of the members that their packages hold, looked for and
+imported by name, since they stand on higher floors.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache, lru_cache
+from typing import Any
 
-from unisono.spec.errors import Problem
+from unisono.spec.errors import Problem, UsageError
+from unisono.spec.finder import family_in, names_in, split
 
 SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
-
-VALUES: Mapping[str, tuple[str, ...]] = {
-    "schedule": (
-        "accumulate", "gpipe", "1f1b", "interleaved", "looped_bfs",
-        "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "pipedream",
-    ),
-    "cp_kind": ("ring", "ulysses"),
-    "sync": (
-        "every_step", "canonical", "delayed", "local_sgd", "diloco", "gossip",
-        "quorum", "ssp", "async", "hogwild", "adaptive",
-    ),
-    "collective": ("auto", "ring", "tree", "halving_doubling", "hierarchical", "torus", "engine"),
-    "codec": ("plain", "cast", "int8", "qsgd", "sign", "ternary", "topk", "threshold", "randomk", "block", "powersgd"),
-    "precision": ("fp32", "bf16", "fp16", "fp64"),
-    "recompute": ("none", "selective", "full", "auto"),
-    "offload": ("none", "optimizer", "params", "activations"),
-}  # fmt: skip
-
-BUILT: Mapping[str, tuple[str, ...]] = {
-    "schedule": ("accumulate", "gpipe", "1f1b"),
-    "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
-    "sync": ("every_step", "canonical"),
-    "collective": ("auto", "engine"),
-    "codec": ("plain",),
-    "precision": ("fp32", "bf16", "fp64"),
-    "recompute": ("none", "full"),
-    "offload": ("none",),
-}
 
 KEYS = (
     "dp", "shard", "zero", "pp", "schedule", "micros", "tp", "cp", "ep", "cp_kind",
     "sync", "collective", "codec", "precision", "recompute", "offload",
 )  # fmt: skip
 
-_WITH_OPTIONS = ("schedule", "sync", "codec")
-_WITH_MARKS = ("codec",)
-_MARKS = ("ef", "mc")
-_NEEDS = {"local_sgd": "h", "diloco": "h", "quorum": "k", "ssp": "s", "powersgd": "r", "interleaved": "v"}
+PACKAGES: Mapping[str, str] = {
+    "schedule": "unisono.programs.schedules",
+    "sync": "unisono.sync",
+    "codec": "unisono.codecs",
+}
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
+    "collective": ("auto", "engine"),
+    "precision": ("fp32", "bf16", "fp64"),
+    "recompute": ("none", "full"),
+    "offload": ("none",),
+}
+# What the contract knows and this version only prices, or refuses: each name with the option that it must have.
+LATER: Mapping[str, Mapping[str, str]] = {
+    "schedule": {"pipedream": ""},
+    "sync": {
+        "delayed": "", "local_sgd": "h", "diloco": "h", "gossip": "", "quorum": "k", "ssp": "s", "async": "",
+        "hogwild": "", "adaptive": "",
+    },
+    "collective": dict.fromkeys(("ring", "tree", "halving_doubling", "hierarchical", "torus"), ""),
+    "codec": {
+        "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "", "topk": "", "threshold": "", "randomk": "",
+        "block": "", "powersgd": "r",
+    },
+    "precision": {"fp16": ""},
+    "recompute": {"selective": "", "auto": ""},
+    "offload": dict.fromkeys(("optimizer", "params", "activations"), ""),
+}  # fmt: skip
+NAMED = tuple(key for key in KEYS if key not in SIZES)
+MARKS = ("ef", "mc")
+
 _COUNTS = ("v", "h", "k", "s", "r")
-_NAME = re.compile(r"[a-z0-9_]+")
-_SHAPE = re.compile(r"(?P<name>[^:+]*)(?::(?P<options>.*?))?(?P<marks>(?:\+[A-Za-z]\w*)*)")
+_WORD = re.compile(r"[a-z0-9_]+")
+_OWN = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
+_MARKED = re.compile(r"(?P<body>.*?)(?P<marks>(?:\+[A-Za-z]\w*)*)")
+
+
+@cache
+def played(key: str) -> tuple[str, ...]:
+    """The names of a plan's key that a run of this version can play."""
+    if key not in PACKAGES:
+        return _WORDS[key]
+    family = family_in(PACKAGES[key])
+    return tuple(name for name in family.names() if getattr(family.find(name), "played", True))
+
+
+@cache
+def known(key: str) -> tuple[str, ...]:
+    """All names of a plan's key: those that are played first."""
+    here = played(key)
+    others = (*names_in(PACKAGES[key]), *LATER[key]) if key in PACKAGES else tuple(LATER.get(key, ()))
+    return here + tuple(name for name in dict.fromkeys(others) if name not in here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +90,47 @@ class Choice:
     marks: tuple[str, ...] = ()
 
 
+@cache
 def choice(text: str) -> Choice:
     """Takes `name:key=value,key=value+mark` apart. Whatever the text, something is returned."""
-    found = _SHAPE.fullmatch(text)
-    if found is None:
-        return Choice(text)
+    body, marks = _apart(text)
+    name, rest = split(body)
     options = {}
-    for part in filter(None, (found["options"] or "").split(",")):
+    for part in filter(None, rest.replace(":", ",").split(",")):
         key, equals, value = part.partition("=")
         options[key if equals else ""] = value if equals else key
-    return Choice(found["name"], options, tuple(filter(None, found["marks"].split("+"))))
+    return Choice(name, options, tuple(filter(None, marks.split("+"))))
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """(the value without its marks, its marks)."""
+    shape = _MARKED.fullmatch(text)
+    return (shape["body"], shape["marks"]) if shape else (text, "")
+
+
+@lru_cache(maxsize=4096)
+def member(key: str, text: str) -> Any:
+    """The member that a plan's value names, with its options; None for a word that has none: one without a family, or
+    one that this version lacks. Raises UsageError."""
+    name = choice(text).name
+    if key not in PACKAGES or (name in LATER[key] and name not in names_in(PACKAGES[key])):
+        return None
+    return family_in(PACKAGES[key]).read(_apart(text)[0], f"plan.{key}")
+
+
+@lru_cache(maxsize=4096)
+def problem_of(key: str, text: str) -> Problem | None:
+    """What keeps a value of the plan from being played: no such file, a wrong option in it, or not yet."""
+    try:
+        found = member(key, text)
+    except UsageError as error:
+        return Problem(error.code, error.what, f"plan.{key}", error.fix)
+    got = choice(text)
+    later = got.name not in played(key) if found is None else getattr(found, "later", False)
+    if later or got.marks:
+        what = f"{key}={text} is not yet in this version"
+        return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
+    return None
 
 
 def nearest(word: str, words: Sequence[str]) -> str:
@@ -119,58 +174,52 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
     return None
 
 
-def value_problems(key: str, text: object, where: str) -> list[Problem]:
-    """What is wrong with a named value of the plan: an unknown name, a malformed option."""
+@lru_cache(maxsize=4096)
+def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
+    """What is wrong with a named value of the plan: an unknown name, a malformed option. Of a member in a user's file
+    only the form is looked at: reading a plan runs no code of a user's."""
     if not isinstance(text, str) or not text or any(c.isspace() for c in text):
-        return [Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(VALUES[key])}")]
-    got = choice(text)
-    if got.name not in VALUES[key]:
-        what = f"{key}={text} is not known{meant(got.name, VALUES[key])}"
-        return [Problem("P04", what, where, f"one of: {' '.join(VALUES[key])}")]
-    problems = []
-    if (got.options and key not in _WITH_OPTIONS) or (":" in text and not got.options):
-        problems.append(
-            Problem(
-                "P05", f"{key}={text}: {got.name} takes no such options", where, f"write {key}={got.name}"
-            )
-        )
-    for mark in got.marks:
-        if key not in _WITH_MARKS or mark not in _MARKS:
-            problems.append(
-                Problem(
-                    "P05",
-                    f"{key}={text}: +{mark} is not known",
-                    where,
-                    "codecs take +ef (error feedback) and +mc (momentum correction)",
-                )
-            )
-    problems += _option_problems(key, text, got, where)
-    return problems
+        return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(known(key))}"),)
+    got, body = choice(text), _apart(text)[0]
+    problems = [
+        Problem("P05", f"{key}={text}: +{mark} is not known", where,
+                "codecs take +ef (error feedback) and +mc (momentum correction)")
+        for mark in got.marks if key != "codec" or mark not in MARKS
+    ]  # fmt: skip
+    if key in PACKAGES and _OWN.fullmatch(got.name):
+        return tuple(problems)
+    if got.name not in known(key):
+        what = f"{key}={text} is not known{meant(got.name, known(key))}"
+        own = ", or FILE.py:NAME" if key in PACKAGES else ""
+        return (Problem("P04", what, where, f"one of: {' '.join(known(key))}{own}"),)
+    if ":" in body and (not got.options or key not in PACKAGES):
+        what = f"{key}={text}: {got.name} takes no such options"
+        problems.append(Problem("P05", what, where, f"write {key}={got.name}"))
+    elif key in PACKAGES and got.name in names_in(PACKAGES[key]):
+        try:
+            family_in(PACKAGES[key]).read(body, where)
+        except UsageError as error:
+            problems.append(Problem(error.code, f"{key}={text}: {error.what}", where, error.fix))
+    else:
+        problems += _later_problems(key, text, got, where)
+    return tuple(problems)
 
 
-def _option_problems(key: str, text: str, got: Choice, where: str) -> list[Problem]:
+def _later_problems(key: str, text: str, got: Choice, where: str) -> list[Problem]:
+    """Options of a name that has no member yet."""
     problems = []
-    needed = _NEEDS.get(got.name)
-    if needed and needed not in got.options and got.name != "interleaved":
-        problems.append(
-            Problem(
-                "P05",
-                f"{key}={text} lacks its option {needed}",
-                where,
-                f"for example {key}={got.name}:{needed}=8",
-            )
-        )
+    needed = LATER.get(key, {}).get(got.name)
+    if needed and needed not in got.options:
+        what = f"{key}={text} lacks its option {needed}"
+        problems.append(Problem("P05", what, where, f"for example {key}={got.name}:{needed}=8"))
     for option, value in got.options.items():
         bad = (option in _COUNTS and not (value.isascii() and value.isdigit() and int(value) > 0)) or (
             option == "ratio" and not _is_share(value)
         )
-        if bad or not value or (option and not _NAME.fullmatch(option)):
+        if bad or not value or (option and not _WORD.fullmatch(option)):
             kind = "a share in (0, 1]" if option == "ratio" else "a whole number of at least 1"
-            problems.append(
-                Problem(
-                    "P05", f"{key}={text}: {option}={value} is not {kind}", where, f"give {option} as {kind}"
-                )
-            )
+            what = f"{key}={text}: {option}={value} is not {kind}"
+            problems.append(Problem("P05", what, where, f"give {option} as {kind}"))
     return problems
 
 

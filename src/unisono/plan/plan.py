@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from unisono.plan import checks
 from unisono.plan.checks import Batch, Devices, RecipeLike
-from unisono.plan.grammar import KEYS, SIZES, VALUES, meant, size_problem, value_problems
+from unisono.plan.grammar import KEYS, NAMED, SIZES, meant, size_problem, value_problems
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 
 __all__ = ["Batch", "Plan"]
@@ -144,7 +144,7 @@ def _number(text: str) -> int | str:
 def _problems(values: dict[str, Any], where: str) -> list[Problem]:
     def each() -> Iterable[Problem]:
         for key, value in values.items():
-            if key in VALUES:
+            if key in NAMED:
                 yield from value_problems(key, value, where)
             elif problem := size_problem(key, value, where):
                 yield problem

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from unisono.plan import choice
-from unisono.plan.grammar import BUILT
+from unisono.plan.grammar import played
 from unisono.planner import replicas
 from unisono.planner.priced import shares_cores
 from unisono.planner.search import Ranking, answer_at, pricer
@@ -60,7 +60,7 @@ class Judged:
     def trains(self) -> bool:
         """Whether this version plays such a policy, codec and precision, and does not only price them."""
         plan = self.answer.question.plan
-        return all(choice(getattr(plan, key)).name in BUILT[key] for key in ("sync", "codec", "precision"))
+        return all(choice(getattr(plan, key)).name in played(key) for key in ("sync", "codec", "precision"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
-from unisono.plan.grammar import BUILT, VALUES
+from unisono.plan.grammar import known, played
 from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.bench import Axes, like
 from unisono.planner.priced import Model
@@ -126,11 +126,11 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
     zeros = _values(space, "zero", (1, 2, 3) if plan.shard > 1 else (space.held.zero,))
     model = space.model
     every = space.all_keys and isinstance(model, Transformer)
-    offloads: Sequence[str] = VALUES["offload"] if every and space.cluster.device.host else BUILT["offload"]
-    modes: Sequence[str] = BUILT["recompute"]
+    offloads: Sequence[str] = (known if every and space.cluster.device.host else played)("offload")
+    modes: Sequence[str] = played("recompute")
     if every:  # fused attention keeps no scores that selective recomputation could leave out
         modes = [
-            mode for mode in VALUES["recompute"] if mode != "selective" or not space.stack.fused_attention
+            mode for mode in known("recompute") if mode != "selective" or not space.stack.fused_attention
         ]
     kinds = [space.held.cp_kind]
     if plan.cp > 1:
@@ -154,7 +154,7 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
 def _schedules(space: Space, ranks: int) -> list[str]:
     """Timetables, those with several stages a rank for every number that cuts a row evenly."""
     if not space.all_keys:
-        return [name for name in BUILT["schedule"] if name != "accumulate"]
+        return [name for name in played("schedule") if name != "accumulate"]
     most = -(-space.model.n_layer // ranks)
     found: list[str] = []
     for name in ("1f1b", "gpipe", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"):

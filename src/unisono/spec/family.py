@@ -7,6 +7,7 @@ A member's file (see `spec.finder`) holds one class. Its fields are the member's
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -70,7 +71,9 @@ class Family(Finder[M]):
             option = ".".join(map(str, first["loc"]))
             what = f"{self.noun} {member.name}: {option}: {first['msg'].lower()}"
             if first["type"] == "extra_forbidden":
-                what = f"{self.noun} {member.name} takes no option {option}"
+                close = get_close_matches(option, member.model_fields, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ""
+                what = f"{self.noun} {member.name} takes no option {option}{hint}"
             elif first["type"] == "missing":
                 what = f"{self.noun} {member.name} lacks its option {option}"
             takes = ", ".join(f"{key} ({field.description})" for key, field in member.model_fields.items())

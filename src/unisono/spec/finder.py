@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,10 +39,7 @@ class Finder(Generic[C]):
 
     def names(self) -> tuple[str, ...]:
         """All members' names, as the contract spells them; nothing is imported for it."""
-        path = importlib.import_module(self.package).__path__
-        return tuple(
-            sorted(name_of(m.name) for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
-        )
+        return names_in(self.package)
 
     def find(self, name: str, where: str = "") -> type[C]:
         """The member's class, by its name or by `FILE.py:NAME`. Raises UsageError."""
@@ -67,6 +65,21 @@ class Finder(Generic[C]):
                 code=self.codes[0],
             )
         return _member_of(importlib.import_module(f"{self.package}.{module_of(name)}"), self.base)
+
+
+@cache
+def names_in(package: str) -> tuple[str, ...]:
+    """Names of the members that lie in a family's package, as `unisono.sync`, which is not imported for it."""
+    spec = importlib.util.find_spec(package)
+    modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+    return tuple(sorted(name_of(module.name) for module in modules if not module.name.startswith("_")))
+
+
+@cache
+def family_in(package: str) -> Any:
+    """The family that a package declares."""
+    (family,) = (v for v in vars(importlib.import_module(package)).values() if isinstance(v, Finder))
+    return family
 
 
 def _member_of(module: Any, base: type[C]) -> type[C]:

@@ -42,6 +42,7 @@ import math
 from dataclasses import dataclass
 
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.spec.fidelity import Fidelity
 
 FALSE_ALARM = 1e-9
@@ -84,10 +85,12 @@ class Bounds:
 
 
 def fidelity_of(plan: Plan) -> Fidelity:
-    """EXACT where every sum keeps its order: stages and recomputation alone, and in canonical mode replicas and shards
-    too. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order."""
-    spread = plan.tp * plan.cp if plan.sync == "canonical" else plan.dp * plan.shard * plan.tp * plan.cp
-    return Fidelity.EXACT if spread == 1 else Fidelity.ROUNDING
+    """EXACT where every sum keeps its order: stages and recomputation alone, and replicas and shards as far as policy
+    and codec say so. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order."""
+    inside = Fidelity.EXACT if plan.tp * plan.cp == 1 else Fidelity.ROUNDING
+    between = member("sync", plan.sync).fidelity if plan.replicas > 1 else Fidelity.EXACT
+    sent = member("codec", plan.codec).fidelity if plan.dp > 1 else Fidelity.EXACT
+    return min(inside, between, sent)
 
 
 def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
@@ -98,11 +101,13 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     if plan.tp * plan.cp > 1:
         rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
         inside = spread * (math.sqrt(sizes.path) * unit + rounding)
-    if plan.replicas > 1 and plan.sync != "canonical":
+    if plan.replicas > 1 and member("sync", plan.sync).fidelity is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     if (
         inside
     ):  # the sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight
         between = spread * math.sqrt(4 * sizes.leaves) * unit
-    grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)
+    codec = member("codec", plan.codec)
+    lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
+    grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves) + lost
     return Bounds(min(1.0, inside), min(1.0, grad), unit, spread)

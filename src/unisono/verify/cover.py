@@ -11,7 +11,7 @@ from itertools import combinations, product
 
 from unisono.config import Recipe
 from unisono.plan import Plan
-from unisono.plan.grammar import BUILT, VALUES
+from unisono.plan.grammar import NAMED, played
 
 SIZES = (1, 2, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
@@ -80,8 +80,8 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
 def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object]]:
     """Values of the keys with names, where they mean anything on this mesh."""
     choices: dict[str, Sequence[object]] = {"zero": (1, 2, 3) if mesh["shard"] > 1 else (3,)}
-    for key in VALUES:
-        values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in BUILT.get(key, ()))
+    for key in NAMED:
+        values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         if key == "precision":
             values = _precisions(recipe, values)
         idle = {"schedule": mesh["pp"] == 1, "cp_kind": mesh["cp"] == 1, "codec": mesh["dp"] == 1,
@@ -100,7 +100,7 @@ def _precisions(recipe: Recipe, built: Sequence[str]) -> tuple[str, ...]:
 
 def _features(plan: Plan) -> dict[str, object]:
     default = Plan()
-    keys = (*AXES, "zero", *VALUES)
+    keys = (*AXES, "zero", *NAMED)
     return {key: getattr(plan, key) for key in keys if getattr(plan, key) != getattr(default, key)}
 
 
@@ -109,7 +109,7 @@ def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[st
     for plan in plans:
         values = [(axis, getattr(plan, axis)) for axis in AXES]
         values += [("zero", plan.zero)] if plan.shard > 1 else []
-        values += [(key, getattr(plan, key)) for key in VALUES if _means(plan, key)]
+        values += [(key, getattr(plan, key)) for key in NAMED if _means(plan, key)]
         rows[plan] = set(combinations(sorted(values, key=str), strength))
     return rows
 
