@@ -17,7 +17,7 @@ from unisono.plan.plan import DEFAULTS
 from unisono.programs import draw
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
-from unisono.verbs._running import LATER, VERBS
+from unisono.verbs import VERBS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -132,9 +132,7 @@ def plan_keys() -> str:
 
 def verbs() -> str:
     """The verbs that do something in this version."""
-    known = [*(v for v in VERBS if v.name not in LATER)]
-    rows = [(f"`unisono {v.name}`", v.summary) for v in known]
-    return table(("command", "does"), iter([*rows, ("`unisono config`", "show, check or compare recipes")]))
+    return table(("command", "does"), ((f"`unisono {n}`", VERBS.find(n).summary()) for n in VERBS.names()))
 
 
 def checkpoint_format() -> str:

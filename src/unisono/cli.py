@@ -8,6 +8,7 @@ of our errors alone, so that help and mistakes answer at once; each verb imports
 import contextlib
 import json
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from unisono.observe.files import write_whole
+from unisono.observe.metrics import plain
 from unisono.spec.errors import Infeasible, Interrupted, UnisonoError, UsageError
-from unisono.verbs._call import Call, Verb, one_object
-from unisono.verbs._running import VERBS as RUNNING
-from unisono.verbs.config import VERB as CONFIG
+from unisono.spec.settings import Settings
+from unisono.verbs import VERBS, Verb
 
-VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (*RUNNING, CONFIG)}
+# What the contract names besides; one that has a file is listed by that.
+LATER = {
+    "bench": "Measure this machine, beside its peers",
+    "dash": "Watch a run in the browser",
+    "launch": "Start a run on slurm, k8s, ray or over ssh",
+    "sweep": "Search over values of a recipe",
+}
 
 EXAMPLES = """\
 unisono train --demo                       train a small GPT on 4 processes, in about a minute
@@ -36,9 +44,13 @@ exit codes: 0 ok, 1 user code raised, 2 usage or configuration, 3 verify mismatc
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; nothing is raised."""
-    call = Call(list(sys.argv[1:] if argv is None else argv), os.environ)
+    words = list(sys.argv[1:] if argv is None else argv)
+    settings = Settings(
+        json="--json" in words, quiet="--quiet" in words, color=_color(words), dry_run="--dry-run" in words,
+        command=shlex.join(["unisono", *words]),
+    )  # fmt: skip
     try:
-        code = _dispatch(call)
+        code = _dispatch(words, settings)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -47,37 +59,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # the last line of defence: whatever comes, the user sees one block
         try:
-            return _failed(error, call)
+            return _failed(error, settings)
         except BrokenPipeError:
             return _broken_pipe()
 
 
-def _dispatch(call: Call) -> int:
-    words = list(call.words)
+def _color(words: Sequence[str]) -> bool:
+    """Whether progress may be coloured: a terminal, and nobody against it."""
+    refused = "--no-color" in words or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not refused and sys.stderr.isatty()
+
+
+def _dispatch(words: list[str], settings: Settings) -> int:
     at = next((n for n, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
         return _no_verb(words)
-    name = words.pop(at)
-    if name not in VERBS:
-        close = get_close_matches(name, VERBS, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"unknown verb {name}{hint}", where="unisono", fix="unisono --help", code="C04")
-    verb = VERBS[name]
-    if "-h" in words or "--help" in words:
+    name, rest = words[at], words[:at] + words[at + 1 :]
+    asks_help = "-h" in rest or "--help" in rest
+    if name in later():
+        return _not_yet(name, asks_help)
+    verb = _verb(name)()
+    if asks_help:
         verb.parser().print_help()
         return 0
-    if not call.json:
-        return _code(verb, verb.run(call, words))
-    with contextlib.redirect_stdout(sys.stderr):  # whoever prints on the way must not spoil the one object
-        result = verb.run(call, words)
-    if result:
+    # With --json, what prints on the way must not spoil the one object.
+    with contextlib.redirect_stdout(sys.stderr) if settings.json else contextlib.nullcontext():
+        result = verb.run(verb.read(rest, settings, os.environ))
+    if result and settings.json:
         print(one_object(result))
-    return _code(verb, result)
-
-
-def _code(verb: Verb, result: Mapping[str, Any] | None) -> int:
     failed = result is not None and (result.get("pass") is False or result.get("ok") is False)
     return verb.failed if failed else 0
+
+
+def _verb(name: str) -> type[Verb]:
+    if name not in VERBS.names() and ".py:" not in name:
+        close = get_close_matches(name, [*VERBS.names(), *later()], n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"unknown verb {name}{hint}", where="unisono", fix="unisono --help", code="C04")
+    return VERBS.find(name)
+
+
+def later() -> dict[str, str]:
+    """Verbs of the contract that this version does not have, and what they will do."""
+    names = VERBS.names()
+    return {name: f"{about} (not yet in this version)" for name, about in LATER.items() if name not in names}
+
+
+def summaries() -> dict[str, str]:
+    """All verbs and what each does, in a line."""
+    return {name: VERBS.find(name).summary() for name in VERBS.names()} | later()
+
+
+def _not_yet(name: str, asks_help: bool) -> int:
+    if asks_help:
+        print(f"usage: unisono {name} [--json]\n\n{later()[name]}")
+        return 0
+    raise UsageError(
+        f"{name} is not yet in this version",
+        where=f"unisono {name}",
+        fix=f"verbs that are here: {' '.join(VERBS.names())}",
+        code="C10",
+    )
 
 
 def _no_verb(words: list[str]) -> int:
@@ -86,8 +128,8 @@ def _no_verb(words: list[str]) -> int:
 
         print(f"unisono {__version__}")
     elif "-h" in words or "--help" in words:
-        width = max(map(len, VERBS))
-        rows = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
+        known = summaries()
+        rows = "\n".join(f"  {name:<{max(map(len, known))}}  {about}" for name, about in known.items())
         print(
             "usage: unisono VERB [FILE] [--section.key value] [--json] [--quiet] [--no-color] [--dry-run]\n"
         )
@@ -104,14 +146,16 @@ def _no_verb(words: list[str]) -> int:
     return 0
 
 
-def _failed(error: BaseException, call: Call) -> int:
+def _failed(error: BaseException, settings: Settings) -> int:
     """Draws the error as the last thing on stderr, and leaves it in the run folder and, with --json, on stdout."""
     known = as_known(error)
     if known.default_code == "X00":
         traceback.print_exception(error)
-    with contextlib.suppress(OSError):
-        _leave(known, call)
-    if call.json and call.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
+    run_dir = getattr(error, "run_dir", None)  # of the run that it ended
+    if run_dir is not None and Path(run_dir).is_dir():
+        with contextlib.suppress(OSError):  # a full disk leaves the error on the screen alone
+            write_whole(Path(run_dir, "error.json"), json.dumps(known.as_dict(), indent=2) + "\n")
+    if settings.json and os.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
         print(one_object(known.as_dict()), flush=True)
     print(known.render(), file=sys.stderr, flush=True)
     return known.exit
@@ -141,22 +185,9 @@ def as_known(error: BaseException) -> UnisonoError:
             return UnisonoError(what, likely="a fault of unisono itself; the traceback above says where")
 
 
-def _leave(error: UnisonoError, call: Call) -> None:
-    """Writes `error.json` into the run folder, where there is one and its owner has not done so."""
-    folder = getattr(error, "run_dir", None) or call.options.get("run_dir")
-    if not folder or not Path(folder).is_dir():
-        return
-    target = Path(folder, "error.json")
-    aside = target.with_name(f".error.json.{os.getpid()}")
-    try:
-        with open(aside, "w", encoding="utf-8") as out:
-            json.dump(error.as_dict(), out, indent=2)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(aside, target)
-    finally:  # a full disk leaves the error on the screen alone, and no half of it here
-        aside.unlink(missing_ok=True)
+def one_object(result: Mapping[str, Any]) -> str:
+    """The line that `--json` prints; numbers that JSON has no word for become null."""
+    return json.dumps(plain({"schema_version": 1, **result}), allow_nan=False)
 
 
 def _broken_pipe() -> int:

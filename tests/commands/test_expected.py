@@ -58,7 +58,7 @@ def test_the_folder_holds_the_prediction_of_its_latest_beginning(tmp_path: Path)
     run = tmp_path / "name" / "id"
     run.mkdir(parents=True)
     for prediction in ('{"step_s": 1}', None):
-        with Watched(True, "", {}, run, prediction) as watched:
+        with Watched(True, "", run, prediction) as watched:
             assert (run / PREDICTION).exists() == (
                 prediction is None
             )  # what was there until the ranks are ready

@@ -20,7 +20,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.mark.timeout(90)
 def test_this_machine_is_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    result = doctor.run({"quiet": False})
+    result = doctor.run()
     assert result["pass"], result
     names = [check["name"] for check in result["checks"]]
     assert names == [

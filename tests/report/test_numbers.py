@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.report.runs import write_run
 from unisono.report import analyse, picture, words
-from unisono.report.collect import collect, find
+from unisono.report.collect import collect
 from unisono.spec.errors import UsageError
+from unisono.spec.runs import run_folder
 
 
 @pytest.fixture(scope="module")
@@ -157,19 +158,19 @@ def test_a_run_is_found_from_its_parents(tmp_path: Path) -> None:
     for folder in (old, new):
         folder.mkdir(parents=True)
         (folder / "metrics.jsonl").write_text("")
-    assert find(new) == new
+    assert run_folder(new) == new
     (tmp_path / "demo" / "latest").symlink_to("a")
-    assert find(tmp_path / "demo") == old
+    assert run_folder(tmp_path / "demo") == old
     (tmp_path / "demo" / "latest").unlink()
     (tmp_path / "demo" / "latest").write_text("b\n")
-    assert find(tmp_path / "demo") == new
+    assert run_folder(tmp_path / "demo") == new
     (tmp_path / "demo" / "latest").unlink()
-    assert find(tmp_path) in (old, new)
-    with pytest.raises(UsageError, match="no run folder"):
-        find(tmp_path / "nowhere")
+    assert run_folder(tmp_path) in (old, new)
+    with pytest.raises(UsageError, match="no such run folder"):
+        run_folder(tmp_path / "nowhere")
     (tmp_path / "void").mkdir()
     with pytest.raises(UsageError, match="holds no run"):
-        find(tmp_path / "void")
+        run_folder(tmp_path / "void")
 
 
 def test_without_events_rank_0_speaks_for_the_run(tmp_path: Path) -> None:

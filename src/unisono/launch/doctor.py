@@ -6,7 +6,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -40,13 +40,13 @@ class Check:
         return f"{text}\n{'':<18}try: {self.fix}" if self.fix else text
 
 
-def run(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Look over this machine, printing as it goes unless `options["quiet"]`; the object of `--json`."""
+def run(*, quiet: bool = False) -> dict[str, Any]:
+    """Look over this machine, printing as it goes (with `quiet` only faults); the object of `--json`."""
     found: list[Check] = []
 
     def tell(check: Check) -> None:
         found.append(check)
-        if not options.get("quiet") or not check.ok:
+        if not quiet or not check.ok:
             print(check.line(), flush=True)
 
     wall, steady = time.time(), time.monotonic()
@@ -56,7 +56,7 @@ def run(options: Mapping[str, Any]) -> dict[str, Any]:
         tell(check)
     tell(clock(time.time() - wall, time.monotonic() - steady, time.time()))
     faults = [check for check in found if not check.ok]
-    if not options.get("quiet"):
+    if not quiet:
         names = ", ".join(check.name for check in faults)
         print(f"not fit: {names}" if faults else "fit: every feature works here", flush=True)
     return {"checks": [asdict(check) for check in found], "pass": not faults}

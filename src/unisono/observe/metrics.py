@@ -66,14 +66,15 @@ def _line(record: Mapping[str, Any]) -> str:
     try:
         return _dumps(record)
     except ValueError:  # a number that is not finite: rare, so looked for only then
-        return _dumps(_plain(record))
+        return _dumps(plain(record))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` as JSON has words for: numbers that are not finite become null, what is no value its text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -12,12 +12,9 @@ from unisono.observe.metrics import read_lines
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
 from unisono.report.words import is_number
-from unisono.spec.errors import UsageError
 
 Record = dict[str, Any]
 T = TypeVar("T")
-
-_MARKS = ("config.resolved.toml", "metrics.jsonl", "events", "summary.json", "env.json", "trace")
 
 
 @dataclass(frozen=True)
@@ -74,33 +71,6 @@ class RunRecord:
         return str(self.summary.get("plan") or self.config.get("plan") or "")
 
 
-def find(path: str | Path) -> Path:
-    """The run folder meant by `path`: itself, what its `latest` points to, or the newest run below it.
-
-    Raises UsageError if there is none.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise UsageError(
-            f"there is no run folder {folder}", fix="give the folder that `unisono train` named at its end"
-        )
-    if _is_run(folder):
-        return folder
-    latest = folder / "latest"
-    if latest.is_dir():
-        return find(latest.resolve())
-    if latest.is_file() and (folder / latest.read_text().strip()).is_dir():
-        return find(folder / latest.read_text().strip())
-    below = [
-        child for depth in ("*", "*/*") for child in folder.glob(depth) if child.is_dir() and _is_run(child)
-    ]
-    if not below:
-        raise UsageError(
-            f"{folder} holds no run", where=str(folder), fix="give a folder with metrics.jsonl in it"
-        )
-    return max(below, key=lambda run: run.stat().st_mtime)
-
-
 def collect(folder: str | Path) -> RunRecord:
     """Everything a run folder holds. Never raises for what is absent, cut short or damaged."""
     root = Path(folder)
@@ -127,10 +97,6 @@ def collect(folder: str | Path) -> RunRecord:
         prediction=_json(root / "prediction.json", optional),
         missing=tuple(missing + [line for line in optional if "absent" not in line]),
     )
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in _MARKS)
 
 
 def _metrics(root: Path, missing: list[str]) -> list[Record]:

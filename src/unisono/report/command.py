@@ -6,7 +6,8 @@ from typing import Any
 
 from unisono.report import page
 from unisono.report.analyse import analyse
-from unisono.report.collect import collect, find
+from unisono.report.collect import collect
+from unisono.spec.runs import run_folder
 
 
 def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
     cannot be written.
     """
     options = options or {}
-    record = collect(find(run_dir))
+    record = collect(run_folder(run_dir))
     facts = analyse(record)
     out = Path(options.get("out") or record.folder)
     drawn = page.write(record, facts, out / "report.html")

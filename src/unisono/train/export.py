@@ -1,7 +1,6 @@
 """`unisono export RUN --to hf`: the weights of a run's checkpoint for other programs."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,15 @@ def run(
     run_dir: str | Path,
     to: str = "hf",
     out: str | Path | None = None,
-    options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the weights of the run's latest checkpoint into `out` (RUN/export-hf), as `transformers` loads them.
 
-    options: `checkpoint`, the folder of another checkpoint. Returns run_dir, checkpoint, step, to, out and what
-    `export_state` returns. Raises UsageError: F01 no layout fits, F02 not writable, F03 no checkpoint,
-    F04 unknown target, K01 damaged.
+    Returns run_dir, checkpoint, step, to, out and what `export_state` returns. Raises UsageError: F01 no layout fits,
+    F02 not writable, F03 no checkpoint, F04 unknown target, K01 damaged.
     """
     if to != "hf":
         raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix="--to hf")
-    folder = _checkpoint(Path(run_dir), (options or {}).get("checkpoint"))
+    folder = _checkpoint(Path(run_dir))
     state = load(folder, [])
     recipe = state["recipe"]
     # Through JSON text: there, lists may stand for tuples.
@@ -49,12 +46,12 @@ def run(
     }
 
 
-def _checkpoint(run_dir: Path, named: str | Path | None) -> Path:
-    folder = Path(named) if named else latest(run_dir)
+def _checkpoint(run_dir: Path) -> Path:
+    folder = latest(run_dir)
     if folder is not None and folder.is_dir():
         return folder
     raise UsageError(
-        f"no checkpoint in {named or run_dir}",
+        f"no checkpoint in {run_dir}",
         code="F03",
         where=str(run_dir),
         likely="the run was stopped before its first checkpoint",

@@ -1,1 +1,98 @@
-"""The verbs of the command line. What a verb starts that imports torch is called `rank`."""
+"""The verbs of the command line, one a file (or a folder), found by file name: its flags and what it does.
+
+A verb's file imports nothing heavy, so that `--help` answers at once; what it needs to run it imports in `run`. What
+ranks play of it, and imports torch, is in files called `rank`.
+"""
+
+import argparse
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, ClassVar, NoReturn
+
+from unisono.spec.errors import UsageError
+from unisono.spec.finder import Finder
+from unisono.spec.settings import Settings
+
+Result = Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandCall:
+    """One command. args: its flags, read. keys: the recipe's keys that are set by flags, each with its text."""
+
+    settings: Settings
+    args: argparse.Namespace
+    environ: Mapping[str, str]
+    keys: Sequence[tuple[str, str | None]] = ()
+
+    def would(self, facts: Mapping[str, Any], *lines: str) -> Result:
+        """The answer of --dry-run."""
+        for line in lines:
+            self.settings.say(line)
+        return {"dry_run": True, **facts}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are errors of ours, with the nearest flag."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, where=self.prog, fix=f"{self.prog} --help", code="C04")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Parses; an unknown flag is answered with the nearest one. Raises UsageError."""
+        args, left = self.parse_known_args(list(words))
+        if not left:
+            return args
+        flags = [name for action in self._actions for name in action.option_strings]
+        word = left[0].partition("=")[0]
+        close = get_close_matches(word, flags, n=1, cutoff=0.6)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        self.error(f"unknown {'flag' if word.startswith('-') else 'argument'} {word}{hint}")
+
+
+class Verb(ABC):
+    """A word of the command line. The first line of its docstring stands beside it in `unisono --help`, the whole above
+    its flags.
+
+    failed: the exit code for an object of --json that says that something did not pass.
+    """
+
+    name: ClassVar[str]
+    failed: ClassVar[int] = 0
+    epilog: ClassVar[str] = ""
+
+    @classmethod
+    def summary(cls) -> str:
+        """What it does, in a line."""
+        return (inspect.getdoc(cls) or "").partition("\n")[0].rstrip(".")
+
+    def parser(self) -> Parser:
+        """Its flags, and those that every verb takes."""
+        parser = Parser(prog=f"unisono {self.name}", description=inspect.getdoc(self), epilog=self.epilog)
+        parser.add_argument("--json", action="store_true", help="exactly one JSON object on stdout")
+        parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+        parser.add_argument("--no-color", action="store_true", help="no colours (so does NO_COLOR)")
+        parser.add_argument("--dry-run", action="store_true", help="print exactly what would run")
+        self.flags(parser)
+        return parser
+
+    def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
+        """The words after the verb. Raises UsageError."""
+        return CommandCall(settings, self.parser().read(words), environ)
+
+    @abstractmethod
+    def flags(self, parser: Parser) -> None:
+        """Adds the verb's own flags."""
+
+    @abstractmethod
+    def run(self, call: CommandCall) -> Result:
+        """Does it; returns the object of --json (without schema_version), or None where there is nothing to say."""
+
+
+VERBS: Finder[Verb] = Finder("verb", "unisono.verbs", Verb, "unisono")

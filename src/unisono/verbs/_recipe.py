@@ -1,31 +1,47 @@
 """What verbs that take a recipe share: its flags, and loading it."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 from unisono.spec.errors import UsageError
-from unisono.verbs._call import Call, Parser, common
+from unisono.spec.settings import Settings
+from unisono.verbs import CommandCall, Parser, Verb
 
 if TYPE_CHECKING:
     from unisono.config import Loaded
 
-_KEYS = "any key of the recipe can be set: --train.steps 100, --model.n_layer=8, --no-train.fused;\n"\
-    "--model gpt is --model.kind gpt. All keys with their values: unisono config show"  # fmt: skip
 
+class RecipeVerb(Verb):
+    """A verb over a recipe. top: the top-level keys of a recipe that are flags of this verb too."""
 
-def recipe_parser(prog: str, about: str) -> Parser:
-    parser = common(Parser(prog=f"unisono {prog}", description=about, epilog=_KEYS))
-    parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="recipe: FILE.toml, FILE.py:FUNCTION or a run folder"
+    epilog: ClassVar[str] = (
+        "any key of the recipe can be set: --train.steps 100, --model.n_layer=8, --no-train.fused;\n"
+        "--model gpt is --model.kind gpt. All keys with their values: unisono config show"
     )
-    parser.add_argument("--demo", action="store_true", help="the built-in recipe: a small GPT on 4 processes")
-    return parser
+    top: ClassVar[tuple[str, ...]] = ("name", "seed", "plan")
+
+    def flags(self, parser: Parser) -> None:
+        parser.add_argument(
+            "file", nargs="?", metavar="FILE", help="recipe: FILE.toml, FILE.py:FUNCTION or a run folder"
+        )
+        parser.add_argument(
+            "--demo", action="store_true", help="the built-in recipe: a small GPT on 4 processes"
+        )
+
+    def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
+        from unisono.config import split_flags
+
+        keys, rest = split_flags(words, top=self.top)
+        return CommandCall(settings, self.parser().read(rest), environ, keys)
 
 
-def loaded(call: Call, file: str | None, demo: bool, flags: Sequence[tuple[str, str | None]]) -> "Loaded":
-    """Recipe and plan as given by file or demo, variables and flags. Raises ConfigProblems."""
+def loaded(
+    call: CommandCall, file: str | None, *, keys: Sequence[tuple[str, str | None]] = (), demo: bool = False
+) -> "Loaded":
+    """Recipe and plan as said by `file` or the demo, variables, flags and `keys`. Raises ConfigProblems."""
     from unisono import config
 
+    flags = [*call.keys, *keys]
     if not demo:
         return config.load(file, flags, environ=call.environ)
     if file is not None:
@@ -35,3 +51,11 @@ def loaded(call: Call, file: str | None, demo: bool, flags: Sequence[tuple[str, 
     from unisono.recipes.demo import demo as recipe
 
     return config.load(None, flags, environ=call.environ, base=recipe(), base_origin="recipes/demo.py")
+
+
+def started_ranks(call: CommandCall) -> int | None:
+    """The world that torchrun, Slurm or the like has started already; None when nobody has. Raises UsageError."""
+    from unisono.launch import env
+
+    place = env.detect(call.environ)
+    return None if place is None else place.world

@@ -104,10 +104,11 @@ def _law(text: str) -> stragglers.Law:
     if kind != "measured" or not place or not Path(place).is_dir():
         return stragglers.law(text)
     from unisono.report.analyse import BUSY
-    from unisono.report.collect import collect, find
+    from unisono.report.collect import collect
+    from unisono.spec.runs import run_folder
 
     times: list[float] = []
-    for rank in collect(find(place)).ranks:
+    for rank in collect(run_folder(place)).ranks:
         busy = [sum(record["time"].get(part) or 0.0 for part in BUSY) for record in rank.steps[1:]]
         mean = sum(busy) / len(busy) if busy else 0.0
         times += [seconds / mean for seconds in busy if mean > 0.0]

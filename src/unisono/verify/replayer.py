@@ -12,13 +12,14 @@ from unisono.launch import local
 from unisono.launch.nursery import print_output
 from unisono.observe.metrics import read_lines
 from unisono.spec.errors import UsageError
+from unisono.spec.settings import Settings
 from unisono.verify.prover import one_device
 
 ENTRY = "unisono.verify.replay_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
 
 
-def run(run_dir: Path, step: int | None, options: dict[str, Any]) -> dict[str, Any]:
+def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
     """Replay step `step` (from 0, the last recorded one if None) of a run; the object of `--json`.
 
     Raises UsageError V02 where the run recorded no such step.
@@ -39,9 +40,8 @@ def run(run_dir: Path, step: int | None, options: dict[str, Any]) -> dict[str, A
         "recorded": [line for n, line in sorted(lines.items()) if n <= step],
     }
     threads = resolved.recipe.launch.threads_per_rank or max(1, _cores(run_dir) // plan.world)
-    if not options["quiet"]:
-        whence = f"from step {begun}" if checkpoints and begun else "from the initial state"
-        print(f"replaying step {step} of {run_dir}, {whence}, on one process", file=sys.stderr, flush=True)
+    whence = f"from step {begun}" if checkpoints and begun else "from the initial state"
+    settings.note(f"replaying step {step} of {run_dir}, {whence}, on one process")
 
     def hear(rank: int, event: dict[str, Any]) -> None:
         if event["kind"] == "from":
@@ -50,7 +50,7 @@ def run(run_dir: Path, step: int | None, options: dict[str, Any]) -> dict[str, A
         else:
             print_output(rank, event)
 
-    with local.start(ENTRY, 1, options["quiet"]) as nursery:
+    with local.start(ENTRY, 1, settings.quiet) as nursery:
         launch = resolved.recipe.launch
         outcome = nursery.run(argument, 1, threads, hear, None, launch.backend)
     if outcome.error is not None:
@@ -58,8 +58,7 @@ def run(run_dir: Path, step: int | None, options: dict[str, Any]) -> dict[str, A
     if outcome.stopped:
         raise KeyboardInterrupt
     result = {"run_dir": str(run_dir), "step": step, "plan": str(plan), **(outcome.results[0] or {})}
-    if not options["json"]:
-        print("\n".join(_text(result)))
+    settings.say("\n".join(_text(result)))
     return {"results": [result], "pass": result["pass"]}
 
 

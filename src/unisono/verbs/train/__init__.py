@@ -1,1 +1,74 @@
-"""`unisono train`: the side of the supervisor, and `rank.py`, which every rank plays."""
+"""`unisono train`: its flags here, the supervisor's side in `run`, every rank's in `rank`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unisono.spec.runs import CONFIG, run_folder
+from unisono.verbs import CommandCall, Parser, Result
+from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
+
+if TYPE_CHECKING:
+    from unisono.config import Resolved
+
+
+class TrainVerb(RecipeVerb):
+    """Train a recipe under a plan."""
+
+    name = "train"
+
+    def flags(self, parser: Parser) -> None:
+        super().flags(parser)
+        parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
+        parser.add_argument(
+            "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
+        )
+        parser.add_argument(
+            "--guard", nargs="?", const="200", metavar="N",
+            help="every N steps (200), check that replicas agree: --train.guard N",
+        )  # fmt: skip
+
+    def run(self, call: CommandCall) -> Result:
+        from unisono import config
+
+        args, file = call.args, call.args.file
+        resume = run_folder(args.resume) if args.resume is not None else None
+        if resume is not None and file is None and not args.demo:
+            file = str(resume / CONFIG)
+        keys = [("train.guard", args.guard)] if args.guard is not None else []
+        given = loaded(call, file, keys=keys, demo=args.demo)
+        if given.plan.auto:
+            from unisono.verbs.train import auto
+
+            given, why = auto.choose(given, started_ranks(call), call.environ)
+            for line in why:
+                call.settings.note(line)
+        resolved = config.resolve(given.recipe, given.plan, started_ranks(call), given.origins)
+        text = config.resolved_toml(resolved)
+        if call.settings.dry_run:
+            return _would_train(call, resolved, text, resume)
+        from unisono.verbs.train import run
+        from unisono.verbs.train.order import TrainOrder
+
+        order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None)
+        return run.run(order, call.settings, demo=args.demo)
+
+
+def _would_train(call: CommandCall, resolved: "Resolved", text: str, resume: Path | None) -> Result:
+    from unisono.config import as_json
+
+    recipe, plan, batch = resolved.recipe, resolved.plan, resolved.batch
+    lines = [
+        text,
+        f"would train  {recipe.name}, {recipe.train.steps} steps",
+        f"plan         {plan}",
+        f"batch        {batch}",
+        f"ranks        {plan.world}",
+        f"out          {Path(recipe.out.dir, recipe.name)}",
+        *([f"resume       {resume}"] if resume is not None else []),
+    ]
+    sums = {k: getattr(batch, k) for k in ("global_batch", "micro_batch", "micros", "replicas")}
+    facts = {
+        "plan": str(plan), "ranks": plan.world, "batch": sums, "resume": str(resume) if resume is not None else None,
+        "recipe": as_json(recipe), "origins": resolved.origins,
+    }  # fmt: skip
+    return call.would(facts, *lines)

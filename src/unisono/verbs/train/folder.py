@@ -1,4 +1,4 @@
-"""The folder of a run, runs/NAME/ID, from the side that watches: what is in it depends on how far the run came."""
+"""The folder of a run, runs/NAME/ID, from the supervisor's side: what is in it depends on how far the run came."""
 
 import contextlib
 import json
@@ -16,9 +16,9 @@ from unisono.config import Recipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.errors import Interrupted, Stopped, UsageError
+from unisono.spec.runs import CONFIG
 from unisono.train.writing import writing
 
-CONFIG = "config.resolved.toml"
 PREDICTION = "prediction.json"
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
@@ -50,13 +50,12 @@ class Watched:
     """A run folder while its run goes on; a context manager around the run.
 
     A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
-    on the folder is named in `options["run_dir"]`, where the command line puts `error.json`. prediction: the text of
-    `prediction.json`, None where there is none; one from an earlier beginning goes.
+    on an error that ends the run names the folder (`run_dir`), where the command line puts `error.json`. prediction:
+    the text of `prediction.json`, None where there is none; one from an earlier beginning goes.
     """
 
     new: bool
     config_text: str
-    options: dict[str, Any]
     path: Path | None = None
     prediction: str | None = None
     began: bool = False
@@ -67,7 +66,6 @@ class Watched:
             self.path = Path(event["path"])
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
-            self.options["run_dir"] = str(self.path)
             self._begin(self.path)
 
     def _begin(self, path: Path) -> None:
@@ -89,7 +87,7 @@ class Watched:
         if error is None or self.path is None:
             return
         if self.began or not isinstance(error, _NOTHING_RAN):
-            self.options["run_dir"] = str(self.path)
+            error.run_dir = self.path  # pyright: ignore[reportAttributeAccessIssue]
         elif self.new:
             unmake(self.path)
 

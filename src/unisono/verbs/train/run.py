@@ -1,4 +1,4 @@
-"""`unisono train`, on the side that watches: start ranks, draw, and say at the end what came of it. No torch."""
+"""`unisono train`, on the supervisor's side: start ranks, draw, and say at the end what came of it. No torch."""
 
 import atexit
 import contextlib
@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,50 +19,38 @@ from unisono.launch.crossing import ECHO
 from unisono.launch.screen import Screen
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
-from unisono.plan import Plan
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
+from unisono.spec.settings import Settings
 from unisono.train.writing import writing
 from unisono.verbs.train.expected import expected
 from unisono.verbs.train.first_look import look_at_checkpoints, look_at_data
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
-from unisono.verify import prover as proof
+from unisono.verbs.train.order import TrainOrder
+from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
 
 
-def run(
-    recipe: Recipe, plan: Plan, origins: dict[str, str], options: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Train a resolved recipe under a resolved plan. Returns the object of `--json`; raises UnisonoError."""
-    argument = {
-        "recipe": recipe.model_dump_json(exclude_unset=True),
-        "plan": str(plan),
-        "run_dir": options.get("resume"),
-        "resume": bool(options.get("resume")),
-        "config_text": options.get("config_text", ""),
-    }
+def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[str, Any] | None:
+    """Train. Returns the object of `--json`; raises UnisonoError. demo: prove the plan at the end, in a line."""
+    recipe, resume = order.recipe, order.run_dir
     place = env.detect(os.environ)
-    resume = options.get("resume")
-    done = finished(Path(resume), recipe.train.steps) if resume else None
+    done = finished(resume, recipe.train.steps) if resume is not None else None
     if done is not None and place is not None and place.rank:
         return None
     if done is not None:
-        if not options["quiet"]:
-            more = f"--train.steps {2 * recipe.train.steps} would go on"
-            print(f"nothing to do: {resume} has made its {done['steps']} steps; {more}", file=sys.stderr)
+        more = f"--train.steps {2 * recipe.train.steps} would go on"
+        settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
         return done
     look_at_data(recipe.data.source)
-    if resume:
-        look_at_checkpoints(Path(resume))
-    with _sigterm_heard():
-        with Watched(
-            not resume, argument["config_text"], options, Path(resume) if resume else None
-        ) as folder:
-            if place is not None:
-                summary = _as_rank(recipe, plan, argument, options, folder, place)
-            else:
-                summary = _as_watcher(recipe, plan, argument, options, folder)
-        _finish(Path(summary["run_dir"]), recipe, summary, options)
+    if resume is not None:
+        look_at_checkpoints(resume)
+    with _sigterm_heard(), Watched(not order.resume, order.config_text, resume) as folder:
+        if place is not None:
+            summary = _as_rank(order, settings, folder, place)
+        else:
+            summary = _as_supervisor(order, settings, folder, demo)
+        _finish(Path(summary["run_dir"]), recipe, summary, settings)
     return summary
 
 
@@ -72,10 +61,8 @@ def _sigterm_heard() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise Stopped("stopped as asked")
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # notebooks, tests: Python allows no handlers
-        yield
+    if threading.current_thread() is not threading.main_thread():
+        yield  # notebooks, tests: Python allows no handlers there
         return
     before = signal.signal(signal.SIGTERM, stop)
     try:
@@ -84,56 +71,48 @@ def _sigterm_heard() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _as_watcher(
-    recipe: Recipe, plan: Plan, argument: dict[str, Any], options: dict[str, Any], folder: Watched
-) -> dict[str, Any]:
+def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo: bool) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
-    with local.start(ENTRY, plan.world, options["quiet"]) as nursery:
+    recipe, plan = order.recipe, order.plan
+    with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
-        folder.path = folder.path or make_run_dir(recipe, argument["config_text"])
-        argument["run_dir"] = str(folder.path)
+        folder.path = folder.path or make_run_dir(recipe, order.config_text)
+        argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
-        with _screen(recipe, plan, options) as screen:
+        with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder)
             outcome = nursery.run(
                 argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend
             )
-        _raise_if_ended(outcome, folder, options)
-        summary = _summary(outcome, recipe, plan, options)
-        if options.get("demo"):
-            summary["parity"] = proof.one_line(recipe, plan)
+        _raise_if_ended(outcome, folder, settings)
+        summary = _summary(outcome, order, settings)
+        if demo:
+            summary["parity"] = prover.one_line(recipe, plan)
     return summary
 
 
-def _as_rank(
-    recipe: Recipe,
-    plan: Plan,
-    argument: dict[str, Any],
-    options: dict[str, Any],
-    folder: Watched,
-    place: env.Started,
-) -> dict[str, Any]:
+def _as_rank(order: TrainOrder, settings: Settings, folder: Watched, place: env.Started) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
-    threads = recipe.launch.threads_per_rank
-    folder.prediction = None if place.rank else expected(recipe, plan, os.environ)
-    with _screen(recipe, plan, options) as screen:
+    launch, argument = order.recipe.launch, order.as_json()
+    folder.prediction = None if place.rank else expected(order.recipe, order.plan, os.environ)
+    with _screen(order, settings) as screen:
         hear = _heard_by(screen, folder)
         outcome = env.run_in_env(
-            ENTRY, argument, hear, os.environ, threads, recipe.launch.backend, recipe.launch.timeout
+            ENTRY, argument, hear, os.environ, launch.threads_per_rank, launch.backend, launch.timeout
         )
     folder.path = Path(argument["run_dir"]) if argument["run_dir"] else folder.path
-    folder.new = folder.new and place.rank == 0  # whoever made it may take it away again
+    folder.new = folder.new and place.rank == 0  # the rank that made it may take it away again
     if outcome.error is not None:
         # Groups are still alive, and torch's own way out of the process aborts at random then.
         atexit.register(flush_and_leave, outcome.exit)
         if outcome.error.shared and place.rank:  # rank 0 tells all of it
             _stops(place.rank, f"{outcome.error.what}, rank {outcome.error.rank}", outcome.exit)
         if outcome.error.likely == ECHO:
-            _echo(outcome, folder, options, place.rank)
+            _echo(outcome, folder, settings, place.rank)
     elif place.rank:
         flush_and_leave(outcome.exit)
-    _raise_if_ended(outcome, folder, options)
-    return _summary(outcome, recipe, plan, options)
+    _raise_if_ended(outcome, folder, settings)
+    return _summary(outcome, order, settings)
 
 
 def _stops(rank: int, what: str, code: int) -> NoReturn:
@@ -141,14 +120,13 @@ def _stops(rank: int, what: str, code: int) -> NoReturn:
     flush_and_leave(code)
 
 
-def _echo(outcome: Outcome, folder: Watched, options: dict[str, Any], rank: int) -> None:
+def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> None:
     """Leave because of another rank's error, which that rank tells; one object on stdout is still rank 0's duty."""
     what = "another rank has gone, and its error is the one to read"
-    if rank or not options["json"]:
+    if rank or not settings.json:
         _stops(rank, what, outcome.exit)
     if folder.path is not None and (folder.path / "error.json").exists():
         folder.path = None
-        options.pop("run_dir", None)
     raise UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
@@ -160,12 +138,12 @@ def _heard_by(screen: Screen, folder: Watched) -> OnEvent:
     return hear
 
 
-def _screen(recipe: Recipe, plan: Plan, options: dict[str, Any]) -> Screen:
-    title = f"{recipe.name}: {plan}"
-    return Screen(plan.world, recipe.train.steps, title, options["quiet"], options["color"])
+def _screen(order: TrainOrder, settings: Settings) -> Screen:
+    title = f"{order.recipe.name}: {order.plan}"
+    return Screen(order.plan.world, order.recipe.train.steps, title, settings.quiet, settings.color)
 
 
-def _raise_if_ended(outcome: Outcome, folder: Watched, options: dict[str, Any]) -> None:
+def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> None:
     """The errors of ranks, and the wish to stop, as the errors that the command line maps to exit codes."""
     error, again = outcome.error, f"unisono train --resume {folder.path}"
     if error is not None:
@@ -174,8 +152,8 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, options: dict[str, Any]) 
         kept = _kept(folder)
         if kept and isinstance(error, Interrupted):
             error.fix = f"{again} (from {kept})"
-        elif kept and not options["quiet"]:
-            print(f"kept    {kept}: {again}", file=sys.stderr)
+        elif kept:
+            settings.note(f"kept    {kept}: {again}")
         raise error
     result = outcome.results[0]
     if outcome.stopped and (result is None or result["stopped"]):
@@ -193,32 +171,30 @@ def _kept(folder: Watched) -> str:
         return ""
 
 
-def _summary(outcome: Outcome, recipe: Recipe, plan: Plan, options: dict[str, Any]) -> dict[str, Any]:
-    result = dict(outcome.results[0] or {})
+def _summary(outcome: Outcome, order: TrainOrder, settings: Settings) -> dict[str, Any]:
+    result, plan = dict(outcome.results[0] or {}), order.plan
     return {
         "run_dir": result.pop("run_dir"),
-        "name": recipe.name,
+        "name": order.recipe.name,
         "plan": str(plan),
         "ranks": plan.world,
         "restarts": 0,
         "timetable": {"schedule": plan.schedule, "ranks": plan.pp, "micros": plan.micros},
-        "command": " ".join(options.get("command", [])),
+        "command": settings.command,
         **result,
     }
 
 
-def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], options: dict[str, Any]) -> None:
+def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Settings) -> None:
     """summary.json, the report, and the closing lines on stderr."""
     with writing(run_dir):
         write_whole(run_dir / "summary.json", json.dumps(summary, indent=1))
         if recipe.out.report:
             from unisono.report import command as report
 
-            summary.update(report.run(run_dir, {"json": True, "quiet": True, "color": False}))
-    if options["quiet"]:
-        return
+            summary.update(report.run(run_dir))
     for line in closing(summary):
-        print(line, file=sys.stderr)
+        settings.note(line)
 
 
 def closing(summary: dict[str, Any]) -> list[str]:

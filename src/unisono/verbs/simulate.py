@@ -1,8 +1,75 @@
-"""The flags of `unisono simulate` beyond one plan's price. Imports nothing heavy: they are part of every --help."""
+"""`unisono simulate`: a plan's price, and all that may be asked about it."""
 
 import argparse
+from typing import Any
 
-from unisono.verbs._call import Parser
+from unisono.verbs import CommandCall, Parser, Result
+from unisono.verbs._recipe import RecipeVerb, loaded
+
+
+class SimulateVerb(RecipeVerb):
+    """Price one plan on a cluster: time, bytes, memory; nothing is run."""
+
+    name = "simulate"
+
+    def flags(self, parser: Parser) -> None:
+        super().flags(parser)
+        parser.add_argument("--plan", metavar="PLAN", help='how it is spread, for example "dp=8 tp=8 pp=16"')
+        parser.add_argument(
+            "--cluster",
+            metavar="C",
+            default="laptop",
+            help="dgx-a100:64 (nodes after the colon), A:8+B:16, or FILE.toml",
+        )
+        parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+        parser.add_argument(
+            "--out", metavar="PATH",
+            help="draw waterfall and timeline, or a sweep: FILE.html, FILE.png, or a folder for both",
+        )  # fmt: skip
+        parser.add_argument(
+            "--order", metavar="AXES",
+            help="which axis lies innermost: tp,shard,dp,pp is what train plays; best: all orders",
+        )  # fmt: skip
+        parser.add_argument(
+            "--blocks", action="store_true",
+            help="the model part by part: parameters, FLOPs, bytes kept and bytes sent",
+        )  # fmt: skip
+        parser.add_argument(
+            "--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz"
+        )
+        _add_studies(parser)
+
+    def run(self, call: CommandCall) -> Result:
+        args, settings = call.args, call.settings
+        given = loaded(call, args.file, demo=args.demo)
+        from unisono.planner.pools import is_mixture
+        from unisono.verbs import _simulate as simulate
+        from unisono.verbs import _studies as studies
+
+        if is_mixture(args.cluster):
+            from unisono.verbs import _mixed as mixed
+
+            mixture = mixed.question(given, args)
+            if settings.dry_run:
+                return _would_price(call, mixture, mixture.mixture.name)
+            result, page = mixed.simulate(mixture)
+        elif (args.sweep or args.networks == "best") and settings.dry_run:
+            facts = {"cluster": args.cluster, "sweep": args.sweep, "networks": args.networks}
+            return call.would(facts, f"would sweep  {args.sweep or 'networks'}  on {args.cluster}")
+        elif (study := studies.many(given, args)) is not None:
+            result, page = study
+        else:
+            ask = simulate.question(given, args.cluster, args.stack, args.order)
+            if settings.dry_run:
+                return _would_price(call, ask, ask.cluster.name)
+            result, page = simulate.run(ask, args)
+        settings.say(page)
+        return result
+
+
+def _would_price(call: CommandCall, ask: Any, cluster: str) -> Result:
+    facts = {"plan": str(ask.plan), "cluster": cluster, "stack": ask.stack.name}
+    return call.would(facts, f"would price  {ask.plan}  on {cluster} with {ask.stack.name}")
 
 
 def _above_0(text: str) -> float:
@@ -23,8 +90,8 @@ def _mtbf(text: str) -> tuple[float, str]:
     return _above_0(hours), unit or "device"
 
 
-def add(parser: Parser) -> None:
-    """Adds the flags of all studies."""
+def _add_studies(parser: Parser) -> None:
+    """The flags of what is asked beyond one plan's price."""
     cost = parser.add_argument_group("cost")
     cost.add_argument("--tokens", metavar="N", type=_above_0, help="train on N tokens, for example 300e9")
     cost.add_argument("--cost-per-hour", metavar="MONEY", type=_above_0, help="of one device")

@@ -1,0 +1,49 @@
+"""Which run folder a path means. Standard library only."""
+
+import contextlib
+from difflib import get_close_matches
+from pathlib import Path
+
+from unisono.spec.errors import UsageError
+
+CONFIG = "config.resolved.toml"
+_MARKS = (CONFIG, "metrics.jsonl", "events", "summary.json", "env.json", "trace")
+
+
+def run_folder(path: str | Path) -> Path:
+    """The run folder meant by `path`: itself, what its `latest` names, or the newest run at most two folders below.
+
+    Raises UsageError C03.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        near = get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.5)
+        fix = f"did you mean {folder.with_name(near[0])}?" if near else "name a folder like runs/NAME/ID"
+        raise UsageError(f"no such run folder: {path}", where=str(path), fix=fix, code="C03")
+    if _is_run(folder):
+        return folder
+    latest = folder / "latest"  # a link, or a file that holds a name
+    with contextlib.suppress(OSError):
+        named = latest.resolve() if latest.is_dir() else folder / latest.read_text(encoding="utf-8").strip()
+        if named.is_dir() and _is_run(named):
+            return named
+    below = [run for depth in ("*", "*/*") for run in folder.glob(depth) if run.is_dir() and _is_run(run)]
+    if not below:
+        raise UsageError(
+            f"{path} holds no run: there is no {CONFIG}",
+            where=str(path),
+            fix="name a folder like runs/NAME/ID",
+            code="C03",
+        )
+    return max(below, key=lambda run: run.stat().st_mtime)
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in _MARKS)
+
+
+def _folders(parent: Path) -> list[str]:
+    try:
+        return [p.name for p in parent.iterdir() if p.is_dir()]
+    except OSError:
+        return []

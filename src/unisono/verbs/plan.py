@@ -1,0 +1,105 @@
+"""`unisono plan`."""
+
+import argparse
+from typing import Any
+
+from unisono.spec.errors import UsageError
+from unisono.verbs import CommandCall, Parser, Result
+from unisono.verbs._recipe import RecipeVerb, loaded
+
+
+class PlanVerb(RecipeVerb):
+    """Rank the plans that train can play on a cluster, and say why one is best."""
+
+    name = "plan"
+    top = ("name", "seed")
+
+    def flags(self, parser: Parser) -> None:
+        super().flags(parser)
+        parser.add_argument("--cluster", metavar="C", help="dgx-a100:64, A:8+B:16, or FILE.toml (laptop)")
+        parser.add_argument(
+            "--check", action="store_true",
+            help="play the best for some steps here: needs unisono calibrate, or --cluster for this machine",
+        )  # fmt: skip
+        parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
+        parser.add_argument(
+            "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
+        )
+        parser.add_argument(
+            "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
+        )
+        parser.add_argument(
+            "--any-fidelity", action="store_true",
+            help="beside these the best of other precisions, policies and codecs: what exactness costs",
+        )  # fmt: skip
+        parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
+        parser.add_argument(
+            "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
+        )
+        parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+
+    def run(self, call: CommandCall) -> Result:
+        args = call.args
+        given = loaded(call, args.file, demo=args.demo)
+        from unisono.planner.pools import is_mixture
+        from unisono.verbs import _plan as plan
+
+        args.cluster = args.cluster or (_calibrated(call) if args.check else "laptop")
+        if is_mixture(args.cluster):
+            return _on_mixture(call, given)
+        space = plan.space(given, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
+        if call.settings.dry_run:
+            facts = {"cluster": space.cluster.name, "stack": space.stack.name}
+            return call.would(facts, f"would search  {space.cluster.name} with {space.stack.name}")
+        if args.check:
+            from unisono.measure import check
+
+            check.played_here(space)
+        wider = None
+        if args.any_fidelity:
+            if args.objective != "time":
+                raise UsageError(
+                    "--any-fidelity asks what exactness costs in time", where="--any-fidelity, --objective",
+                    fix="without --objective memory", code="C04",
+                )  # fmt: skip
+            wider = plan.space(given, args.plan, args.cluster, args.stack, space.all_keys, priced=True)
+        result, page = plan.run(space, args.cluster, args.top, args.objective, args.fewer, wider)
+        call.settings.say(page)
+        if not args.check:
+            return result
+        more, page = check.run(given, space, args.top)
+        call.settings.say(f"\n{page}")
+        return {**result, **more}
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _on_mixture(call: CommandCall, given: Any) -> Result:
+    from unisono.verbs import _mixed as mixed
+
+    space, mixture = mixed.space(given, call.args)
+    if call.settings.dry_run:
+        facts = {"cluster": mixture.name, "stack": space.stack.name}
+        return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
+    result, page = mixed.plan(space, mixture, call.args.top)
+    call.settings.say(page)
+    return result
+
+
+def _calibrated(call: CommandCall) -> str:
+    """This machine's own cluster file. Raises UsageError P19 where nobody has measured it."""
+    from unisono.planner.predict import calibration
+
+    path = calibration(call.environ)
+    if not path.is_file():
+        raise UsageError(
+            "--check needs this machine in numbers",
+            where="unisono plan",
+            fix="unisono calibrate, once",
+            code="P19",
+        )
+    return str(path)

@@ -1,0 +1,25 @@
+"""`unisono report RUN`."""
+
+from unisono.spec.runs import run_folder
+from unisono.verbs import CommandCall, Parser, Result, Verb
+
+
+class ReportVerb(Verb):
+    """Draw where a run's time and bytes went: report.html and report.png in its folder."""
+
+    name = "report"
+
+    def flags(self, parser: Parser) -> None:
+        parser.add_argument("run", metavar="RUN", help="run folder, runs/NAME/ID")
+
+    def run(self, call: CommandCall) -> Result:
+        run = run_folder(call.args.run)
+        if call.settings.dry_run:
+            lines = f"would write {run / 'report.html'} and {run / 'report.png'}"
+            return call.would({"run_dir": str(run)}, lines)
+        from unisono.report import command
+
+        result = command.run(run)
+        call.settings.say(f"{result['report_html']}  (and report.png)")
+        call.settings.say(result["verdict"])
+        return result

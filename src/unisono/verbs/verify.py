@@ -1,0 +1,126 @@
+"""`unisono verify`: plans proved against one device, or a recorded step replayed."""
+
+from typing import TYPE_CHECKING
+
+from unisono.spec.errors import UsageError
+from unisono.spec.runs import run_folder
+from unisono.verbs import CommandCall, Parser, Result
+from unisono.verbs._recipe import RecipeVerb, loaded
+
+if TYPE_CHECKING:
+    from unisono.config import Recipe
+    from unisono.plan import Plan
+    from unisono.verify.prover import Proof
+
+
+class VerifyVerb(RecipeVerb):
+    """Prove plans against one device: loss, gradients, parameters, optimiser state."""
+
+    name = "verify"
+    failed = 3
+    top = ("name", "seed")
+
+    def flags(self, parser: Parser) -> None:
+        super().flags(parser)
+        parser.add_argument(
+            "--plan", action="append", default=[], metavar="PLAN", help="a plan to prove; may be repeated"
+        )
+        parser.add_argument(
+            "--all", action="store_true", help="every plan that fits the recipe on up to 8 ranks"
+        )
+        parser.add_argument(
+            "--steps", type=int, default=3, metavar="N", help="optimiser steps to compare (3)"
+        )
+        parser.add_argument("--dtype", choices=("float32", "float64"), help="float64 leaves no room for luck")
+        parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
+        parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
+
+    def run(self, call: CommandCall) -> Result:
+        from unisono import config
+        from unisono.config.resolve import on_any_ranks
+        from unisono.plan import Plan
+
+        args = call.args
+        if args.replay is not None or args.step is not None:
+            return _replay(call)
+        if args.steps < 1:
+            raise UsageError(
+                f"--steps {args.steps}: at least one step", where="unisono verify", fix="--steps 3"
+            )
+        keys = [("train.dtype", args.dtype)] if args.dtype else []
+        if args.plan or args.all:
+            keys += [("plan", "dp=1")]  # the recipe's own plan is not asked about
+        given = loaded(call, args.file, keys=keys, demo=args.demo)
+        wanted = [Plan.parse(text, where="flag --plan") for text in args.plan]
+        wanted = wanted or ([] if args.all else [given.plan])
+        recipe = on_any_ranks(given.recipe)
+        plans = [config.resolve(recipe, plan, None, given.origins).plan for plan in wanted]
+        if call.settings.dry_run:
+            what = f"{args.steps} steps, {recipe.train.dtype}"
+            facts = {"plans": [str(p) for p in plans], "all": args.all, "steps": args.steps}
+            return call.would(facts, *(f"would verify  {p}  on {p.world} ranks, {what}" for p in plans))
+        if args.all:
+            from unisono.verify.cover import covering, with_leaves
+
+            recipe = with_leaves(recipe)
+            plans = covering(recipe)
+        return _prove(call, recipe, plans)
+
+
+def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
+    """The table, a line for each plan as its proof ends, and the object of --json."""
+    from unisono.verify.prover import KINDS, Starter, prove
+
+    settings, steps = call.settings, call.args.steps
+    settings.note(
+        f"proving {len(plans)} plan{'s' * (len(plans) != 1)} against one process: {steps} steps,"
+        f" {recipe.train.dtype}, gradients, parameters and optimiser state (importing torch) ..."
+    )
+    width = max([36, *(len(str(plan)) + len(" micros=8 precision=fp64") for plan in plans)])
+    heads = " ".join(f"{kind:>8}" for kind in (*KINDS, "bound"))
+    settings.say(f"{'plan':<{width}} {'ranks':>5} {'promise':<9} {heads}")
+    proofs = prove(
+        recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)),
+        stage=Starter(keep_going=len(plans) > 1),
+    )  # fmt: skip
+    good = sum(proof.passed for proof in proofs)
+    settings.say(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")
+    return {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+
+
+def _lines(proof: "Proof", width: int) -> str:
+    from unisono.verify.prover import KINDS
+
+    errors = [*(proof.max_rel_err[kind] for kind in KINDS), proof.bound]
+    numbers = " ".join(f"{_short(error):>8}" for error in errors)
+    word = "ok" if proof.passed else "FAIL"
+    text = f"{proof.plan:<{width}} {proof.ranks:>5} {proof.fidelity:<9} {numbers}  {word}"
+    if proof.first_divergence:
+        text += f"\n    first   {proof.first_divergence}"
+    if proof.explanation:
+        text += f"\n    likely  {proof.explanation} ({proof.cause})"
+    return text
+
+
+def _short(error: float) -> str:
+    if not error:
+        return "="
+    return "none" if error >= 1e300 else f"{error:.1e}"
+
+
+def _replay(call: CommandCall) -> Result:
+    args = call.args
+    if args.replay is None or args.plan or args.all or args.file or args.demo or args.dtype or call.keys:
+        raise UsageError(
+            "--replay RUN --step N takes a run as it was: no recipe, plan or key beside it",
+            where="unisono verify",
+            fix="unisono verify --replay RUN --step N",
+            code="C04",
+        )
+    run = run_folder(args.replay)
+    if call.settings.dry_run:
+        step = "the last step" if args.step is None else f"step {args.step}"
+        return call.would({"run_dir": str(run), "step": args.step}, f"would replay  {run}, {step}")
+    from unisono.verify import replayer
+
+    return replayer.run(run, args.step, call.settings)
