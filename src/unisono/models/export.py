@@ -5,7 +5,6 @@ D width, H query heads, G key/value heads, K head width.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unisono.config import ModelConfig
-from unisono.observe.files import write_whole
+from unisono.observe.files import replaced, write_whole
 from unisono.spec.errors import UsageError
 
 # What each layout means, in the settings of a recipe. Both layouts can have biases or none, tied weights or not.
@@ -95,15 +94,9 @@ def export_state(
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Aside, flushed, renamed: safetensors' own writer, so that a model is not held in memory twice."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    """By safetensors' own writer, so that a model is not held in memory twice."""
+    with replaced(path) as aside:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, {"format": "pt"})
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _config(layout: str, model: ModelConfig, vocab: int) -> dict[str, Any]:

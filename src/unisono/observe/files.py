@@ -1,21 +1,57 @@
-"""Files that are whole or absent: written aside, flushed to the disk, then renamed."""
+"""Files that are whole or absent, also after a power cut: written aside, flushed to the disk, then renamed."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def replaced(path: str | Path) -> Iterator[Path]:
+    """A path beside `path` to write to; what is there at the end becomes `path` at once. Raises OSError.
+
+    with replaced(out / "model.safetensors") as aside: save_file(tensors, aside)
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        yield aside
+        _sync(aside, os.O_RDWR)
+        os.replace(aside, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(aside)
+        raise
+    sync_folder(target.parent)
 
 
 def write_whole(path: str | Path, content: bytes | str) -> Path:
     """Replace `path` by `content` at once, so that a reader never meets half a file. Raises OSError."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
-    data = content.encode() if isinstance(content, str) else content
+    with replaced(path) as aside:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(fd, content.encode() if isinstance(content, str) else content)
+        finally:
+            os.close(fd)
+    return Path(path)
+
+
+def write_all(fd: int, data: memoryview | bytes) -> None:
+    """Write every byte. One `os.write` may take fewer (Linux stops at 2 GiB). Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names created, renamed or removed in `folder` survive a power cut. Raises OSError."""
+    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    fd = os.open(path, flags)
     try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
+        os.fsync(fd)
     finally:
-        aside.unlink(missing_ok=True)
-    return target
+        os.close(fd)

@@ -131,15 +131,22 @@ def test_everything_is_on_disk_before_it_is_visible(tmp_path):
         save_all(tmp_path, 3, tensors(3), RANKS, {}, token="x")
     appear = next(i for i, (name, path) in enumerate(log) if name == "rename" and ".tmp-" in path)
     tmp = log[appear][1]
-    for file in ("rank-00000.safetensors", "rank-00001.safetensors", ".manifest.json.part", ""):
+    for file in (
+        "rank-00000.safetensors",
+        "rank-00001.safetensors",
+        f".manifest.json.{os.getpid()}.part",
+        "",
+    ):
         at = [
             i for i, (name, path) in enumerate(log) if name == "fsync" and path == f"{tmp}/{file}".rstrip("/")
         ]
         written = [i for i, (name, path) in enumerate(log) if name == "write" and path == f"{tmp}/{file}"]
         assert at and max(at) < appear and max(written, default=-1) < max(at), file
     settled = log.index(("fsync", str(tmp_path / "checkpoints")))
-    moved = log.index(("replace", str(tmp_path / ".latest.part")))
-    assert appear < settled < moved and ("fsync", str(tmp_path / ".latest.part")) in log[:moved]
+    moved = log.index(("replace", str(tmp_path / f".latest.{os.getpid()}.part")))
+    assert (
+        appear < settled < moved and ("fsync", str(tmp_path / f".latest.{os.getpid()}.part")) in log[:moved]
+    )
     assert ("fsync", str(tmp_path)) in log[moved:]
 
 

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 import torch
 
-from unisono.train.checkpoint.files import CHUNK, write_all
+from unisono.observe.files import write_all
 
 DTYPES = {
     "F64": torch.float64,
@@ -45,6 +45,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 100 << 20  # bytes; the safetensors library refuses more too
+CHUNK = 4 << 20  # bytes per write: small enough that checksum and write find it in cache
 
 
 class Damage(Exception):

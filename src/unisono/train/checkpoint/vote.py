@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unisono.train.checkpoint.files import write_all
+from unisono.observe.files import write_all
 
 _ROOM = 2048  # bytes reserved for the reason of a failure
 

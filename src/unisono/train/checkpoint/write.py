@@ -21,9 +21,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from unisono.observe.files import sync_folder, write_whole
 from unisono.train.checkpoint.boxes import Box
 from unisono.train.checkpoint.faults import bad_cut, not_written
-from unisono.train.checkpoint.files import sync_folder, write_atomic
 from unisono.train.checkpoint.find import FOLDER, LATEST, list_steps, step_name
 from unisono.train.checkpoint.manifest import (
     MANIFEST,
@@ -137,7 +137,7 @@ def _write_rank(folder: Path, pieces: Sequence[Box], attempt: str, rank: int, wo
             block = StoredBox(file, key, start, shape, written.crc32[key], size)
             tensors[piece.name] = TensorEntry(known.dtype, known.shape, (*known.blocks, block))
     marker = Marker(attempt, rank, world, file_entry, tensors)
-    write_atomic(folder / f"rank-{rank:05d}.json", encode_marker(marker))
+    write_whole(folder / f"rank-{rank:05d}.json", encode_marker(marker))
 
 
 def _gather(
@@ -166,7 +166,7 @@ def _gather(
 
 def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
     """Make the checkpoint visible. Killed anywhere in here, the one before it is still in force, or this one is."""
-    write_atomic(
+    write_whole(
         vote.folder / MANIFEST, encode(manifest)
     )  # fsyncs the folder too, with all ranks' files in it
     for path in vote.folder.glob("rank-*.json"):
@@ -184,7 +184,7 @@ def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
             os.rename(aside, final)
         raise
     sync_folder(final.parent)
-    write_atomic(run_dir / LATEST, f"{FOLDER}/{final.name}\n".encode())
+    write_whole(run_dir / LATEST, f"{FOLDER}/{final.name}\n".encode())
     vote.withdraw(final)
     shutil.rmtree(aside, ignore_errors=True)
 
