@@ -18,10 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.constants import counted
+from benchmarks.fitting.accuracy import Summary, beyond, crossed, quantile, sampled, summary
+from benchmarks.fitting.calibrate import MeasuredStep, errors, fit
+from benchmarks.fitting.fits import fused_attention, rings, slack
 from tests.planner import forms, published
-from unisono.planner.accuracy import Summary, beyond, crossed, quantile, sampled, summary
-from unisono.planner.calibrate import MeasuredStep, errors, fit
-from unisono.planner.fits import fused_attention, rings, slack
 from unisono.planner.stack import stack
 
 HEAD = (

@@ -6,8 +6,11 @@ python benchmarks/constants.py fitted     those of one origin
 
 import sys
 from collections import Counter
+from pathlib import Path
 
-from unisono.planner.constants import constants
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.fitting.constants import constants
 from unisono.spec.cluster import ORIGINS
 
 

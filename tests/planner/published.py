@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.fitting.calibrate import MeasuredStep
+from benchmarks.fitting.fits import MeasuredProduct
 from unisono.plan import Plan
 from unisono.planner import memory
-from unisono.planner.calibrate import MeasuredStep
 from unisono.planner.clusters import cluster, device
-from unisono.planner.fits import MeasuredProduct
 from unisono.planner.timetables import in_flight
 from unisono.spec.transformer import Transformer, block_bytes
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from benchmarks.fitting.accuracy import beyond, crossed, quantile, regret, sampled, seen, spearman, summary
+from benchmarks.fitting.calibrate import BOUNDS, errors, fit
+from benchmarks.fitting.fits import fused_attention, rings, slack
 from tests.planner import published
-from unisono.planner.accuracy import beyond, crossed, quantile, regret, sampled, seen, spearman, summary
-from unisono.planner.calibrate import BOUNDS, errors, fit
 from unisono.planner.clusters import cluster
-from unisono.planner.fits import fused_attention, rings, slack
 from unisono.planner.stack import NUMBERS, names, stack
 
 # Set: mean and median error at most, per cent; regret at most; rank correlation at least.

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 import unisono.planner
+from benchmarks.fitting.constants import constants
 from unisono.comm import bucket
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
-from unisono.planner.constants import constants
 from unisono.planner.stack import names, stack
 
 MODEL = ("block", "collectives", "kernels", "memory", "price", "timetables", "trust")
 # Public numbers that no price depends on: what a fit may come to, what is worth telling, and units.
 LIMITS = {
-    ("calibrate.py", "BOUNDS"), ("orders.py", "WORTH"), ("played.py", "FEW"), ("predict.py", "MIB"),
+    ("orders.py", "WORTH"), ("played.py", "FEW"), ("predict.py", "MIB"),
     ("simulate.py", "GIB"), ("timeline.py", "LARGEST"),
 }  # fmt: skip
 FOLDER = Path(unisono.planner.__file__).parent

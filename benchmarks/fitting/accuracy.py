@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from unisono.planner.calibrate import MeasuredStep, Measurement, errors, fit
+from benchmarks.fitting.calibrate import MeasuredStep, Measurement, errors, fit
 from unisono.planner.stack import FittedRange, Stack
 from unisono.planner.trust import trust
 
