@@ -3,7 +3,7 @@
 build on meta → cut into stages → split over tp → initialise by name → recompute → compile → shard → slots → buckets
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +13,14 @@ from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
-from unisono.parallel.cut import Stage, boundary_shapes, cut
+from unisono.parallel.cut import Stage, boundaries, cut, stage_of
 from unisono.parallel.params import Slot, slots_of
-from unisono.parallel.play import Wires
+from unisono.parallel.play import Wire
 from unisono.parallel.recompute import recompute_blocks
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.tensor import Cut, part_of, split_modules, vocab_loss
 from unisono.plan import Plan
+from unisono.programs.pipeline import Timetable
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split
 
@@ -27,7 +28,7 @@ from unisono.spec.layout import Anatomy, Split
 @dataclass(frozen=True, slots=True)
 class Tie:
     """One weight under two names. `here`: the slots of this rank that take part, owner first. `group`: the two
-    stages that hold them, or a group of one if both are here."""
+    ranks that hold them, or a group of one if both are here."""
 
     here: tuple[Slot, ...]
     group: Group
@@ -35,19 +36,32 @@ class Tie:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """What one rank holds of the model."""
+    """What one rank holds of the model: stages by their number, slots of all of them. owners: alias → owner of tied
+    weights."""
 
-    stage: Stage
+    stages: Mapping[int, Stage]
+    owners: Mapping[str, str]
     slots: tuple[Slot, ...]
     shapes: Mapping[
         str, tuple[int, ...]
     ]  # of every parameter of the whole model that counts, in its own order
     buckets: Buckets
-    sharding: Whole
+    sharding: Mapping[int, Whole]  # by stage
     ties: tuple[Tie, ...]
-    wires: Wires
+    wires: Mapping[int, Wire]  # by the stage before the boundary
+    device: torch.device
     tp: Group
     trees: Mapping[str, TreeSum]  # canonical: how this rank's leaves are added up; else empty
+
+    @property
+    def holds_loss(self) -> bool:
+        """Whether the last stage, which computes the loss, is here."""
+        return any(stage.last for stage in self.stages.values())
+
+    def train(self, on: bool) -> None:
+        """Training mode of all stages, or evaluation mode."""
+        for stage in self.stages.values():
+            stage.train(on)
 
     def leaf_done(self, leaf: int) -> None:
         """Canonical: after the backward of one leaf, take its gradients into the trees."""
@@ -110,6 +124,7 @@ def _add_gradient(owner: nn.Parameter, alias: nn.Parameter) -> None:
 def parallelize(
     model: nn.Module,
     plan: Plan,
+    timetable: Timetable,
     mesh: Mesh,
     values: Callable[[str], Tensor],
     sample: Tensor,
@@ -119,7 +134,7 @@ def parallelize(
     tail: int,
     compiled: bool = False,
 ) -> Local:
-    """Build this rank's part.
+    """Build this rank's part: the stages that its row of the timetable owns.
 
     model: whole and uncut, on the meta device or not; it is consumed. values(name): the full initial tensor of a
     logical name. sample: a meta tensor shaped like the inputs of one micro-batch. tail: how many numbers of the step
@@ -134,57 +149,88 @@ def parallelize(
             what, where="plan.tp, model.kind", fix="tp=1, or a model with an anatomy", code="P12"
         )
     canonical = plan.sync == "canonical"
-    stage, wires = _stage(model, plan, mesh, sample, dtype, device)
-    _untie(stage, owners)
-    cuts = split_modules(stage, anatomy, mesh.tp)
-    head = next((n for n, s in anatomy.splits.items() if s is Split.VOCAB_OUT), None)
-    if mesh.tp.size > 1 and stage.last and head is not None:
-        start, _ = part_of(shapes[f"{head}.weight"][0], mesh.tp)
-        stage.loss = vocab_loss(mesh.tp, start)
-    _fill(stage, values, owners, cuts, dtype, device)
-    apart = (
-        plan.shard == 1 or plan.pp > 1 or canonical
-    )  # the uses of a tied weight collect gradients of their own
+    blocks = _blocks_of(model, timetable.length)
+    owned = timetable.owned(mesh.at["pp"])
+    wires = _wires(model, blocks, owned, mesh, sample, dtype)
+    stages = {i: Stage(model, blocks[i], i, timetable.length) for i in owned}
+    cuts: dict[str, Cut] = {}
+    for stage in stages.values():
+        _untie(stage, owners)
+        cuts |= split_modules(stage, anatomy, mesh.tp)
+        head = next((n for n, s in anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+        if mesh.tp.size > 1 and stage.last and head is not None:
+            start, _ = part_of(shapes[f"{head}.weight"][0], mesh.tp)
+            stage.loss = vocab_loss(mesh.tp, start)
+        _fill(stage, values, owners, cuts, dtype, device)
+    # Whether the uses of a tied weight collect gradients of their own.
+    apart = plan.shard == 1 or timetable.stages > 1 or canonical
     if plan.shard == 1:
-        _share_storage(stage, owners)
+        _share_storage(stages, owners)
     elif not apart:
-        _share_parameter(stage, owners)
-    if plan.recompute == "full":
-        recompute_blocks(stage.blocks.values())
-    if compiled:
-        for block in stage.blocks.values():
-            block.compile()
-    sharding = Whole()
+        _share_parameter(stages[0], owners)
+    for stage in stages.values():
+        if plan.recompute == "full":
+            recompute_blocks(stage.blocks.values())
+        if compiled:
+            for block in stage.blocks.values():
+                block.compile()
+    sharding = {i: Whole() for i in stages}
     if plan.shard > 1:
-        sharding = Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero, each=canonical)
-    slots = slots_of(stage, shapes, cuts, mesh.shard, mesh.tp, anatomy.sequence > 0, frozenset(owners))
-    ties = _ties(slots, owners, mesh) if apart else ()
+        sharding = {
+            i: Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero, each=canonical)
+            for i, stage in stages.items()
+        }
+    sequence, aliases = anatomy.sequence > 0, frozenset(owners)
+    slots = [
+        slot
+        for stage in stages.values()
+        for slot in slots_of(stage, shapes, cuts, mesh.shard, mesh.tp, sequence, aliases)
+    ]
+    rows = {name: timetable.placement[stage_of(name, blocks)] for tie in anatomy.ties for name in tie}
+    ties = _ties(slots, owners, rows, mesh) if apart else ()
     buckets = _buckets(slots, ties, mesh, plan.shard > 1, canonical, tail)
     counted = {name: shape for name, shape in shapes.items() if name not in owners}
     trees = {slot.name: TreeSum(plan.micros or 1) for slot in slots} if canonical else {}
-    return Local(stage, tuple(slots), counted, buckets, sharding, ties, wires, mesh.tp, trees)
+    return Local(
+        stages, owners, tuple(slots), counted, buckets, sharding, ties, wires, device, mesh.tp, trees
+    )
 
 
-def _stage(
-    model: nn.Module, plan: Plan, mesh: Mesh, sample: Tensor, dtype: torch.dtype, device: torch.device
-) -> tuple[Stage, Wires]:
-    index = mesh.at["pp"]
-    if plan.pp > max(1, len(model.blocks)):  # type: ignore[arg-type]
-        what = f"pp={plan.pp} stages need as many blocks, this model shows {len(model.blocks)}"  # type: ignore[arg-type]
+def _blocks_of(model: nn.Module, stages: int) -> list[range]:
+    """The blocks of each stage."""
+    count = len(model.blocks)  # type: ignore[arg-type]
+    if stages > max(1, count):
+        what = f"{stages} pipeline stages need as many blocks, this model shows {count}"
         fix = "pp=1, or a model with stem, blocks and head"
-        raise UsageError(what, where="plan.pp, model.kind", fix=fix, code="P13")
-    if plan.pp == 1:
-        blocks, came, sent = range(len(model.blocks)), (), ()  # type: ignore[arg-type]
-    else:
-        cuts = cut(model, plan.pp)
-        edges = boundary_shapes(model, cuts, sample)
-        if model.anatomy.sequence and mesh.tp.size > 1:  # type: ignore[union-attr]
-            edges = [(b, t // mesh.tp.size, *rest) for b, t, *rest in edges]
-        blocks = cuts[index]
-        came = edges[index - 1] if index else ()
-        sent = edges[index] if index < plan.pp - 1 else ()
-    stage = Stage(model, blocks, index, plan.pp)
-    return stage, Wires(mesh.pp, mesh.pp_back, tuple(came), tuple(sent), dtype, device)
+        raise UsageError(what, where="plan.pp, plan.schedule, model.kind", fix=fix, code="P13")
+    return cut(model, stages) if stages > 1 else [range(count)]
+
+
+def _wires(
+    model: nn.Module,
+    blocks: Sequence[range],
+    owned: Sequence[int],
+    mesh: Mesh,
+    sample: Tensor,
+    dtype: torch.dtype,
+) -> dict[int, Wire]:
+    """The boundaries of this rank's stages, by the stage before."""
+    if len(blocks) == 1:
+        return {}
+    sequence: int = model.anatomy.sequence  # type: ignore[union-attr,assignment]
+
+    def crossing(x: Tensor) -> Tensor:
+        shape = list(x.shape)
+        if sequence and x.dim() > 1 and shape[1] == sequence:
+            shape[1] //= mesh.tp.size
+        return x.new_empty(shape, dtype=dtype if x.is_floating_point() else x.dtype)
+
+    carries = [tuple(map(crossing, carry)) for carry in boundaries(model, blocks, sample)]
+    return {
+        i: Wire(mesh.pp, mesh.pp_back, carry)
+        for i, carry in enumerate(carries)
+        if i in owned or i + 1 in owned
+    }
 
 
 def _untie(stage: Stage, owners: Mapping[str, str]) -> None:
@@ -220,10 +266,11 @@ def _fill(
         parameter.copy_(part)
 
 
-def _share_storage(stage: Stage, owners: Mapping[str, str]) -> None:
+def _share_storage(stages: Mapping[int, Stage], owners: Mapping[str, str]) -> None:
+    named = {name: p for stage in stages.values() for name, p in stage.named_parameters()}
     for alias, owner in owners.items():
-        if _has(stage, alias) and _has(stage, owner):
-            stage.get_parameter(alias).data = stage.get_parameter(owner).data
+        if alias in named and owner in named:
+            named[alias].data = named[owner].data
 
 
 def _share_parameter(stage: Stage, owners: Mapping[str, str]) -> None:
@@ -233,15 +280,17 @@ def _share_parameter(stage: Stage, owners: Mapping[str, str]) -> None:
         setattr(stage.get_submodule(module), leaf, stage.get_parameter(owner))
 
 
-def _ties(slots: list[Slot], owners: Mapping[str, str], mesh: Mesh) -> tuple[Tie, ...]:
+def _ties(
+    slots: list[Slot], owners: Mapping[str, str], rows: Mapping[str, int], mesh: Mesh
+) -> tuple[Tie, ...]:
+    """rows: of the pipeline, by the name of a tied weight."""
     by_name = {slot.name: slot for slot in slots}
-    ends = [{**mesh.at, "pp": stage} for stage in (0, mesh.shape.pp - 1)]
-    ranks = sorted({mesh.shape.rank(at) for at in ends})
     ties = []
     for alias, owner in owners.items():
         here = tuple(by_name[name] for name in (owner, alias) if name in by_name)
         if here:
-            ties.append(Tie(here, mesh.group_of("pp", ranks)))
+            ranks = {mesh.shape.rank({**mesh.at, "pp": rows[name]}) for name in (owner, alias)}
+            ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))
     return tuple(ties)
 
 

@@ -22,7 +22,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.observe import trace
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
-from unisono.parallel.play import Player, Wires
+from unisono.parallel.play import StagePlayer, Wire
 from unisono.programs.pipeline import lower
 from unisono.programs.schedules import SCHEDULES
 
@@ -130,9 +130,17 @@ def play(
     recorder = Recorder(ctx.rank)
     mesh = Mesh(Shape(pp=ranks), ctx.rank, recorder, timedelta(seconds=60))
     ahead, back = Link(mesh.pp, delay), Link(mesh.pp_back, delay)
-    wires = Wires(ahead, back, (WIDTH,), (WIDTH,), torch.float64, torch.device("cpu"))  # type: ignore[arg-type]
+    wire = Wire(ahead, back, (torch.empty(WIDTH, dtype=torch.float64, device="meta"),))  # type: ignore[arg-type]
     stage = Stage(Model(forward, backward), range(ctx.rank, ctx.rank + 1), ctx.rank, ranks)
-    player = Player(stage, wires, recorder, nullcontext, lambda last, losses: None)
+    player = StagePlayer(
+        {ctx.rank: stage},
+        dict.fromkeys(range(ranks - 1), wire),
+        recorder,
+        nullcontext,
+        lambda turn, losses: None,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
     row = lower(SCHEDULES.read(schedule).timetable(ranks, micros)).rows[ctx.rank]
     leaves = [_leaf() for _ in range(micros)]
     message = _message(mesh, ahead)

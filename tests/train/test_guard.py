@@ -143,7 +143,8 @@ def with_bad_gradient(ctx, folder, plan, rank, micro, every, steps=8, **train):
         return grad
 
     player._backward = noted
-    run.local.stage.get_submodule(NAME.rpartition(".")[0]).register_forward_pre_hook(entering)
+    (stage,) = run.local.stages.values()
+    stage.get_submodule(NAME.rpartition(".")[0]).register_forward_pre_hook(entering)
     install(run, every)
     for step in range(steps):
         train_step(run, feed.fetch(step))

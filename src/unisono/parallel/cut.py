@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from unisono.models.noise import Noise
 from unisono.programs.balance import balance
 
+Carry = Tensor | tuple[Tensor, ...]  # what one block hands to the next: one tensor, or several
+
 
 def matrix_cost(module: nn.Module) -> float:
     """Multiplications per position, by the number of matrix elements; tables that are only looked up are free."""
@@ -19,23 +21,26 @@ class Stage(nn.Module):
 
     def __init__(self, model: nn.Module, blocks: range, index: int, count: int) -> None:
         super().__init__()
-        self.index, self.count = index, count
         self.first, self.last = index == 0, index == count - 1
         if self.first:
             self.stem = model.stem
         self.blocks = nn.ModuleDict({str(i): model.blocks[i] for i in blocks})  # type: ignore[index]
         if self.last:
             self.head = model.head
-        self.ties: tuple[tuple[str, str], ...] = model.anatomy.ties  # type: ignore[union-attr]
         self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
 
-    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        """Inputs or the previous stage's activations → activations, or logits on the last stage."""
+    def forward(self, x: Carry, noise: Noise | None = None) -> Carry:
+        """Inputs or what the previous stage carries here → what is carried on, or logits on the last stage."""
         if self.first:
             x = self.stem(x, noise)  # pyright: ignore[reportCallIssue]
         for block in self.blocks.values():
             x = block(x, noise)
         return self.head(x) if self.last else x  # pyright: ignore[reportCallIssue]
+
+
+def tensors_of(carry: Carry) -> tuple[Tensor, ...]:
+    """The tensors of a carry, in order."""
+    return carry if isinstance(carry, tuple) else (carry,)
 
 
 def cut(model: nn.Module, stages: int) -> list[range]:
@@ -44,16 +49,24 @@ def cut(model: nn.Module, stages: int) -> list[range]:
     return balance(costs, matrix_cost(model.stem), matrix_cost(model.head), stages)  # type: ignore[arg-type]
 
 
+def stage_of(name: str, cuts: Sequence[range]) -> int:
+    """The stage that holds the parameter with this logical name, such as `blocks.3.attn.proj.weight`."""
+    part, _, rest = name.partition(".")
+    if part == "blocks":
+        return next(stage for stage, blocks in enumerate(cuts) if int(rest.partition(".")[0]) in blocks)
+    return 0 if part == "stem" else len(cuts) - 1
+
+
 @torch.no_grad()
-def boundary_shapes(model: nn.Module, cuts: Sequence[range], inputs: Tensor) -> list[tuple[int, ...]]:
-    """Shape of what stage s sends to stage s + 1, found by a forward pass on the meta device.
+def boundaries(model: nn.Module, cuts: Sequence[range], inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    """What stage s sends to stage s + 1, as meta tensors; found by a forward pass on the meta device.
 
     inputs: a meta tensor of one micro-batch.
     """
-    shapes = []
-    x = model.stem(inputs, None)  # type: ignore[operator]
+    carries = []
+    x: Carry = model.stem(inputs, None)  # type: ignore[operator]
     for blocks in cuts[:-1]:
         for i in blocks:
             x = model.blocks[i](x, None)  # type: ignore[index,operator]
-        shapes.append(tuple(x.shape))
-    return shapes
+        carries.append(tensors_of(x))
+    return carries

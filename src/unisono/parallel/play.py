@@ -3,7 +3,9 @@
 One rank on `pp` is the same program with one row and no messages.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +16,12 @@ from torch import Tensor
 from unisono.comm.group import Group, Pending
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
-from unisono.parallel.cut import Stage
+from unisono.parallel.cut import Carry, Stage, tensors_of
+from unisono.parallel.split import backward_in_halves
 from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
+
+Key = tuple[int, int]  # stage, micro-batch
+Carried = tuple[Tensor, ...]  # the tensors of a carry
 
 
 class Leaf(Protocol):
@@ -30,59 +36,82 @@ class Leaf(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wires:
-    """How a stage talks to its neighbours.
+class Wire:
+    """The boundary between a stage and the next, of which at least one is here.
 
-    ahead carries activations to the next stage, back gradients to the previous one; shapes and dtype are those of
-    the tensors that arrive: `came` from the previous stage, and of the gradient of what this stage sends.
+    ahead carries activations on, back their gradients. carry: a meta tensor like each that crosses; every one that is
+    floating has its gradient sent back.
     """
 
     ahead: Group
     back: Group
-    came: tuple[int, ...]
-    sent: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    carry: Carried
 
 
-class Player:
-    """Interprets rows for one stage; live only while a step is under way.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A backward that gives weights their gradients. last: this stage's last of the step; final: this rank's."""
 
-    computing() is the context of a forward (autocast or nothing). before_backward(last, losses) is told of each
-    backward, last if it is the stage's last of the step; after_backward(micro) when its
-    gradients are there.
-    """
+    stage: int
+    micro: int
+    last: bool
+    final: bool
 
-    def __init__(
-        self,
-        stage: Stage,
-        wires: Wires,
-        recorder: Recorder,
-        computing: Callable[[], AbstractContextManager[object]],
-        before_backward: Callable[[bool, Tensor], None],
-        after_backward: Callable[[int], None] | None = None,
-    ) -> None:
-        self.stage, self.wires, self.recorder = stage, wires, recorder
-        self.computing, self.before_backward = computing, before_backward
-        self.after_backward = after_backward
 
+class Player(ABC):
+    """Plays rows of a timetable. What stands around a player, as a guard does, is a player too."""
+
+    @abstractmethod
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """The loss × weight of each leaf, [leaves], on the last stage; zeros elsewhere.
+        """The loss × weight of each leaf, [leaves], on the rank of the last stage; zeros elsewhere.
 
         weight: what one token's loss counts for. seed: None in evaluation, without dropout. Gradients accumulate on
         the parameters.
         """
+
+
+class StagePlayer(Player):
+    """Plays with the stages of one rank; holds tensors only while a step is under way.
+
+    wires: by the stage before the boundary. computing() is the context of a forward (autocast or nothing); what crosses
+    a wire, and a loss, is of `dtype`. before_backward(turn, losses) is told of each backward towards weights;
+    after_backward(micro) when its gradients are there.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, Stage],
+        wires: Mapping[int, Wire],
+        recorder: Recorder,
+        computing: Callable[[], AbstractContextManager[object]],
+        before_backward: Callable[[Turn, Tensor], None],
+        after_backward: Callable[[int], None] | None = None,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.stages, self.wires, self.recorder = stages, wires, recorder
+        self.computing, self.before_backward = computing, before_backward
+        self.after_backward = after_backward
+        self.dtype, self.device = dtype, device
+
+    def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         self._leaves, self._weight, self._seed = leaves, weight, seed
-        self._arrived: dict[int, Tensor] = {}  # micro → input of this stage
-        self._made: dict[int, Tensor] = {}  # micro → output, or the loss
-        self._grads: dict[int, Tensor] = {}  # micro → gradient of the output
+        self._inputs: dict[Key, Carried] = {}  # what came from the stage before
+        self._outputs: dict[Key, Carried] = {}  # what was made of it, or the loss
+        self._grads: dict[Key, Sequence[Tensor | None]] = {}  # of the outputs
+        self._halves: dict[Key, Callable[[], None]] = {}  # backwards that have not gone towards weights yet
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
-        self._asked: dict[Action, tuple[Tensor, Pending]] = {}  # receives under way, and where they arrive
-        self._backwards = sum(action.kind == "B" for action in row)
-        self._losses = torch.zeros(len(leaves), dtype=self.wires.dtype, device=self.wires.device)
-        do = {
+        self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
+        kinds = Counter(action.kind for action in row)
+        towards_weights = "W" if kinds["W"] else "B"
+        self._turns = kinds[towards_weights]
+        self._turns_of = Counter(action.stage for action in row if action.kind == towards_weights)
+        self._losses = torch.zeros(len(leaves), dtype=self.dtype, device=self.device)
+        do: dict[str, Callable[[Action], None]] = {
             "F": self._forward,
-            "B": self._backward,
+            "B": self._backward_to_inputs if kinds["W"] else self._backward,
+            "W": self._backward_to_weights,
             "SEND_F": self._send_activation,
             "RECV_F": self._receive_activation,
             "SEND_B": self._send_gradient,
@@ -90,77 +119,141 @@ class Player:
         }
         for at, action in enumerate(row):
             if action.kind in COMPUTE:
-                self._ask_ahead(row[at + 1 :])
+                self._ask_ahead(row, at + 1)
             do[action.kind](action)
         if self._sent:
             with self.recorder.span("wait", axis="pp", op="send"):
                 for _, pending in self._sent:
                     pending.wait()
-        self._arrived, self._made, self._sent = {}, {}, []
+        self._inputs, self._outputs, self._sent = {}, {}, []
         return self._losses
 
     def _forward(self, action: Action) -> None:
-        leaf = self._leaves[action.micro]
+        key = action.stage, action.micro
+        stage, leaf = self.stages[action.stage], self._leaves[action.micro]
         noise = None if self._seed is None else Noise(self._seed, leaf.samples)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
-            x = leaf.inputs if self.stage.first else self._arrived[action.micro]
+            x = leaf.inputs if stage.first else _carry(self._inputs[key])
             with self.computing():
-                y = self.stage(x, noise)
-                if self.stage.last:
-                    y = self.stage.loss(y, leaf.targets) * self._weight
+                y = stage(x, noise)
+                if stage.last:
+                    y = stage.loss(y, leaf.targets) * self._weight
                     if len(self._leaves) == 1:  # a look at it, and nothing to copy
-                        self._losses = y.detach().view(1).to(self.wires.dtype)
+                        self._losses = y.detach().view(1).to(self.dtype)
                     else:
                         self._losses[action.micro] = y.detach()
-                else:
-                    y = y.to(self.wires.dtype)
-        self._made[action.micro] = y
+                    self._outputs[key] = (y,)
+                    return
+                made = tuple(t.to(self.dtype) if t.is_floating_point() else t for t in tensors_of(y))
+        self._outputs[key] = made
+        if action.stage + 1 in self.stages:  # no message: both are here
+            self._inputs[action.stage + 1, action.micro] = _entering([t.detach() for t in made])
 
     def _backward(self, action: Action) -> None:
-        self._backwards -= 1
-        y = self._made.pop(action.micro)
         with self.recorder.span("backward", micro=action.micro, stage=action.stage):
-            self.before_backward(self._backwards == 0, self._losses)
-            torch.autograd.backward(y, self._grads.pop(action.micro, None))
-            if self.after_backward is not None:
-                self.after_backward(action.micro)
+            self._begin_turn(action)
+            outputs, grads = self._roots(action)
+            if outputs:
+                torch.autograd.backward(outputs, grads)
+            self._end_turn(action)
+        self._hand_back(action)
+
+    def _backward_to_inputs(self, action: Action) -> None:
+        with self.recorder.span("backward", micro=action.micro, stage=action.stage):
+            inputs = [x for x in self._inputs.get((action.stage, action.micro), ()) if x.requires_grad]
+            outputs, grads = self._roots(action)
+            self._halves[action.stage, action.micro] = backward_in_halves(outputs, grads, inputs)
+        self._hand_back(action)
+
+    def _backward_to_weights(self, action: Action) -> None:
+        with self.recorder.span("backward", micro=action.micro, stage=action.stage, op="weights"):
+            self._begin_turn(action)
+            self._halves.pop((action.stage, action.micro))()
+            self._end_turn(action)
+
+    def _begin_turn(self, action: Action) -> None:
+        self._turns -= 1
+        self._turns_of[action.stage] -= 1
+        last, final = not self._turns_of[action.stage], not self._turns
+        self.before_backward(Turn(action.stage, action.micro, last, final), self._losses)
+
+    def _end_turn(self, action: Action) -> None:
+        if self.after_backward is not None:
+            self.after_backward(action.micro)
+
+    def _roots(self, action: Action) -> tuple[list[Tensor], list[Tensor | None]]:
+        """What backward begins from: outputs that depend on a weight or an input, and the gradients of each."""
+        outputs = self._outputs.pop((action.stage, action.micro))
+        grads = self._grads.pop((action.stage, action.micro), (None,) * len(outputs))
+        pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
+        return [y for y, _ in pairs], [g for _, g in pairs]
+
+    def _hand_back(self, action: Action) -> None:
+        """Gradients for the stage before, if it is here too."""
+        if action.stage - 1 in self.stages and not self.stages[action.stage].first:
+            self._grads[action.stage - 1, action.micro] = self._input_grads(action)
+
+    def _input_grads(self, action: Action) -> list[Tensor | None]:
+        """Of each tensor that came; None for one that has no gradient, as whole numbers have none."""
+        inputs = self._inputs.pop((action.stage, action.micro))
+        if all(x.grad is None for x in inputs):
+            raise RuntimeError("a stage's output does not depend on its input")
+        return [torch.zeros_like(x) if x.requires_grad and x.grad is None else x.grad for x in inputs]
 
     def _send_activation(self, action: Action) -> None:
-        y = self._made[action.micro].detach().contiguous()
-        self._sent.append((y, self.wires.ahead.start_send(y, action.peer)))
+        outputs = self._outputs[action.stage, action.micro]
+        self._send([y.detach() for y in outputs], self.wires[action.stage].ahead, action.peer)
 
     def _receive_activation(self, action: Action) -> None:
-        x = self._received(action)
-        self._arrived[action.micro] = x.requires_grad_(torch.is_grad_enabled())
+        self._inputs[action.stage, action.micro] = _entering(self._received(action))
 
     def _send_gradient(self, action: Action) -> None:
-        grad = self._arrived.pop(action.micro).grad
-        if grad is None:
-            raise RuntimeError("a stage's output does not depend on its input")
-        grad = grad.contiguous()
-        self._sent.append((grad, self.wires.back.start_send(grad, action.peer)))
+        grads = [g for g in self._input_grads(action) if g is not None]
+        self._send(grads, self.wires[action.stage - 1].back, action.peer)
 
     def _receive_gradient(self, action: Action) -> None:
-        self._grads[action.micro] = self._received(action)
+        arrived, carry = iter(self._received(action)), self.wires[action.stage].carry
+        grads = [next(arrived) if t.is_floating_point() else None for t in carry]
+        self._grads[action.stage, action.micro] = grads
 
-    def _ask_ahead(self, rest: Sequence[Action]) -> None:
+    def _send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
+        for x in tensors:
+            x = x.contiguous()
+            self._sent.append((x, group.start_send(x, peer)))
+
+    def _ask_ahead(self, row: Sequence[Action], at: int) -> None:
         """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
         messages do not leave before their receiver asks. Each group's receives keep the order of the row."""
-        for action in rest:
-            if action.kind in COMPUTE:
-                return
-            if action.kind in RECEIVES:
-                self._asked[action] = self._ask(action)
+        while at < len(row) and row[at].kind not in COMPUTE:
+            if row[at].kind in RECEIVES:
+                self._asked[row[at]] = self._ask(row[at])
+            at += 1
 
-    def _ask(self, action: Action) -> tuple[Tensor, Pending]:
-        ahead = action.kind == "RECV_F"
-        group, shape = (self.wires.ahead, self.wires.came) if ahead else (self.wires.back, self.wires.sent)
-        x = torch.empty(shape, dtype=self.wires.dtype, device=self.wires.device)
-        return x, group.start_recv(x, action.peer)
+    def _ask(self, action: Action) -> list[tuple[Tensor, Pending]]:
+        if action.kind == "RECV_F":
+            wire = self.wires[action.stage - 1]
+            group, carry = wire.ahead, wire.carry
+        else:
+            wire = self.wires[action.stage]
+            group, carry = wire.back, [t for t in wire.carry if t.is_floating_point()]
+        rooms = [torch.empty_like(t, device=self.device) for t in carry]
+        return [(x, group.start_recv(x, action.peer)) for x in rooms]
 
-    def _received(self, action: Action) -> Tensor:
+    def _received(self, action: Action) -> list[Tensor]:
         """What `action` receives, asked for now if it was not before."""
         with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
-            x, pending = self._asked.pop(action, None) or self._ask(action)
-            pending.wait()
-        return x
+            arriving = self._asked.pop(action, None) or self._ask(action)
+            for _, pending in arriving:
+                pending.wait()
+        return [x for x, _ in arriving]
+
+
+def _carry(tensors: Carried) -> Carry:
+    first, *more = tensors
+    return tensors if more else first
+
+
+def _entering(tensors: Sequence[Tensor]) -> Carried:
+    """The inputs of a stage, which collect gradients where there are any to collect."""
+    wanted = torch.is_grad_enabled()
+    return tuple(t.requires_grad_(wanted and t.is_floating_point()) for t in tensors)

@@ -7,7 +7,7 @@ interpreters, so what is simulated is what runs. Stage s computes from what stag
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Literal, NamedTuple
@@ -130,6 +130,13 @@ def lower(timetable: Timetable) -> Timetable:
                 lowered.append(sent)
         rows.append(tuple(lowered))
     return replace(timetable, rows=tuple(rows))
+
+
+def part_of(timetable: Timetable, wanted: Callable[[Action], bool]) -> Timetable:
+    """The wanted computations alone, in the order in which they were, with their own messages: forwards without
+    backwards for evaluation, or one micro-batch."""
+    rows = tuple(tuple(a for a in row if a.kind in COMPUTE and wanted(a)) for row in timetable.rows)
+    return lower(replace(timetable, rows=rows, overlapped=frozenset()))
 
 
 def check(timetable: Timetable) -> list[str]:

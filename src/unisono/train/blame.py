@@ -10,31 +10,37 @@ from unisono.parallel.play import Leaf
 from unisono.spec.errors import UserCodeError
 from unisono.train.step import Report, Run
 
-_CLEAN = 2**31
+_MODULES = 2**20  # more than a stage has
+_CLEAN = 2**40  # later than any module of any stage
 
 
 def _finite(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_finite, value))
     return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
 @torch.no_grad()
 def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
-    """(order, words) of the first module on this rank whose output is not finite though its inputs are, going
-    forward once more; order 2^31 if there is none.
+    """(order in the model, words) of the first module on this rank whose output is not finite though its inputs are,
+    going forward once more; 2^40 if there is none.
 
-    Inner modules are done before those around them, so the first hit is the innermost; what happens between modules,
-    in attention or in a user's own forward, is the outer one's.
+    Inner modules are done before those around them, so a stage's first hit is the innermost; what happens between
+    modules, in attention or in a user's own forward, is the outer one's.
     """
-    stage = run.local.stage
-    found: list[tuple[int, str]] = []
-    names = {module: name for name, module in stage.named_modules()}
-    order = {module: i for i, module in enumerate(names)}
+    found: dict[int, tuple[int, str]] = {}  # by stage
+    names, order = {}, {}
+    for index, stage in run.local.stages.items():
+        for at, (name, module) in enumerate(stage.named_modules()):
+            names[module], order[module] = name, (index, at)
 
     def look(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-        if not found and not _finite(output) and all(map(_finite, inputs)):
+        stage, at = order[module]
+        if stage not in found and not _finite(output) and all(map(_finite, inputs)):
             weights = [n for n, p in module.named_parameters(recurse=False) if not _finite(p.detach())]
             why = f" (its {weights[0]} is not finite)" if weights else ""
-            found.append((order[module], f"{names[module] or 'the stage'} ({type(module).__name__}){why}"))
+            words = f"{names[module] or 'the stage'} ({type(module).__name__}){why}"
+            found[stage] = stage * _MODULES + at, words
 
     hooks = [module.register_forward_hook(look) for module in names]
     try:
@@ -42,7 +48,7 @@ def first_bad(run: Run, leaves: Sequence[Leaf]) -> tuple[int, str]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else (_CLEAN, "")
+    return min(found.values(), default=(_CLEAN, ""))
 
 
 def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: str) -> UserCodeError | None:
@@ -51,11 +57,10 @@ def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: st
     saved: the last good checkpoint. Every rank calls this together.
     """
     order, words = first_bad(run, leaves)
-    stage = run.mesh.at["pp"]
-    own = (stage * _CLEAN + order) * run.mesh.shape.world + rank if order < _CLEAN else _CLEAN * _CLEAN
-    least = torch.tensor(own, dtype=torch.int64, device=run.player.wires.device)
+    own = order * run.mesh.shape.world + rank
+    least = torch.tensor(own, dtype=torch.int64, device=run.local.device)
     run.mesh.world.all_reduce(least, dist.ReduceOp.MIN)
-    if least.item() == _CLEAN * _CLEAN:
+    if least.item() >= _CLEAN * run.mesh.shape.world:
         words = (
             "no layer's output: the gradient overflowed in backward"
             if report.loss == report.loss

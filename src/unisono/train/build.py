@@ -15,11 +15,11 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.config import Recipe
 from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
-from unisono.parallel.play import Player
+from unisono.parallel.play import StagePlayer
 from unisono.parallel.precision import computing, dtype_of
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
-from unisono.programs.pipeline import Action, Timetable, lower
+from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.sync import POLICIES
 from unisono.train.clip import ByRow, ByTensor
@@ -66,13 +66,6 @@ def timetable_of(plan: Plan) -> Timetable:
     return lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, plan.micros or 1))
 
 
-def forward_only(plan: Plan) -> Timetable:
-    """The same stages without backward, for evaluation."""
-    micros = plan.micros or 1
-    rows = tuple(tuple(Action("F", r, m) for m in range(micros)) for r in range(plan.pp))
-    return lower(Timetable(rows, tuple(range(plan.pp)), micros))
-
-
 def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
     """A run at step 0. recipe and plan are resolved; every rank calls this together."""
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
@@ -85,9 +78,11 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     leaves = train.global_batch // micro
     dtype = dtype_of(plan.precision)
     tally = Tally(leaves if canonical else 1, own_leaves(mesh, leaves), dtype, place.device)
+    timetable = timetable_of(plan)
     local = parallelize(
         model,
         plan,
+        timetable,
         mesh,
         values,
         _sample(corpus, micro),
@@ -98,20 +93,23 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     )
     sync = POLICIES.read(plan.sync).bind(local.slots, mesh.dp, None)
     measure = (ByRow if canonical else ByTensor)(local.shapes, mesh.replica)
-    stage = mesh.at["pp"]
+    row = mesh.at["pp"]
     return Run(
         mesh=mesh,
         local=local,
-        player=Player(
-            local.stage,
+        player=StagePlayer(
+            local.stages,
             local.wires,
             recorder,
             partial(computing, plan.precision, place.device),
             before_backward(local, sync, tally),
             local.leaf_done if canonical else None,
+            dtype=dtype,
+            device=place.device,
         ),
-        row=timetable_of(plan).rows[stage],
-        eval_row=forward_only(plan).rows[stage],
+        timetable=timetable,
+        row=timetable.rows[row],
+        eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
         sync=sync,
         optimizer=make(recipe.train, local.slots, place.device, even=canonical),
         rate=recipe.train.rate(),

@@ -75,7 +75,7 @@ class Copies:
 
     def __init__(self, run: Run) -> None:
         self.run, self.world = run, run.mesh.world
-        self.device = run.player.wires.device
+        self.device = run.local.device
         self.held = _held(run)
         self.passed = run.step  # the updates made when copies were last found equal
         room = torch.tensor(len(self.held), dtype=torch.int64, device=self.device)
@@ -151,7 +151,7 @@ def _held(run: Run) -> list[Held]:
     """Each storage once: an alias that shares its owner's is the owner."""
     seen: set[tuple[int, str]] = set()
     held = []
-    for piece in pieces_of(run, dict(run.local.stage.ties)):
+    for piece in pieces_of(run):
         key = (piece.tensor.data_ptr(), piece.name)
         if piece.tensor.numel() and key not in seen:
             seen.add(key)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from unisono.parallel.play import Leaf, Player, Wires
-from unisono.programs.pipeline import Action, Timetable, lower
+from unisono.parallel.play import Leaf, Player, StagePlayer, Turn
+from unisono.programs.pipeline import Action, part_of
 from unisono.spec.errors import UserCodeError
 from unisono.train.copies import Copies, checksum
 from unisono.train.step import Run
@@ -41,30 +41,33 @@ def install(run: Run, every: int, note: Note = lambda text: None) -> Callable[[]
     """
     if not every:
         return lambda: None
-    guard = Guard(run, every, note)
-    run.player = guard  # type: ignore[assignment]
+    if not isinstance(run.player, StagePlayer):
+        raise TypeError("a guard goes around the player of the stages, before all others")
+    run.player = guard = Guard(run, run.player, every, note)
     return guard.copies.check
 
 
-class Guard:
+class Guard(Player):
     """A player that checks before and while it plays. Raises UserCodeError G01 for copies, G02 for gradients."""
 
-    def __init__(self, run: Run, every: int, note: Note) -> None:
-        self.run, self.every, self.note = run, every, note
-        self.inner = run.player
+    def __init__(self, run: Run, inner: StagePlayer, every: int, note: Note) -> None:
+        self.run, self.inner, self.every, self.note = run, inner, every, note
         self.copies = Copies(run)
-        self.alone = _Alone(run)
+        self.alone = StagePlayer(
+            inner.stages,
+            inner.wires,
+            inner.recorder,
+            inner.computing,
+            # Always as the stage's last: what sharding would else keep for later could not be forgotten.
+            lambda turn, losses: run.local.sharding[turn.stage].before_backward(True),
+            dtype=inner.dtype,
+            device=inner.device,
+        )
         self.reproducible: bool | None = None  # not yet known
         if not self.copies.several:
             note("guard: no rank holds what another holds (dp=1), so only gradients are checked")
 
-    @property
-    def wires(self) -> Wires:
-        """Those of the player inside."""
-        return self.inner.wires
-
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """As the player inside does it."""
         if row is not self.run.row or self.run.step % self.every:
             return self.inner.play(row, leaves, weight, seed)
         self.copies.check()
@@ -73,18 +76,27 @@ class Guard:
         if not self.reproducible:
             return self.inner.play(row, leaves, weight, seed)
         chosen = sampled(self.run.seed, self.run.step, len(leaves))
-        wanted = self.alone.play(leaves[chosen], weight, seed)
-        with _Watch(self.run, self.inner, row, chosen) as watch:
+        wanted = self._play_alone(chosen, leaves, weight, seed)
+        with _Watch(self.run, self.inner, chosen) as watch:
             losses = self.inner.play(row, leaves, weight, seed)
         self._compare(chosen, wanted, watch.line(losses[chosen]))
         return losses
 
+    def _play_alone(self, chosen: int, leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
+        """Plays one micro-batch on its own and forgets its gradients; the step's sums know nothing of it. Returns
+        checksums of the loss and of each slot's gradient, int64 [1 + slots]."""
+        row = part_of(self.run.timetable, lambda action: action.micro == chosen).rows[self.run.mesh.at["pp"]]
+        with _Watch(self.run, self.alone, chosen) as watch:
+            losses = self.alone.play(row, leaves, weight, seed)
+        self.run.local.drop_gradients()
+        return watch.line(losses[chosen])
+
     def _find_out(self, leaves: Sequence[Leaf], weight: float, seed: int | None) -> None:
         """Whether this device gives the same bits each time: two of three at least, on every rank."""
-        lines = [self.alone.play(leaves[0], weight, seed) for _ in range(3)]
+        lines = [self._play_alone(0, leaves, weight, seed) for _ in range(3)]
         same = any(torch.equal(lines[i], lines[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
         votes = self.run.mesh.world.all_gather(
-            torch.tensor([same], device=self.wires.device, dtype=torch.int64)
+            torch.tensor([same], device=self.run.local.device, dtype=torch.int64)
         )
         self.reproducible = bool(votes.all())
         if not self.reproducible:
@@ -94,8 +106,11 @@ class Guard:
         """Every rank: [loss, gradients] made twice. The rank to blame raises, the others wait to be stopped."""
         run, world = self.run, self.run.mesh.world
         wrong = (wanted != got).nonzero().flatten().tolist()
-        stage = run.mesh.at["pp"]
-        own = torch.tensor([[bool(wrong), stage]], dtype=torch.int64, device=self.wires.device)
+        stages = {name: i for i, stage in run.local.stages.items() for name, _ in stage.named_parameters()}
+        at = max(
+            (stages[run.local.slots[i - 1].name] if i else max(stages.values()) for i in wrong), default=0
+        )
+        own = torch.tensor([[bool(wrong), at]], dtype=torch.int64, device=self.run.local.device)
         table = world.all_gather(own).tolist()
         bad = [rank for rank, (differs, _) in enumerate(table) if differs]
         if not bad:
@@ -131,39 +146,12 @@ def _error(run: Run, leaf: int, wrong: Sequence[int], bad: Sequence[int]) -> Use
     )
 
 
-class _Alone:
-    """Plays one micro-batch on its own and forgets its gradients; the step's sums know nothing of it."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        inner, stages = run.player, run.mesh.shape.pp
-        rows = tuple((Action("F", r, 0), Action("B", r, 0)) for r in range(stages))
-        self.row = lower(Timetable(rows, tuple(range(stages)), 1)).rows[run.mesh.at["pp"]]
-        sharding = run.local.sharding
-        self.player = Player(
-            inner.stage,
-            inner.wires,
-            run.recorder,
-            inner.computing,
-            # Always as the step's last: what sharding would else keep for later could not be forgotten.
-            lambda last, losses: sharding.before_backward(True),
-        )
-
-    def play(self, leaf: Leaf, weight: float, seed: int | None) -> Tensor:
-        """Checksums of the loss and of each slot's gradient, int64 [1 + slots]."""
-        with _Watch(self.run, self.player, self.row, 0) as watch:
-            losses = self.player.play(self.row, [leaf], weight, seed)
-        self.run.local.drop_gradients()
-        return watch.line(losses[0])
-
-
 class _Watch:
     """While entered: checksums of the gradients that the backward of one micro-batch makes, before they are added."""
 
-    def __init__(self, run: Run, player: Player, row: Sequence[Action], micro: int) -> None:
-        self.run, self.player = run, player
-        self._place = [action.micro for action in row if action.kind == "B"].index(micro)
-        self._backwards = -1
+    def __init__(self, run: Run, player: StagePlayer, micro: int) -> None:
+        self.run, self.player, self.micro = run, player, micro
+        self._now = -1  # the micro-batch whose backward is under way
         self._sums: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
         self._hooked: set[str] = set()
@@ -182,7 +170,8 @@ class _Watch:
                 self._hook(name, parameter)
         if any(isinstance(parameter, DTensor) for parameter in live.values()):
             # FSDP2 shows autograd gathered parameters, which modules hold only while they compute.
-            for path, module in self.player.stage.named_modules():
+            modules = [pair for stage in self.run.local.stages.values() for pair in stage.named_modules()]
+            for path, module in modules:
                 self._handles.append(module.register_forward_pre_hook(self._entering(path)))
         return self
 
@@ -191,9 +180,9 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _about_to(self, last: bool, losses: Tensor) -> None:
-        self._backwards += 1
-        self._told(last, losses)
+    def _about_to(self, turn: Turn, losses: Tensor) -> None:
+        self._now = turn.micro
+        self._told(turn, losses)
 
     def _entering(self, path: str) -> Callable[[nn.Module, object], None]:
         def enter(module: nn.Module, _: object) -> None:
@@ -209,7 +198,7 @@ class _Watch:
         self._hooked.add(name)
 
         def made(grad: Tensor) -> None:
-            if self._backwards == self._place:
+            if self._now == self.micro:
                 total = checksum(grad)
                 self._sums[name] = self._sums[name] + total if name in self._sums else total
 

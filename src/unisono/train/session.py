@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -59,7 +59,6 @@ class Live:
     feed: Feed
     val: Feed
     saver: Saver
-    owners: Mapping[str, str]
     journal: Journal
     after: list[Callable[[Run, Report], None]]  # what is to be done after every step
     check: Callable[[], None]  # that copies are equal, where the run is guarded
@@ -123,10 +122,9 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
     connect(place, terms.store)
     recorder = Recorder(place.rank)
     run = build(recipe, plan, place, corpus, recorder)
-    owners = dict(run.local.stage.ties)
     val_losses: list[tuple[int, float]] = []
     if terms.resume is not None:
-        state = load(terms.resume, pieces_of(run, owners))
+        state = load(terms.resume, pieces_of(run))
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
@@ -140,19 +138,7 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
     saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
     after = _tracing(terms, run)
     return Live(
-        terms,
-        run,
-        feed,
-        val,
-        saver,
-        owners,
-        journal,
-        after,
-        check,
-        val_losses,
-        targets,
-        corpus.fingerprint,
-        saved,
+        terms, run, feed, val, saver, journal, after, check, val_losses, targets, corpus.fingerprint, saved
     )
 
 
@@ -228,7 +214,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "recipe": terms.recipe.model_dump(mode="json"),
     }
     _announce(live, live.saver.wait())
-    folder = live.saver.save(step, pieces_of(live.run, dict(live.owners)), state, blocking)
+    folder = live.saver.save(step, pieces_of(live.run), state, blocking)
     _announce(live, folder)
     return folder
 

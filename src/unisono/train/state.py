@@ -5,16 +5,16 @@ from unisono.train.optim._make import state_of
 from unisono.train.step import Run
 
 
-def pieces_of(run: Run, owners: dict[str, str] | None = None, gradients: bool = False) -> list[Box]:
+def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
     """Parameters and optimiser state of this rank as boxes of logical tensors, gradients too if asked.
 
     Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
-    is loaded, never saved. owners: alias → owner.
+    is loaded, never saved.
     """
     pieces: list[Box] = []
     first_replica = run.mesh.at["dp"] == 0
     for slot in run.local.slots:
-        name = (owners or {}).get(slot.name, slot.name)
+        name = run.local.owners.get(slot.name, slot.name)
         saved = slot.counted and first_replica
         pieces.append(Box(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
         for key, value in state_of(run.optimizer, slot.master).items():

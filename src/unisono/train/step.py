@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
 from unisono.observe.span import Recorder
-from unisono.parallel.play import Leaf, Player
+from unisono.parallel.play import Leaf, Player, Turn
 from unisono.parallelize import Local
-from unisono.programs.pipeline import Action
+from unisono.programs.pipeline import Action, Timetable
 from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure, clip, clip_and_step
 from unisono.train.optim._make import set_rate
@@ -21,11 +21,15 @@ from unisono.train.tally import Tally
 
 @dataclass(slots=True)
 class Run:
-    """A live run on one rank. `step` is the number of updates made; everything else is fixed."""
+    """A live run on one rank. `step` is the number of updates made; everything else is fixed.
+
+    timetable: of all rows of the pipeline; `row` is this rank's, `eval_row` its forwards alone.
+    """
 
     mesh: Mesh
     local: Local
     player: Player
+    timetable: Timetable
     row: Sequence[Action]
     eval_row: Sequence[Action]
     sync: Sync
@@ -56,12 +60,12 @@ class Report:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-def before_backward(local: Local, sync: Sync, tally: Tally) -> Callable[[bool, Tensor], None]:
-    """What the player tells of each backward: the step's last one lets gradients depart as they ripen."""
+def before_backward(local: Local, sync: Sync, tally: Tally) -> Callable[[Turn, Tensor], None]:
+    """What the player tells of each backward: the step's final one lets gradients depart as they ripen."""
 
-    def about_to(last: bool, losses: Tensor) -> None:
-        local.sharding.before_backward(last)
-        if last:
+    def about_to(turn: Turn, losses: Tensor) -> None:
+        local.sharding[turn.stage].before_backward(turn.last)
+        if turn.final:
             tally.put(losses)
             if local.buckets.tail is not None:
                 local.buckets.tail.copy_(tally.line)
@@ -89,7 +93,7 @@ def train_step(
     with run.recorder.span("optim"):
         local.join_ties()
         line = run.tally.line if local.buckets.tail is None else local.buckets.tail
-        if not (local.stage.last and mesh.tp.index == 0):
+        if not (local.holds_loss and mesh.tp.index == 0):
             line[:-1] = 0.0  # losses count once
         norm, *losses, stops = run.measure(local.slots, line)
         report = Report(run.step, math.fsum(losses), norm, run.rate(run.step), verdict, stops > 0)
@@ -111,12 +115,12 @@ def train_step(
 def evaluate(run: Run, batches: Sequence[Sequence[Leaf]]) -> float:
     """Mean loss in nats per target over the batches of all data ranks; the same on every rank."""
     mesh = run.mesh
-    total = torch.zeros((), dtype=torch.float64, device=run.player.wires.device)
-    run.local.stage.eval()
+    total = torch.zeros((), dtype=torch.float64, device=run.local.device)
+    run.local.train(False)
     for leaves in batches:
         targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.data.size
         total += run.player.play(run.eval_row, leaves, 1.0 / (targets * len(batches)), None).sum()
-    run.local.stage.train()
-    if not (run.local.stage.last and mesh.tp.index == 0):
+    run.local.train(True)
+    if not (run.local.holds_loss and mesh.tp.index == 0):
         total.zero_()
     return mesh.world.all_reduce(total).item()

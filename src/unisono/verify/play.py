@@ -16,7 +16,8 @@ from unisono.config import Resolved
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
-from unisono.parallel.play import Leaf, Player, Wires
+from unisono.parallel.play import Leaf, Player, StagePlayer
+from unisono.parallel.precision import computing
 from unisono.programs.pipeline import Action
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import load, save
@@ -29,19 +30,13 @@ from unisono.verify.record import Observed
 
 
 @dataclass(slots=True)
-class Watching:
+class Watching(Player):
     """A player that notes which leaves it was given, and what each lost."""
 
     inner: Player
     seen: Observed
 
-    @property
-    def wires(self) -> Wires:
-        """Those of the player inside."""
-        return self.inner.wires
-
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """As the player inside does it."""
         for leaf in leaves:
             self.seen.leaf(leaf)
         losses = self.inner.play(row, leaves, weight, seed)
@@ -83,7 +78,7 @@ def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
     seen = Observed(run)
     player, measure = run.player, run.measure
     run.step = step
-    run.player = Watching(player, seen)  # type: ignore[assignment]
+    run.player = Watching(player, seen)
     run.measure = Measuring(measure, seen)
     try:
         if step == 0:
@@ -102,16 +97,15 @@ def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
 def rewind(run: Run, reference: Path, step: int) -> None:
     """Give the run the reference's state before step `step`, cut for this rank."""
     if step:
-        load(checkpoint_of(reference, step - 1), pieces_of(run, dict(run.local.stage.ties)))
+        load(checkpoint_of(reference, step - 1), pieces_of(run))
 
 
 def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path) -> None:
     """One process: the run that plans are held to, its records and its checkpoints."""
     run, feed = start(resolved, place, corpus)
-    owners = dict(run.local.stage.ties)
     for step in range(steps):
         watched_step(run, feed.fetch(step), step).write(record_of(folder, step))
-        save(folder, step, pieces_of(run, owners), {}, rank=0, world=1, token="reference")
+        save(folder, step, pieces_of(run), {}, rank=0, world=1, token="reference")
 
 
 def play_plan(
@@ -151,6 +145,8 @@ def play_leaves(
             slot.drop_gradient()
 
     targets = sum(leaf.targets.numel() for leaf in leaves)
+    if not isinstance(run.player, StagePlayer):
+        raise TypeError("a run that was just built plays with its stages")
     run.player.after_backward = done
     run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
     return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
@@ -178,8 +174,8 @@ def crossed_losses(
         return None
     rewind(run, reference, step)
     weight = run.sync.weigh(sum(leaf.targets.numel() for leaf in leaves))
-    stage, rows = run.local.stage, []
-    with torch.no_grad(), run.player.computing():
+    (stage,), rows = run.local.stages.values(), []
+    with torch.no_grad(), computing(resolved.plan.precision, place.device):
         for leaf in leaves:
             y = stage(leaf.inputs, Noise(run.seed, leaf.samples))
             rows.append(torch.stack([stage.loss(y, other.targets) * weight for other in leaves]))

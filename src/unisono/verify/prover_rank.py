@@ -16,7 +16,7 @@ import torch.distributed.checkpoint.planner_helpers
 from unisono import models
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
-from unisono.parallel.cut import boundary_shapes
+from unisono.parallel.cut import boundaries
 from unisono.train.build import Place, connect, facts_of
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
@@ -49,7 +49,7 @@ def _warm(recipe: Recipe, corpus: Corpus) -> None:
     model = models.build(recipe.model, facts_of(corpus))
     inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
     whole = [range(len(model.blocks)), range(0)]  # type: ignore[arg-type]
-    boundary_shapes(model, whole, torch.empty(inputs.shape, dtype=inputs.dtype, device="meta"))
+    boundaries(model, whole, torch.empty(inputs.shape, dtype=inputs.dtype, device="meta"))
 
 
 def main(

@@ -69,7 +69,7 @@ class Observed:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.note = Note(run.mesh.rank, dict(run.mesh.at), run.local.stage.last)
+        self.note = Note(run.mesh.rank, dict(run.mesh.at), run.local.holds_loss)
         self._boxes: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -87,8 +87,9 @@ class Observed:
 
     def keep_buffers(self) -> None:
         """Buffers of this rank's modules; they are whole."""
-        for name, buffer in self._run.local.stage.named_buffers():
-            self._store(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer)
+        for stage in self._run.local.stages.values():
+            for name, buffer in stage.named_buffers():
+                self._store(f"buffer/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer)
 
     def leaf(self, leaf: Leaf) -> None:
         """One micro-batch that is about to be computed."""

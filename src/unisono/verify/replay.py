@@ -147,7 +147,7 @@ def _started(task: Task, place: Place, corpus: Corpus) -> _Actor:
     run = build(recipe, plan, place, corpus, Recorder(place.rank))
     feed, _ = feeds(recipe, plan, run.mesh, corpus, place.device)
     if task.start is not None:
-        state = load(task.start, pieces_of(run, dict(run.local.stage.ties)))
+        state = load(task.start, pieces_of(run))
         run.step = int(state["step"])
     return _Actor(run, feed)
 
@@ -182,11 +182,10 @@ def _compare(
 
 
 def _compare_state(found: Findings, run: Run, twin: Run | None, folder: Path, bounds: Bounds) -> None:
-    owners = dict(run.local.stage.ties)
-    mine = {p.name: p.tensor.detach().cpu() for p in pieces_of(run, owners) if p.saved}
+    mine = {p.name: p.tensor.detach().cpu() for p in pieces_of(run) if p.saved}
     pushed: dict[str, torch.Tensor] = {}
     if twin is not None:
-        pushed = {p.name: p.tensor.detach().cpu() for p in pieces_of(twin, owners) if p.saved}
+        pushed = {p.name: p.tensor.detach().cpu() for p in pieces_of(twin) if p.saved}
     for name, want in read_full(folder, list(mine)).items():
         if not want.numel():
             continue

@@ -10,7 +10,7 @@ from unisono import parallelize
 from unisono.comm.group import Group
 from unisono.models.gpt import Positions
 from unisono.parallel import shard, tensor
-from unisono.parallel.play import Player
+from unisono.parallel.play import StagePlayer
 from unisono.parallel.tensor import (
     GatherSequence,
     RowLinear,
@@ -20,7 +20,7 @@ from unisono.parallel.tensor import (
 )
 
 SLOTS, LOSS = parallelize.slots_of, parallelize.vocab_loss
-GATHER, SEND_F, SEND_B = Group.all_gather, Player._send_activation, Player._send_gradient
+GATHER, SEND_F, SEND_B = Group.all_gather, StagePlayer._send_activation, StagePlayer._send_gradient
 FSDP_GATHER = shard._Gather.__call__
 
 
@@ -130,30 +130,30 @@ def activations_sent_in_another_order(patch):
 
     def send(self, action):
         other = action.micro ^ 1
-        swapped = replace(action, micro=other if other in self._made else action.micro)
+        swapped = replace(action, micro=other if (action.stage, other) in self._outputs else action.micro)
         SEND_F(self, swapped)
 
-    forward = Player._forward
+    forward = StagePlayer._forward
 
     def both(self, action):
         forward(self, action)
-        if self.stage.first and action.micro % 2 == 0 and len(self._leaves) > action.micro + 1:
+        if self.stages[action.stage].first and action.micro % 2 == 0 and len(self._leaves) > action.micro + 1:
             forward(self, replace(action, micro=action.micro + 1))
 
-    patch(Player, "_send_activation", send)
-    patch(Player, "_forward", both)
+    patch(StagePlayer, "_send_activation", send)
+    patch(StagePlayer, "_forward", both)
 
 
 @bug("pp=2", "leaves_permuted", dropout=0.0)
 def targets_in_another_order(patch):
     """The last stage reads its targets from the other end of the batch."""
-    play = Player.play
+    play = StagePlayer.play
 
     def reversed_targets(self, row, leaves, weight, seed):
         others = [replace(a, targets=b.targets) for a, b in zip(leaves, leaves[::-1], strict=True)]
-        return play(self, row, others if self.stage.last else leaves, weight, seed)
+        return play(self, row, others if 1 in self.stages else leaves, weight, seed)
 
-    patch(Player, "play", reversed_targets)
+    patch(StagePlayer, "play", reversed_targets)
 
 
 @bug("pp=2", "gradient", "stale_gradient", "missing_micro_batch")
@@ -162,13 +162,14 @@ def gradient_of_the_micro_batch_before(patch):
     last = {}
 
     def send(self, action):
-        own = self._arrived[action.micro].grad.clone()
+        (x,) = self._inputs[action.stage, action.micro]
+        own = x.grad.clone()
         if action.micro:
-            self._arrived[action.micro].grad = last["grad"]
+            x.grad = last["grad"]
         last["grad"] = own
         SEND_B(self, action)
 
-    patch(Player, "_send_gradient", send)
+    patch(StagePlayer, "_send_gradient", send)
 
 
 @bug("pp=2", "factor_of_axis", "factor")
@@ -176,10 +177,11 @@ def gradient_scaled_between_stages(patch):
     """The loss is scaled once more on the way back through a stage."""
 
     def send(self, action):
-        self._arrived[action.micro].grad.mul_(1 / len(self._leaves))
+        (x,) = self._inputs[action.stage, action.micro]
+        x.grad.mul_(1 / len(self._leaves))
         SEND_B(self, action)
 
-    patch(Player, "_send_gradient", send)
+    patch(StagePlayer, "_send_gradient", send)
 
 
 @bug("pp=2", "forward")
@@ -187,11 +189,11 @@ def activations_travel_in_bf16(patch):
     """Activations are rounded to bf16 between stages."""
 
     def send(self, action):
-        y = self._made[action.micro]
+        (y,) = self._outputs[action.stage, action.micro]
         y.data.copy_(y.data.bfloat16())
         SEND_F(self, action)
 
-    patch(Player, "_send_activation", send)
+    patch(StagePlayer, "_send_activation", send)
 
 
 @bug("tp=2", "initialisation")

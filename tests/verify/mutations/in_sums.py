@@ -7,7 +7,7 @@ from unisono.comm import bucket as buckets
 from unisono.comm.bucket import Buckets
 from unisono.comm.group import Group
 from unisono.parallel import shard
-from unisono.parallel.play import Player
+from unisono.parallel.play import StagePlayer
 from unisono.parallel.shard import Sharded
 from unisono.parallelize import Local
 from unisono.sync import Verdict, canonical
@@ -15,7 +15,7 @@ from unisono.sync.canonical import CanonicalSync
 from unisono.sync.every_step import EveryStepSync
 from unisono.train.tally import Tally
 
-PLAY, BACKWARD, READY, DEAL = Player.play, Player._backward, EveryStepSync.grad_ready, buckets.deal
+PLAY, BACKWARD, READY, DEAL = StagePlayer.play, StagePlayer._backward, EveryStepSync.grad_ready, buckets.deal
 CLOSE, JOIN, REDUCE = Local.close_replica, Local.join_ties, Group.all_reduce
 BEFORE, SCATTER, START = Sharded.before_backward, shard._Scatter.__call__, Group.start_all_reduce
 
@@ -39,7 +39,9 @@ def loss_by_local_tokens(patch):
 @bug("dp=2", "factor_of_axis")
 def averaged_over_micro_batches_twice(patch):
     """A mean inside the loss and a division by the number of accumulation steps outside."""
-    patch(Player, "play", lambda self, row, leaves, w, seed: PLAY(self, row, leaves, w / len(leaves), seed))
+    patch(
+        StagePlayer, "play", lambda self, row, leaves, w, seed: PLAY(self, row, leaves, w / len(leaves), seed)
+    )
 
 
 @bug("shard=2", "factor_of_axis")
@@ -82,11 +84,11 @@ def all_but_the_last_micro_batch_lost(patch):
     """Gradients are cleared between micro-batches; the loss looks right."""
 
     def backward(self, action):
-        for p in self.stage.parameters():
+        for p in self.stages[action.stage].parameters():
             p.grad = None
         BACKWARD(self, action)
 
-    patch(Player, "_backward", backward)
+    patch(StagePlayer, "_backward", backward)
 
 
 @bug("pp=2", "missing_micro_batch")
@@ -96,10 +98,10 @@ def first_micro_batch_lost(patch):
     def backward(self, action):
         BACKWARD(self, action)
         if action.micro == 0:
-            for p in self.stage.parameters():
+            for p in self.stages[action.stage].parameters():
                 p.grad = None
 
-    patch(Player, "_backward", backward)
+    patch(StagePlayer, "_backward", backward)
 
 
 @bug("dp=2", "leaf_missing")
@@ -109,7 +111,7 @@ def uneven_rest_dropped(patch):
     def play(self, row, leaves, weight, seed):
         return PLAY(self, [a for a in row if a.micro < len(leaves) - 1], leaves, weight, seed)
 
-    patch(Player, "play", play)
+    patch(StagePlayer, "play", play)
 
 
 @bug("dp=2", "counted_twice")
@@ -117,14 +119,14 @@ def one_micro_batch_counts_twice(patch):
     """A gradient is added by a hook and again by the accumulation."""
 
     def backward(self, action):
-        before = [None if p.grad is None else p.grad.clone() for p in self.stage.parameters()]
+        before = [None if p.grad is None else p.grad.clone() for p in self.stages[action.stage].parameters()]
         BACKWARD(self, action)
         if action.micro == 1:
-            for p, old in zip(self.stage.parameters(), before, strict=True):
+            for p, old in zip(self.stages[action.stage].parameters(), before, strict=True):
                 if p.grad is not None:
                     p.grad.add_(p.grad - (0 if old is None else old))
 
-    patch(Player, "_backward", backward)
+    patch(StagePlayer, "_backward", backward)
 
 
 @bug("dp=2", "missing_share")
