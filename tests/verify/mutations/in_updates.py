@@ -6,9 +6,10 @@ import torch
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
+from unisono.config import TrainConfig
 from unisono.train import build, step
 
-MAKE, SET_RATE, RATE = build.make, step.set_rate, build.rate
+MAKE, SET_RATE, RATE = build.make, step.set_rate, TrainConfig.rate
 
 
 def after(change):
@@ -101,7 +102,7 @@ def rate_scaled_by_world(patch):
 @bug("dp=2", "learning_rate")
 def schedule_counts_per_rank(patch):
     """The schedule advances once for each process instead of once for each step."""
-    patch(build, "rate", lambda train, at: RATE(train, 2 * at + 1))
+    patch(TrainConfig, "rate", lambda self: lambda at: RATE(self)(2 * at + 1))
 
 
 @bug("dp=2", "weight_decay")
