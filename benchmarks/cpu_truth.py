@@ -27,8 +27,8 @@ from unisono.measure.recipes import gpt
 from unisono.planner.clusters import cluster
 from unisono.planner.host import price_on_host
 from unisono.planner.host_memory import memory_on_host
-from unisono.spec.cluster import Cluster, Link
-from unisono.spec.transformer import transformer
+from unisono.planner.machines.cluster import Cluster, Link
+from unisono.planner.work.transformer import transformer
 
 MODELS = {
     "1M": gpt(calibrate.sizes(4, 4, 128, 64), 16),

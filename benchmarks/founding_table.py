@@ -19,7 +19,7 @@ from unisono.planner.clusters import of_size
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 A100, V100 = 312e12, 125e12  # dense FLOP/s in half precision, of their data sheets
 # ImageNet-1k once, and the usual epochs (Goyal et al., 2017).

@@ -14,7 +14,7 @@ from unisono.planner.screen import screen
 from unisono.planner.search import search
 from unisono.planner.space import Space, meshes
 from unisono.planner.stack import stack
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 GPT3 = Transformer(96, 96, 12288, 2048, 51200, 96, 4 * 12288)
 LLAMA = Transformer(

@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.price import price
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 # What a constant may be: a share of a peak is at most 1, and no clock shows less than a tenth of a microsecond.
 BOUNDS: dict[str, tuple[float, float]] = {

@@ -7,8 +7,8 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from unisono.planner.machines.cluster import Source
 from unisono.planner.tables import Table, bundled
-from unisono.spec.cluster import Source
 
 TABLES = ("devices.toml", "clusters.toml", "stacks.toml")
 

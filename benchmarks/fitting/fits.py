@@ -7,8 +7,8 @@ from statistics import median
 import numpy as np
 
 from unisono.planner.kernels import chip, matmul
+from unisono.planner.machines.cluster import Device
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unisono.comm.mesh import AXES, Shape
 from unisono.plan import Plan
-from unisono.spec.order import USUAL, coordinates, stride
+from unisono.planner.machines.order import USUAL, coordinates, stride
 
 shapes = st.builds(
     Shape,

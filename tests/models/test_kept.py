@@ -15,8 +15,8 @@ from unisono.models.noise import Noise
 from unisono.plan import Plan
 from unisono.planner.memory import of_row
 from unisono.planner.stack import stack
-from unisono.spec import kept
-from unisono.spec.transformer import Transformer
+from unisono.planner.work import kept
+from unisono.planner.work.transformer import Transformer
 
 BATCH = 3
 VARIANTS: list[dict[str, Any]] = [

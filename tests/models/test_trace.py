@@ -13,7 +13,7 @@ from tests.models.test_workload import GPTS, gpt_pair, image_pair
 from unisono.models.noise import Noise
 from unisono.models.trace import trace, units
 from unisono.planner.hf import transformer_of
-from unisono.spec.networks import resnet
+from unisono.planner.work.networks import resnet
 from unisono.spec.workload import Workload
 
 

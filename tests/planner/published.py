@@ -14,7 +14,7 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.clusters import cluster, device
 from unisono.planner.timetables import in_flight
-from unisono.spec.transformer import Transformer, block_bytes
+from unisono.planner.work.transformer import Transformer, block_bytes
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 # MPT's sizes by name: layers, heads, width (MosaicML, llm-foundry, 2023).

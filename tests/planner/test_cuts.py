@@ -7,8 +7,8 @@ from unisono.config import ModelConfig
 from unisono.models.build import Facts, build
 from unisono.parallel.cut import cut
 from unisono.planner.cuts import balanced, even, head_share, rows_of
+from unisono.planner.work.transformer import transformer
 from unisono.programs.balance import balance
-from unisono.spec.transformer import transformer
 
 SCHEDULES = ("1f1b", "interleaved:v=2", "zbv", "dualpipe", "dualpipev")
 

@@ -12,8 +12,8 @@ from unisono.planner.hf import transformer_of
 from unisono.planner.price import price
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
-from unisono.spec.experts import Experts
-from unisono.spec.transformer import Transformer, block_bytes
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.transformer import Transformer, block_bytes
 
 MIXTRAL = {
     "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,

@@ -10,8 +10,8 @@ from unisono.planner.general import cut
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
+from unisono.planner.work.networks import Network, dlrm, resnet
 from unisono.programs.balance import balance
-from unisono.spec.networks import Network, dlrm, resnet
 from unisono.spec.workload import convnet, mlp
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))

@@ -14,15 +14,15 @@ from unisono.planner.clusters import cluster
 from unisono.planner.host import counted, price_on_host
 from unisono.planner.host_file import FittedHost, as_toml
 from unisono.planner.host_memory import memory_on_host
+from unisono.planner.machines.cluster import Cluster, Device, Link
+from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.priced import verdict
 from unisono.planner.sensitivity import sensitivities
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
-from unisono.spec.cluster import Cluster, Device, Link
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.host import Curve, Host, Pace
-from unisono.spec.transformer import Transformer
 
 FORWARD = Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5)
 BACKWARD = Pace(1.05e-11, 1.7e-11, 1.9e-10, 1.4e-10, 9e-11, 0.0, 1e-5)

@@ -10,10 +10,10 @@ from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import clusters, stack
 from unisono.planner.kernels import chip, matmul
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.price import Price, price
 from unisono.planner.trust import trust
-from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 MODELS = {
     "125M": gpt(12, 12, 768, 2048), "3.6B": gpt(32, 32, 3072, 2048), "7B": gpt(32, 32, 4096, 4096, noisy=False),

@@ -14,6 +14,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner import mixed, mixed_search
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.mixture import Mixture
 from unisono.planner.mixed_chosen import pays
 from unisono.planner.mixed_told import told, waterfall
 from unisono.planner.pools import is_mixture, mixture
@@ -23,7 +24,6 @@ from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.programs.balance import balance
 from unisono.spec.errors import UsageError
-from unisono.spec.mixture import Mixture
 
 MODEL = gpt(24, 16, 2048, 1024)
 PLANS = (

@@ -11,9 +11,9 @@ from unisono.planner import networks, shape
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.clusters import cluster, device, of_size
 from unisono.planner.collectives import bus, exchange, message
+from unisono.planner.machines.cluster import CUBE, TOPOLOGIES, Cluster, Link
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
-from unisono.spec.cluster import CUBE, TOPOLOGIES, Cluster, Link
 from unisono.spec.errors import UsageError
 
 

@@ -16,18 +16,18 @@ from unisono.plan import Plan
 from unisono.planner import networks, orders, orders_told
 from unisono.planner.clusters import cluster, device
 from unisono.planner.collectives import Bus
+from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
+from unisono.planner.machines.order import USUAL, coordinates, evenly, of_many, rank_at, stride
 from unisono.planner.price import dealt, price
 from unisono.planner.priced import Model
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.spec.cluster import TOPOLOGIES, Cluster, Link
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.networks import Network, dlrm
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.experts import Experts
-from unisono.spec.networks import Network, dlrm
-from unisono.spec.order import USUAL, coordinates, evenly, of_many, rank_at, stride
-from unisono.spec.transformer import Transformer
 
 DENSE = gpt(24, 16, 2048, 2048)
 SPARSE = Transformer(

@@ -18,8 +18,8 @@ from unisono.planner.pieces import ModelPiece, pieces
 from unisono.planner.priced import Model
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
-from unisono.spec.experts import Experts
-from unisono.spec.networks import Network, dlrm, resnet
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.networks import Network, dlrm, resnet
 from unisono.spec.workload import convnet, mlp
 
 DENSE = gpt(24, 16, 2048, 1024)

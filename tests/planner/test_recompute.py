@@ -12,14 +12,14 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import Again, of_row
 from unisono.planner.played import span
 from unisono.planner.price import rows
 from unisono.planner.recompute import Extra, fewest
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
-from unisono.spec.cluster import Cluster
-from unisono.spec.networks import Network, resnet
+from unisono.planner.work.networks import Network, resnet
 
 MODEL, MADE = gpt(32, 32, 4096, 2048), stack("megatron-2022")
 FUSED = replace(MADE, fused_attention=True)

@@ -13,14 +13,14 @@ from unisono.plan import Plan
 from unisono.planner.algorithms import NAMES
 from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.order import USUAL, Order
 from unisono.planner.orders import read
 from unisono.planner.price import price
 from unisono.planner.priced import verdict
 from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
-from unisono.spec.experts import Experts
-from unisono.spec.order import USUAL, Order
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.transformer import Transformer
 
 SCHEDULES = (
     "1f1b", "gpipe", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe",

@@ -8,11 +8,11 @@ from tests.planner.test_host import HOST, MODEL, here
 from unisono.plan import Plan
 from unisono.planner import chosen, ties
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.cluster import Device
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
-from unisono.spec.cluster import Device
 
 WHERE = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
 

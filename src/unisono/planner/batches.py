@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from unisono.planner.machines.cluster import Source
 from unisono.planner.quick import judged, priced
 from unisono.planner.simulate import Question
-from unisono.spec.cluster import Source
 
 # Of the best throughput, within which a batch is called large enough.
 CLOSE: Annotated[float, Source("specification", "what the question asks for: within 5 % of the best")] = 0.05

@@ -14,13 +14,13 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.cuts import rows_of
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import Kept, RowShare, kept_of, share_of
 from unisono.planner.price import COVERING, Blocks, Kernels, Totals, blocks, kernels
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, name_of, serves
-from unisono.spec.cluster import Cluster
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
 

@@ -10,9 +10,9 @@ from typing import Annotated
 from unisono.planner import experts
 from unisono.planner.collectives import ALONE, Bus, Exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
+from unisono.planner.machines.cluster import Source
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Source
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source(
     "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"

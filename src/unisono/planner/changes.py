@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unisono.spec.cluster import Cluster, Device
+from unisono.planner.machines.cluster import Cluster, Device
 
 
 def faster_link(cluster: Cluster, name: str, factor: float) -> Cluster:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
+from unisono.planner.machines.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
-from unisono.spec.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
 from unisono.spec.errors import UsageError
 
 _DEVICE = (

@@ -8,8 +8,8 @@ NCCL do.
 from dataclasses import dataclass
 
 from unisono.planner import shape
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.numbers import larger
-from unisono.spec.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from functools import cache
 
 from unisono.plan import choice
 from unisono.planner.timetables import chunks, name_of
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Problem
-from unisono.spec.transformer import Transformer
 
 CUTTABLE = ("1f1b", "gpipe", "zb1p", "zb2p")  # timetables with one stage a rank, which may be cut anywhere
 

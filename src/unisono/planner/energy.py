@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from unisono.spec.cluster import Cluster, Source
+from unisono.planner.machines.cluster import Cluster, Source
 
 _SURVEY = Source(
     "specification", "Uptime Institute, Global Data Center Survey, 2023: mean; largest 1.1 to 1.2"

@@ -11,9 +11,9 @@ from typing import Annotated
 from unisono.plan import Plan
 from unisono.planner.collectives import Bus, Exchange
 from unisono.planner.kernels import Chip, matmul
-from unisono.spec.cluster import Source
-from unisono.spec.experts import Experts, matrices
-from unisono.spec.transformer import Transformer
+from unisono.planner.machines.cluster import Source
+from unisono.planner.work.experts import Experts, matrices
+from unisono.planner.work.transformer import Transformer
 
 _COUNTED = (
     "of a sparse layer beside a dense one's: router, softmax, choice of the k, counting and sorting (3), two"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import exp, expm1, inf, lgamma, log, log1p, sqrt
 from typing import Annotated
 
-from unisono.spec.cluster import Source
+from unisono.planner.machines.cluster import Source
 
 _SAVED = Source(
     "specification", "what train saves of an element: its weight and each of the moments, in fp32"

@@ -15,13 +15,13 @@ import numpy as np
 from unisono.plan import choice
 from unisono.plan.grammar import played
 from unisono.planner import replicas
+from unisono.planner.machines.cluster import Source
 from unisono.planner.priced import shares_cores
 from unisono.planner.search import Ranking, answer_at, pricer
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.space import MeshSizes, Space, meshes
-from unisono.spec.cluster import Source
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.transformer import Transformer
 
 _H = "steps between meetings: 8 of post-local SGD (Lin et al., 2020), 500 of DiLoCo (Douillard et al., 2023)"
 POLICIES: Annotated[tuple[str, ...], Source("specification", _H)] = (

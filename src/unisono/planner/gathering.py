@@ -3,11 +3,11 @@
 from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.collectives import bus, uncovered
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
 

@@ -12,14 +12,14 @@ from unisono.plan.grammar import choice
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.collectives import bus, exchange, message, uncovered
 from unisono.planner.kernels import chip, elementwise, matmul, soft_max
+from unisono.planner.machines.cluster import Cluster, Device
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, ITEM, Memory, MemoryVerdict
 from unisono.planner.price import Price, Traffic, meeting, scatters
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, idle, in_flight
+from unisono.planner.work.networks import Network
 from unisono.programs.balance import balance
-from unisono.spec.cluster import Cluster, Device
-from unisono.spec.networks import Network
-from unisono.spec.order import stride
 from unisono.spec.workload import WorkPart
 
 

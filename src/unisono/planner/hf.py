@@ -6,9 +6,9 @@ Multi-token prediction (DeepSeek-V3) is left out, as transformers leaves it out.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from unisono.planner.work.experts import Experts, Latent
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.experts import Experts, Latent
-from unisono.spec.transformer import Transformer
 
 Config = Mapping[str, Any]
 

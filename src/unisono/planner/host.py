@@ -11,17 +11,17 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.host_memory import ITEM, block_of, layers_of, own_of
+from unisono.planner.machines.cluster import Cluster, Source
+from unisono.planner.machines.host import Host, Pace
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, row_parameters
 from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
 from unisono.planner.timetables import ends as ends_of
+from unisono.planner.work.transformer import Transformer
 from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.shared import SharedCosts, play_shared
-from unisono.spec.cluster import Cluster, Source
-from unisono.spec.host import Host, Pace
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
 
 _REDUCER = Source("specification", "our own reducer, comm.bucket: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)

@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.tables import Table
-from unisono.spec.host import Curve, Host, Pace
 
 _KEYS = (
     "cores",

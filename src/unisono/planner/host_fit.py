@@ -15,10 +15,10 @@ from unisono.plan import Plan
 from unisono.planner.host import buckets, calls_of_pass, counted, crowded, price_on_host
 from unisono.planner.host_file import FittedHost
 from unisono.planner.host_memory import memory_on_host, moved
+from unisono.planner.machines.cluster import Cluster, Device
+from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.price import Price
-from unisono.spec.cluster import Cluster, Device
-from unisono.spec.host import Curve, Host, Pace
-from unisono.spec.transformer import Transformer, transformer
+from unisono.planner.work.transformer import Transformer, transformer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.cuts import rows_of
+from unisono.planner.machines.cluster import Source
+from unisono.planner.machines.host import Host
 from unisono.planner.memory import Memory, row_parameters, states
 from unisono.planner.timetables import HEAPED, LATE, ends, in_flight, name_of
-from unisono.spec.cluster import Source
-from unisono.spec.host import Host
-from unisono.spec.kept import head_bytes, owed_bytes
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.kept import head_bytes, owed_bytes
+from unisono.planner.work.transformer import Transformer
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated
 
+from unisono.planner.machines.cluster import Device, Source
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device, Source
 
 _TILES = Source("specification", "cuBLAS's largest kernels for half precision")
 TILE_ROWS: Annotated[int, _TILES] = 256

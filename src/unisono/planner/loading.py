@@ -11,11 +11,11 @@ from math import ceil
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import stride
 from unisono.planner.priced import Model
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
-from unisono.spec.order import stride
-from unisono.spec.sample import Sample
+from unisono.planner.work.sample import Sample
 
 FLAGS = "--loader-samples-s, --loader-gb-s"
 

@@ -1,7 +1,7 @@
 """Memory of every rank by category, at its peak, and whether it fits.
 
 Model states: ZeRO (Rajbhandari et al., 2019): weights, gradients and optimiser of mixed-precision Adam, each whole or
-shared out over `shard`. Activations: `spec.transformer`, times the micro-batches that the timetable holds.
+shared out over `shard`. Activations: `work.transformer`, times the micro-batches that the timetable holds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.cuts import rows_of
+from unisono.planner.machines.cluster import Device, Source
 from unisono.planner.numbers import either, smaller
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import HEAPED, LATE, WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
-from unisono.spec import kept as own
-from unisono.spec.cluster import Device, Source
-from unisono.spec.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
+from unisono.planner.work import kept as own
+from unisono.planner.work.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
 
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,

@@ -13,16 +13,16 @@ from unisono.plan import Plan
 from unisono.planner import memory
 from unisono.planner.collectives import bus
 from unisono.planner.cuts import rows_of
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture
+from unisono.planner.machines.order import stride
 from unisono.planner.mixed_lane import MixedPipeline, MixedRow, MixedShared, Way, lane
 from unisono.planner.price import Price
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
-from unisono.spec.cluster import Cluster
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.mixture import Mixture
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
 
 _ORDERED = 4  # pools of which every order is tried
 

@@ -11,6 +11,9 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.planner import offload
 from unisono.planner.collectives import message
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import Memory, kept_of, of_share, share_in
 from unisono.planner.parts import Detail, Kernels, Price, Rows, Traffic
 from unisono.planner.played import span
@@ -28,11 +31,8 @@ from unisono.planner.price import (
 from unisono.planner.screen import like
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, in_flight, name_of
+from unisono.planner.work.transformer import Transformer
 from unisono.programs.balance import balance
-from unisono.spec.cluster import Cluster
-from unisono.spec.mixture import Mixture
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

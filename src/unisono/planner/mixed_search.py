@@ -12,16 +12,16 @@ from time import perf_counter
 from unisono.plan import Plan
 from unisono.planner import search, space
 from unisono.planner.collectives import message
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import kept_of, of_share, share_in
 from unisono.planner.mixed import MixedAnswer, MixedQuestion, Placement, placed, placements, slowest
 from unisono.planner.mixed_lane import MixedShared, detail
 from unisono.planner.price import gradients, message_bytes
 from unisono.planner.simulate import Answer as Equal
 from unisono.planner.timetables import chunks, in_flight, name_of
-from unisono.spec.cluster import Cluster
-from unisono.spec.mixture import Mixture
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 # (seconds of a block, seconds beside its blocks, rows) of each kind of row, of one micro-batch forward and backward.
 Kinds = tuple[tuple[float, float, int], ...]

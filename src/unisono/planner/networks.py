@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Any
 
+from unisono.planner.machines.cluster import Cluster, Link, Source, Topology
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import Answer, Question, bound, simulate
-from unisono.spec.cluster import Cluster, Link, Source, Topology
 from unisono.spec.errors import UsageError
 
 _PORTS = Source("specification", "ports of one switch: NVIDIA Quantum-2, 400 Gb/s; Tomahawk 5, 800 Gb/s")

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.planner import experts
+from unisono.planner.machines.cluster import Device, Source
 from unisono.planner.memory import RowShare, item_of, states, stored
 from unisono.planner.numbers import larger
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Device, Source
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
 UPDATE_BYTES: Annotated[float, Source("specification", _READ)] = 14.0

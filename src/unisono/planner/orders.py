@@ -13,11 +13,11 @@ from unisono.plan import Plan
 from unisono.plan.grammar import meant
 from unisono.planner.collectives import bus, exchange, message
 from unisono.planner.collectives import levels as levels_of
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
 from unisono.planner.priced import price, shares_cores
 from unisono.planner.simulate import Answer, Question, gain, simulate, waterfall
-from unisono.spec.cluster import Cluster
 from unisono.spec.errors import UsageError
-from unisono.spec.order import USUAL, Order, evenly, of_many, stride
 
 BEST = "best"
 # Share of a step below which no other order is told of: a small part of any price's error. No price depends on it.

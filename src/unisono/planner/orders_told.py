@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import USUAL, of_many, rank_at, stride, trains
 from unisono.planner.orders import (
     WORTH,
     ComparedOrders,
@@ -15,8 +17,6 @@ from unisono.planner.orders import (
     uneven,
 )
 from unisono.planner.simulate import Answer, gain
-from unisono.spec.cluster import Cluster
-from unisono.spec.order import USUAL, of_many, rank_at, stride, trains
 
 _SHOWN = 5  # orders; and parts of a step in which they differ
 _PARTS = 3

@@ -17,8 +17,8 @@ from unisono.planner.priced import settled, shares_cores
 from unisono.planner.simulate import Answer
 from unisono.planner.stages import RowLoad
 from unisono.planner.timetables import ends
-from unisono.spec.networks import Network
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.networks import Network
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.workload import WorkPart
 
 _MIB = 2.0**20

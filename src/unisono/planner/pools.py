@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.planner.clusters import cluster, cluster_of, is_file, link_of
+from unisono.planner.machines.cluster import Cluster, Link, Source
+from unisono.planner.machines.mixture import Mixture
 from unisono.planner.tables import from_file
-from unisono.spec.cluster import Cluster, Link, Source
 from unisono.spec.errors import UsageError
-from unisono.spec.mixture import Mixture
 
 _KEYS = ("name", "stack", "pool", "join")
 

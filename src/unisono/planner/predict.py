@@ -7,11 +7,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, verdict
 from unisono.planner.stack import Stack, stack
 from unisono.planner.trust import trust
-from unisono.spec.cluster import Cluster
 
 MIB = 2.0**20
 FALLBACK = "laptop"  # what prices where nobody has measured

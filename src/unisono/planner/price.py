@@ -10,14 +10,14 @@ from unisono.planner.block import BlockSplit
 from unisono.planner.collectives import Bus, bus, exchange, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import Chip, chip
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import stride
 from unisono.planner.memory import ITEM, Again, RowShare, item_of, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.parts import Blocks, Detail, Kernels, PipelineSeconds, Price, Rows, Totals, Traffic, Work
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle, name_of
-from unisono.spec.cluster import Cluster
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
 # Timetables in which one micro-batch computes while another's tokens travel to their experts.

@@ -8,13 +8,13 @@ from unisono.plan import Plan
 from unisono.planner import general, host, host_memory, memory
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import Again, MemoryVerdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
+from unisono.planner.work.networks import Network
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.networks import Network
-from unisono.spec.transformer import Transformer
 
 Model = Transformer | Network
 

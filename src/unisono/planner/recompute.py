@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Device
 from unisono.planner.memory import Again, Kept, RowShare, kept_of, of_share, share_of
 from unisono.planner.numbers import either, larger, largest, smaller, whole
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import in_flight
-from unisono.spec.cluster import Device
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 MODES = ("none", "selective", "full")
 _TINY = 1e-12  # what rounding may add to a quotient, and a byte that is none

@@ -16,7 +16,7 @@ from unisono.planner.priced import shares_cores
 from unisono.planner.recompute import MODES, Extra, extra_of, of_rank
 from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.timetables import ends, in_flight, name_of
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 _WORTH = 1e-3  # of a step: less than that is not said
 

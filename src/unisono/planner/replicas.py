@@ -11,11 +11,11 @@ from math import ceil, log2
 from unisono.plan import Plan
 from unisono.plan.grammar import Choice, choice
 from unisono.planner.collectives import Bus, bus, uncovered
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.order import stride
-from unisono.spec.transformer import Transformer
 
 _SHARE = 0.01  # of the elements that sparse codecs send where no ratio is said
 _LEVELS = 127  # of qsgd where no s is said: a byte with its sign

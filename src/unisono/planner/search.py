@@ -14,14 +14,14 @@ import numpy as np
 
 from unisono.plan import Plan
 from unisono.planner.bench import Array, SearchShared
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.played import actions, span
 from unisono.planner.priced import price, shares_cores, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
 from unisono.planner.ties import simplest
-from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from unisono.planner import changes
+from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.quick import judged, rate
 from unisono.planner.simulate import Question
-from unisono.spec.cluster import Cluster, Source
 
 _STEP = Source(
     "specification", "what is asked: small enough to be nearly linear, large enough to be a next model"

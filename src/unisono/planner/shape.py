@@ -4,7 +4,7 @@ line has no way back, and two halves of a group talk over the cables between the
 from functools import lru_cache
 from math import log2
 
-from unisono.spec.cluster import CUBE, Link
+from unisono.planner.machines.cluster import CUBE, Link
 
 _DIMS = {"ring": 1, "torus2d": 2, "torus3d": 3, "mesh2d": 2, "mesh3d": 3}
 _OPEN = ("mesh2d", "mesh3d")  # without the way round

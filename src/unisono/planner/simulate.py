@@ -6,6 +6,8 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import loading, stages
+from unisono.planner.machines.cluster import Cluster, Device
+from unisono.planner.machines.order import trains
 from unisono.planner.memory import Memory, MemoryVerdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
@@ -16,10 +18,8 @@ from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import fed, with_waits
-from unisono.spec.cluster import Cluster, Device
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible
-from unisono.spec.order import trains
-from unisono.spec.transformer import Transformer
 
 GIB = 2.0**30
 _OTHER_ORDER = "order      of axes: not the one that train plays, see below"

@@ -15,10 +15,10 @@ from unisono.plan.checks import divisors
 from unisono.plan.grammar import known, played
 from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.bench import Axes, like
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 
 from unisono.plan.grammar import meant
+from unisono.planner.machines.cluster import Source
 from unisono.planner.tables import Table, bundled, inherited
-from unisono.spec.cluster import Source
 from unisono.spec.errors import UsageError
 
 

@@ -6,11 +6,11 @@ from itertools import groupby
 from typing import Any
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import NEVER, Again
 from unisono.planner.priced import Model, blocks
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks
-from unisono.spec.cluster import Cluster
 
 _WORDS = {"full": "full", "selective": "selective (attention's scores)"}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from unisono.plan.grammar import meant
 from unisono.planner import changes
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer, bound, waterfall
-from unisono.spec.cluster import Cluster
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-from unisono.spec.transformer import Transformer
 
 COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
 FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")

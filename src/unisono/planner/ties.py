@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from unisono.planner.host import buckets, calls_of_pass
+from unisono.planner.machines.cluster import Source
 from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.cluster import Source
 
 _HALF = (
     "a choice of ours, held by benchmarks/auto_truth.py: errors of two plans on one host are half the same"

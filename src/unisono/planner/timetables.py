@@ -12,8 +12,8 @@ from functools import cache
 from typing import Annotated
 
 from unisono.plan.grammar import choice
+from unisono.planner.machines.cluster import Source
 from unisono.planner.numbers import larger, smaller
-from unisono.spec.cluster import Source
 
 _BOTH_WAYS = Source(
     "specification", "each way has the whole model, DeepSeek-V3 report, 2024; DualPipeV folds it"

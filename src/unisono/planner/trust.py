@@ -6,10 +6,10 @@ from math import hypot, log2
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.priced import Model, shares_cores
 from unisono.planner.stack import Stack
-from unisono.spec.cluster import Cluster, Source
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 _APART = (
     "fits to the small or near rows of a set, judged on the large or far ones, as make accuracy prints them"

@@ -10,13 +10,13 @@ from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import mixed, mixed_chosen, mixed_search, mixed_told, search
 from unisono.planner.clusters import cluster, names
+from unisono.planner.machines.mixture import Mixture
 from unisono.planner.pools import mixture
 from unisono.planner.simulate import GIB
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.spec.mixture import Mixture
-from unisono.spec.transformer import Transformer
 from unisono.verbs._plan import space_on
 from unisono.verbs._simulate import planned
 from unisono.verbs._sizes import model_of

@@ -10,10 +10,10 @@ from unisono.config.resolve import KINDS, on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import chosen, fidelities, orders, orders_told, search
 from unisono.planner.clusters import cluster, is_file, of_size
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.space import meshes
 from unisono.planner.stack import Stack, stack
-from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._simulate import NOT_BUILT
 from unisono.verbs._sizes import judged, model_of, problems

@@ -12,14 +12,14 @@ from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of
 from unisono.planner import orders, orders_told, pieces, recut, simulate
 from unisono.planner.clusters import cluster
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.timetables import chunks, serves
+from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.cluster import Cluster
 from unisono.spec.errors import ConfigProblems, UsageError
-from unisono.spec.mixture import Mixture
-from unisono.spec.transformer import Transformer
 from unisono.verbs._sizes import judged, model_of, problems
 
 NOT_BUILT = "P10"

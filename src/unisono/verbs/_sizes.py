@@ -16,12 +16,13 @@ from unisono.plan.grammar import meant
 from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
-from unisono.spec import sample, workload
+from unisono.planner.work import sample
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.networks import Network, dlrm, resnet
+from unisono.planner.work.sample import Sample
+from unisono.planner.work.transformer import Transformer, transformer
+from unisono.spec import workload
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
-from unisono.spec.experts import Experts
-from unisono.spec.networks import Network, dlrm, resnet
-from unisono.spec.sample import Sample
-from unisono.spec.transformer import Transformer, transformer
 
 _IMAGENET = (3, 224, 224), 1000
 _DIGITS = (1, 8, 8), 10

@@ -11,10 +11,10 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import batches, energy, outlook, replicas, sensitivity, stragglers
 from unisono.planner.clusters import of_size
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
-from unisono.spec.cluster import Cluster
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.spec.transformer import Transformer
 from unisono.verbs._simulate import NOT_BUILT
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from unisono.config import Loaded
 from unisono.planner import chosen, predict, search
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB
 from unisono.report import words
-from unisono.spec.cluster import Cluster
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._plan import space_on
 

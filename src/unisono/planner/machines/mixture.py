@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from unisono.spec.cluster import Cluster, Link
+from unisono.planner.machines.cluster import Cluster, Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ is written out. Under tp the gathered input of each column product is kept whole
 CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 """
 
-from unisono.spec.transformer import Transformer
+from unisono.planner.work.transformer import Transformer
 
 
 def block_bytes(

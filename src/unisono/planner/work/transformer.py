@@ -8,7 +8,7 @@ feed-forwards, grouped key-value heads, no dropout and fused attention.
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from unisono.spec.experts import (
+from unisono.planner.work.experts import (
     Experts,
     Latent,
     common_elements,
@@ -16,7 +16,7 @@ from unisono.spec.experts import (
     matrices,
     token_products,
 )
-from unisono.spec.sample import Sample, text
+from unisono.planner.work.sample import Sample, text
 from unisono.spec.workload import ModelSizes, Workload, WorkPart, gpt
 
 

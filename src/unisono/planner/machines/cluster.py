@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Literal
 
-from unisono.spec.host import Host
-from unisono.spec.order import USUAL, Order
+from unisono.planner.machines.host import Host
+from unisono.planner.machines.order import USUAL, Order
 
 Topology = Literal[
     "switched", "rail-only", "ring", "torus2d", "torus3d", "mesh2d", "mesh3d", "tree", "full-mesh", "hybrid-cube"

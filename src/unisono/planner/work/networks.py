@@ -6,7 +6,7 @@ Elementwise kernels are counted as PyTorch starts them, one by one; batch normal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unisono.spec.sample import UNSAID, Sample
+from unisono.planner.work.sample import UNSAID, Sample
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
 
 # Blocks of the four stages (He et al., "Deep residual learning for image recognition", 2015, table 1).
