@@ -218,6 +218,18 @@ def test_one_ranks_checkpoint_is_not_the_others(world: Any, tmp_path: Path, harm
     assert harm != "another save" or said[0]["what"].startswith("ranks differ: checkpoint is step-000002 ")
 
 
+@pytest.mark.timeout(120)
+def test_a_folder_that_another_run_writes_into_is_refused_by_all(world: Any, tmp_path: Path) -> None:
+    from unisono.train.writing import locked
+
+    odd_folder(tmp_path)
+    (tmp_path / "all" / "run").mkdir()
+    with locked(tmp_path / "all" / "run"):
+        said = world(one_rank, 2, group=False, place=str(tmp_path), recipe=TEXT, plan="dp=2")
+    assert [one["code"] for one in said] == ["U-O02"] * 2 and not any(one["steps"] for one in said)
+    assert said[0]["line"].startswith("error U-O02  another run writes into this folder, rank 0")
+
+
 def test_threads_and_device_count_only_where_bits_are_promised() -> None:
     from unisono.config import Recipe, resolve
     from unisono.verbs.train.rank import facts_of

@@ -92,6 +92,14 @@ def test_without_a_checkpoint_it_begins_at_the_beginning(canonical, tmp_path, ca
     assert got["from"] == "initial state" and got["compared_with"] is None and got["steps_replayed"] == 5
 
 
+def test_what_stands_in_for_a_checkpoint_is_one(canonical, tmp_path, capsys):
+    """A re-save that died between its two renames leaves the old one under another name."""
+    run = copied(canonical, tmp_path)
+    (run / "checkpoints/step-000002").rename(run / "checkpoints/step-000002.old-0a1b")
+    code, got = replayed(run, capsys, "--step", "3")
+    assert code == 0 and got["from"] == "step-000002.old-0a1b" and got["steps_replayed"] == 2
+
+
 def test_a_number_that_is_not_what_comes_out_is_a_mismatch(canonical, rounded, tmp_path, capsys):
     for run, key, factor in ((canonical, "loss", 1 + 2**-50), (rounded, "grad_norm", 1 + 1e-3)):
         copy = copied(run, tmp_path / key)

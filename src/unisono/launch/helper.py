@@ -96,9 +96,7 @@ class _Helper:
             return False
         message, fds = got
         if message["op"] == "run":
-            with os.fdopen(fds[0], "rb") as file:
-                file.seek(0)
-                self._order = _Order(message, json.loads(file.read()))
+            self._order = _Order(message, message.pop("argument"))
         elif message["op"] == "seat" and self._order is not None:
             self._order.seats.append(fds)
             if len(self._order.seats) == self._order.terms["ranks"]:

@@ -111,6 +111,6 @@ class Nursery:
 
 
 def print_output(rank: int, event: dict[str, Any]) -> None:
-    """What becomes of ranks' output when nobody asked for it: standard error, with the rank in front."""
-    if event["kind"] == "output":
+    """What becomes of ranks' output and notes when nobody asked for it: standard error, with the rank in front."""
+    if event["kind"] in ("output", "note"):
         print(f"rank {rank} | {event['text']}", file=sys.stderr, flush=True)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -36,7 +36,29 @@ def choose_backend(wanted: str, local_world: int) -> str:
     """ "nccl" where every rank of this host gets a GPU of its own, else "gloo"; an explicit wish is kept."""
     if wanted != "auto":
         return wanted
-    return "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= local_world else "gloo"
+    return "nccl" if 0 < local_world <= gpus() else "gloo"
+
+
+def gpus() -> int:
+    """GPUs that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def idle_gpus(wanted: str, local_world: int) -> str:
+    """A note where ranks compute on CPUs beside GPUs that are too few for them and nobody asked for that; else ""."""
+    have = gpus()
+    if wanted != "auto" or not 0 < have < local_world:
+        return ""
+    return (
+        f"{local_world} ranks and {have} GPU{'s' * (have > 1)} on this host: all compute on CPUs; a plan of {have}"
+        f" rank{'s' * (have > 1)} uses the GPUs, launch.backend=gloo says that CPUs are meant"
+    )
+
+
+def stay_on_this_host(environ: MutableMapping[str, str]) -> None:
+    """Ranks of one host meet over loopback: neither Gloo nor NCCL then listens where other hosts could knock."""
+    for backend in ("GLOO", "NCCL"):
+        environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
 
 
 def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
@@ -59,6 +81,8 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
+        if seat.rank == 0 and (note := idle_gpus(order["backend"], order["ranks"])):
+            channel.send("note", text=note)
         code = _play(ctx, channel, entry, argument, shared)
     finally:
         flush_and_leave(code)
@@ -101,6 +125,6 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
         LOCAL_RANK=str(seat.rank),
         LOCAL_WORLD_SIZE=str(order["ranks"]),
     )
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    stay_on_this_host(os.environ)
     torch.set_num_threads(order["threads"])
     keep_freed_memory(os.environ)

@@ -22,7 +22,7 @@ from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
-from unisono.launch.rank import choose_backend
+from unisono.launch.rank import choose_backend, idle_gpus, stay_on_this_host
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UsageError
 
@@ -47,6 +47,8 @@ def run(
         keep_freed_memory(os.environ)
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
+        if place.rank == 0 and (note := idle_gpus(backend, place.local_world)):
+            channel.send("note", text=note)
         prepare = getattr(module, "prepare", None)
         shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
         result = function(ctx, argument, shared)
@@ -115,7 +117,7 @@ def _meet(place: Started, timeout: float) -> Store:
         MASTER_PORT=str(place.port),
     )
     if place.local_world == place.world:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        stay_on_this_host(os.environ)
     address = f"{place.master}:{place.port}"
     try:
         met = next(iter(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=timeout))))

@@ -35,6 +35,7 @@ class Seat:
     error: Record | None = None
     status: int | None = None
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    owed: bytearray = field(default_factory=bytearray)  # answers of the store
     _rest: bytes = b""
 
     def reported(self) -> bool:
@@ -51,19 +52,25 @@ class Seat:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
-    def hear(self) -> list[dict[str, Any]]:
-        """Events that have come; empty also when there are none yet."""
+    def hear(self) -> list[dict[str, Any]] | None:
+        """Events that the next piece of what has come completes; None when nothing has come."""
         data = _receive(self.events)
-        return [json_object(one) for one in self.event_frames.feed(data)]
+        return [json_object(one) for one in self.event_frames.feed(data)] if data else None
 
     def asked(self) -> list[list[bytes]]:
         """Store requests that have come."""
         return [wire.split(one) for one in self.store_frames.feed(_receive(self.store))]
 
-    def answer(self, fields: list[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            self.store.settimeout(10.0)
-            self.store.sendall(wire.frame(wire.join(fields)))
+    def pay(self) -> bool:
+        """Send what is owed, as far as the rank takes it; True while some is left. One that is gone is owed nothing."""
+        try:
+            while self.owed:
+                del self.owed[: self.store.send(self.owed, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.owed.clear()
+        return False
 
     def printed(self, last: bool = False) -> tuple[list[str], bool]:
         """Whole lines of what the rank printed, and whether more may come; with `last`, all that is left."""

@@ -5,6 +5,7 @@ first true failure is found among the echoes it causes, and the rest are killed.
 nothing in a run folder is written in place, and quick because a rank inside a collective hears no milder signal.
 """
 
+import contextlib
 import os
 import select
 import selectors
@@ -70,13 +71,7 @@ class Supervision:
 
     def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
         """Ask the helper for the ranks. Raises ConnectionError when it has gone; `watch` then says why."""
-        memory = os.memfd_create("argument", os.MFD_CLOEXEC)
-        try:
-            with os.fdopen(os.dup(memory), "wb") as file:
-                file.write(wire.dumps(argument))
-            wire.send_message(self.control, {"op": "run", **terms}, [memory])
-        finally:
-            os.close(memory)
+        wire.send_message(self.control, {"op": "run", "argument": argument, **terms})
         now = time.monotonic()
         for rank in range(self.ranks):
             seat, theirs = seat_pair(rank, now)
@@ -147,8 +142,10 @@ class Supervision:
             case op:
                 self.on_event(-1, {"kind": op, **message})
 
-    def _hear(self, seat: Seat) -> None:
-        for event in seat.hear():
+    def _hear(self, seat: Seat) -> bool:
+        """Take in some of what a rank says; False when nothing lies there."""
+        events = seat.hear()
+        for event in events or ():
             seat.heard = time.monotonic()
             match event.get("kind"):
                 case "result":
@@ -163,14 +160,25 @@ class Supervision:
         if all(other.reported() for other in self.seats):
             for other in self.seats:
                 other.tell("leave")
+        return events is not None
 
     def _serve(self, seat: Seat) -> None:
         for request in seat.asked():
             self._reply(self.store.handle(seat.rank, request))
+        self._push(seat)
 
     def _reply(self, answers: list[tuple[int, list[bytes]]]) -> None:
         for who, fields in answers:
-            self.seats[who].answer(fields)
+            self.seats[who].owed += wire.frame(wire.join(fields))
+            self._push(self.seats[who])
+
+    def _push(self, seat: Seat) -> None:
+        """Send what the store owes a rank, as much as it takes; the rest when it reads on, so that nobody waits."""
+        waits = selectors.EVENT_WRITE if seat.pay() else 0
+        with contextlib.suppress(KeyError, ValueError):  # it is gone
+            key = self._selector.get_key(seat.store)
+            if key.events != selectors.EVENT_READ | waits:
+                self._selector.modify(seat.store, selectors.EVENT_READ | waits, key.data)
 
     def _relay(self, seat: Seat, last: bool = False) -> None:
         lines, more = seat.printed(last)
@@ -183,7 +191,8 @@ class Supervision:
     def _buried(self, seat: Seat, status: int) -> None:
         """A rank is gone: hear its last words first, they may still lie in the sockets."""
         seat.status = status
-        self._hear(seat)
+        while self._hear(seat):
+            pass
         self._relay(seat, last=True)
         for sock in (seat.events, seat.store):
             self._forget(sock)

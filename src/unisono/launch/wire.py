@@ -6,12 +6,16 @@ which is why there is no pickle.
 """
 
 import json
+import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 HEAD = struct.Struct("<I")
+ROOM = 1 << 15
+"""Bytes of a message that goes as it is; a longer one goes as a file in memory, since a datagram has an end."""
+_AS_FILE = b"file"
 MOST = 1 << 28
 """Bytes; a longer frame is a sign of a stream read out of step, not of a message."""
 
@@ -78,14 +82,25 @@ def dumps(message: dict[str, Any]) -> bytes:
 
 
 def send_message(sock: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """One JSON object, with open files attached, over a SOCK_SEQPACKET socket."""
-    socket.send_fds(sock, [dumps(message)], list(fds))
+    """One JSON object of any length, with open files attached, over a SOCK_SEQPACKET socket."""
+    data = dumps(message)
+    if len(data) <= ROOM:
+        socket.send_fds(sock, [data], list(fds))
+        return
+    with os.fdopen(os.memfd_create("message", os.MFD_CLOEXEC), "wb") as file:
+        file.write(data)
+        file.flush()
+        socket.send_fds(sock, [_AS_FILE], [file.fileno(), *fds])
 
 
 def read_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next object and its files; None when the other side has left. The files are the caller's to close."""
     try:
-        data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 16)
+        data, fds, _, _ = socket.recv_fds(sock, ROOM, 16)
     except ConnectionResetError:
         return None
+    if data == _AS_FILE:
+        with os.fdopen(fds.pop(0), "rb") as file:
+            file.seek(0)
+            data = file.read()
     return (json.loads(data), list(fds)) if data else None

@@ -51,9 +51,11 @@ def _forward(module: _BatchNorm, group: Group, share: BatchWeight, x: Tensor) ->
     here = (
         1.0 if share.ratio else 0.0
     )  # a rank without samples computes on a borrowed one, which does not count
-    own = wide.new_full((1,), here * x.numel() / x.shape[1])
-    line = _Sum.apply(torch.cat([wide.sum(dims) * here, own]), group, share.ratio)
+    own = here * x.numel() / x.shape[1]
+    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), own)]), group, share.ratio)
     count = line[-1].detach()
+    if own <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
+        raise ValueError("batch normalisation needs more than one value a channel in training")
     mean = line[:-1] / count
     centred = wide - mean.view(shape)
     variance = _Sum.apply(centred.square().sum(dims) * here, group, share.ratio) / count

@@ -1,6 +1,9 @@
 """Run folders that cannot be written, or gone on from: one error each for all who meet them. No torch."""
 
 import errno
+import fcntl
+import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +38,43 @@ def writing(run_dir: Path) -> Iterator[None]:
             fix=fix,
             code="O01",
         ) from error
+
+
+@contextmanager
+def locked(run_dir: Path, patience: float = 2.0) -> Iterator[None]:
+    """Hold a run folder against a second writer; the kernel lets go of it however this process ends.
+
+    patience: seconds in which a run that was killed a moment ago may let go. Raises UsageError O02. A file system that
+    knows no locks keeps nobody out.
+    """
+    with writing(run_dir):
+        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        until = time.monotonic() + patience
+        while not _lock(folder):
+            if time.monotonic() > until:
+                raise UsageError(
+                    "another run writes into this folder",
+                    where=str(run_dir),
+                    likely="it was resumed twice, or its first run has not ended",
+                    fix="wait for it or stop it; a new run without --resume has a folder of its own",
+                    code="O02",
+                )
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _lock(folder: int) -> bool:
+    """Whether the folder is ours now; True too where the file system has no locks."""
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def nothing_to_resume(run_dir: str, likely: str = "") -> UsageError:

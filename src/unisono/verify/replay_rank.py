@@ -9,9 +9,12 @@ import torch.distributed.checkpoint.planner_helpers  # noqa: F401
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.plan import Plan
+from unisono.train.checkpoint import load as load_checkpoint
 from unisono.train.checkpoint import verify_folder
+from unisono.train.checkpoint.find import list_steps
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
+from unisono.train.resume import check_fits
 from unisono.train.session import place_of
 from unisono.verify.replay import Task, replay
 
@@ -26,12 +29,13 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     """Choose the nearest whole checkpoint at or before the step, replay, compare."""
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
     step = argument["step"]
-    checkpoints = {int(number): Path(folder) for number, folder in argument["checkpoints"].items()}
+    checkpoints = list_steps(Path(argument["run_dir"]))
     start, notes = None, []
     for number in sorted((n for n in checkpoints if n <= step), reverse=True):
         faults = verify_folder(checkpoints[number])
         if not faults:
             start = checkpoints[number]
+            check_fits(load_checkpoint(start, []), resolved.recipe, corpus.fingerprint, start)
             break
         notes.append(f"checkpoint {checkpoints[number].name} is damaged: {faults[0]}")
     after = checkpoints.get(step + 1)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,17 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
     resolved = config.resolve(got.recipe, got.plan, None, got.origins)
     lines = {line["step"]: line for line in _lines(run_dir) if isinstance(line.get("step"), int)}
     step = _step_of(run_dir, lines, step)
-    checkpoints = _checkpoints(run_dir)
-    begun = max((n for n in checkpoints if n <= step), default=0)
     plan = resolved.plan
     argument = {
         "recipe": resolved.recipe.model_dump_json(exclude_unset=True),
         "plan": str(plan),
         "alone": str(one_device(plan)),
         "step": step,
-        "checkpoints": {str(n): str(folder) for n, folder in checkpoints.items()},
+        "run_dir": str(run_dir),
         "recorded": [line for n, line in sorted(lines.items()) if n <= step],
     }
     threads = resolved.recipe.launch.threads_per_rank or max(1, _cores(run_dir) // plan.world)
-    whence = f"from step {begun}" if checkpoints and begun else "from the initial state"
-    settings.note(f"replaying step {step} of {run_dir}, {whence}, on one process")
+    settings.note(f"replaying step {step} of {run_dir} on one process")
 
     def hear(rank: int, event: dict[str, Any]) -> None:
         if event["kind"] == "from":
@@ -86,17 +82,6 @@ def _step_of(run_dir: Path, lines: dict[int, dict[str, Any]], step: int | None) 
             code="V02",
         )
     return wanted
-
-
-def _checkpoints(run_dir: Path) -> dict[int, Path]:
-    """Updates made → folder."""
-    folder = run_dir / "checkpoints"
-    found = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = re.fullmatch(r"step-(\d{6,})", path.name)
-        if match:
-            found[int(match[1])] = path
-    return found
 
 
 def _cores(run_dir: Path) -> int:

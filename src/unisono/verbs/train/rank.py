@@ -1,6 +1,7 @@
 """`unisono train` inside one rank."""
 
 import platform
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
+from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 
 
@@ -33,14 +35,17 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     )
     recipe, plan = resolved.recipe, resolved.plan
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
-    resume = _agree_on_checkpoint(ctx, argument, recipe, corpus) if argument["resume"] else None
-    run_dir = _agree_on_folder(ctx, argument, recipe)
-    order = RankOrder(recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token)
-    return {
-        "run_dir": str(run_dir),
-        "resumed_from": resume.name if resume is not None else None,
-        **session(order, corpus),
-    }
+    with ExitStack() as held:
+        run_dir = _agree_on_folder(ctx, argument, recipe, held)
+        resume = _agree_on_checkpoint(ctx, run_dir, recipe, corpus) if argument["resume"] else None
+        order = RankOrder(
+            recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
+        )
+        return {
+            "run_dir": str(run_dir),
+            "resumed_from": resume.name if resume is not None else None,
+            **session(order, corpus),
+        }
 
 
 def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
@@ -67,11 +72,11 @@ def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
     return {**facts, "device": device, "threads": ctx.threads}
 
 
-def _agree_on_checkpoint(ctx: RankContext, argument: dict[str, Any], recipe: Recipe, corpus: Corpus) -> Path:
+def _agree_on_checkpoint(ctx: RankContext, run_dir: Path, recipe: Recipe, corpus: Corpus) -> Path:
     """Rank 0 looks for the newest whole checkpoint, which may take it minutes; the others see whether they have it."""
 
     def chosen() -> str:
-        folder, notes = choose(Path(argument["run_dir"]), recipe, corpus.fingerprint)
+        folder, notes = choose(run_dir, recipe, corpus.fingerprint)
         for note in notes:
             ctx.channel.send("note", text=note)
         return str(folder)
@@ -81,18 +86,19 @@ def _agree_on_checkpoint(ctx: RankContext, argument: dict[str, Any], recipe: Rec
     return folder
 
 
-def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe) -> Path:
-    """The folder that whoever watches has made, or, where every rank was started by others, rank 0's.
+def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe, held: ExitStack) -> Path:
+    """The folder that the supervisor has made, or, where every rank was started by others, rank 0's; rank 0 locks it.
 
     The latter is put into `argument`, which is then the caller's own: should this rank fail, it knows where to say so.
     """
-    if argument["run_dir"]:
-        return Path(argument["run_dir"])
 
-    def made() -> str:
-        folder = str(make_run_dir(recipe, argument["config_text"]))
-        ctx.channel.send("folder", path=folder)
+    def own() -> str:
+        folder = argument["run_dir"]
+        if not folder:
+            folder = str(make_run_dir(recipe, argument["config_text"]))
+            ctx.channel.send("folder", path=folder)
+        held.enter_context(locked(Path(folder)))
         return folder
 
-    argument["run_dir"] = tell(ctx, "run_dir", made)
+    argument["run_dir"] = tell(ctx, "run_dir", own)
     return Path(argument["run_dir"])

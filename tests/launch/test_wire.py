@@ -1,0 +1,85 @@
+"""What supervisor, helper and ranks tell each other arrives whole, however long it is and however late it is read."""
+
+import os
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from unisono.launch import wire
+from unisono.launch.nursery import Nursery
+from unisono.launch.seats import Seat, seat_pair
+from unisono.launch.supervise import Supervision
+from unisono.spec.errors import UsageError
+
+
+def prepare(argument: dict[str, Any]) -> None:
+    if argument["words"]:
+        raise UsageError("ü" * argument["words"], where="w" * argument["words"], code="C02")
+
+
+def entry(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
+    return {"length": len(argument["text"])}
+
+
+@pytest.mark.parametrize("size", [1, wire.ROOM - 12, wire.ROOM, 1 << 16, 3 << 20])
+def test_messages_of_any_length_carry_their_files(size: int) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, socket.socket() as attached:
+        wire.send_message(ours, {"text": "x" * size}, [attached.fileno()])
+        wire.send_message(ours, {"text": "next"})
+        got = wire.read_message(theirs)
+        assert got is not None and got[0] == {"text": "x" * size} and len(got[1]) == 1
+        socket.socket(fileno=got[1][0]).close()
+        assert wire.read_message(theirs) == ({"text": "next"}, [])
+        ours.close()
+        assert wire.read_message(theirs) is None
+
+
+def test_a_long_error_before_the_fork_is_told_and_a_long_argument_arrives() -> None:
+    with Nursery("tests.launch.test_wire:entry", path=["."]) as nursery:
+        outcome = nursery.run({"words": 100_000, "text": ""}, 1)
+        assert outcome.exit == 2 and outcome.error is not None and outcome.error.what == "ü" * 100_000
+        outcome = nursery.run({"words": 0, "text": "x" * (1 << 20)}, 2)
+        assert outcome.results == [{"length": 1 << 20}] * 2
+
+
+def watched(seat: Seat) -> Supervision:
+    control, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Supervision(control, 1, lambda rank, event: None, None, "h", lambda: None, seats=[seat])
+
+
+def test_last_words_behind_much_else_are_heard() -> None:
+    seat, theirs = seat_pair(0, time.monotonic())
+    store, events, output = theirs
+    os.close(output)
+    rank = socket.socket(fileno=events)
+    said = b"".join(wire.frame(wire.dumps({"kind": "step", "text": "x" * 1000})) for _ in range(150))
+    rank.sendall(said + wire.frame(wire.dumps({"kind": "error", "error": {"what": "why", "echo": False}})))
+    rank.close()
+    socket.socket(fileno=store).close()
+    supervision = watched(seat)
+    supervision._buried(seat, 1)
+    (failure,) = supervision.failures
+    assert failure.record == {"what": "why", "echo": False}, "not: it left without a word"
+    seat.close()
+
+
+def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
+    seat, theirs = seat_pair(0, time.monotonic())
+    supervision = watched(seat)
+    answer = b"x" * (8 << 20)
+    begun = time.monotonic()
+    supervision._reply([(0, [b"1", b"+", answer])])
+    assert time.monotonic() - begun < 5 and seat.owed
+    rank = socket.socket(fileno=theirs[0])
+    rank.settimeout(10)
+    got = wire.Frames()
+    whole: list[bytes] = []
+    while not whole:
+        whole = got.feed(rank.recv(1 << 20))
+        supervision._push(seat)
+    assert wire.split(whole[0]) == [b"1", b"+", answer] and not seat.owed
+    rank.close()
+    seat.close()
