@@ -10,14 +10,21 @@ from pathlib import Path
 import pytest
 
 from unisono.launch import env
+from unisono.launch.starters import STARTERS, slurm
 from unisono.spec.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
-PLAIN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "29511"}
+PLAIN = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "h",
+    "MASTER_PORT": "29511",
+}
 TORCHRUN = {
     **PLAIN,
-    "LOCAL_WORLD_SIZE": "2",
     "TORCHELASTIC_RUN_ID": "x",
     "TORCHELASTIC_RESTART_COUNT": "3",
     "TORCHELASTIC_ERROR_FILE": "/tmp/e.json",
@@ -73,11 +80,22 @@ def test_nobody_started_us(environ: dict[str, str]) -> None:
     assert env.detect(environ) is None
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_partial_set_says_what_is_missing(name: str) -> None:
-    with pytest.raises(UsageError, match=name) as caught:
-        env.detect({key: value for key, value in PLAIN.items() if key != name})
-    assert caught.value.exit == 2
+@pytest.mark.parametrize(
+    ("starter", "name"),
+    [
+        *((PLAIN, name) for name in PLAIN),
+        (TORCHRUN, "LOCAL_WORLD_SIZE"),
+        (SLURM, "SLURM_STEP_TASKS_PER_NODE"),
+        (SLURM, "SLURM_NODEID"),
+        (SLURM, "SLURM_NTASKS"),
+        (OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ],
+)
+def test_a_partial_set_says_what_is_missing(starter: dict[str, str], name: str) -> None:
+    """Guessed, ranks of one host would count different cores and choose different backends."""
+    with pytest.raises(UsageError, match=f"{name.replace('_STEP', '')} (is|are) not set") as caught:
+        env.detect({key: value for key, value in starter.items() if key != name})
+    assert caught.value.exit == 2 and caught.value.code == "L02"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +118,19 @@ def test_nonsense_is_refused(environ: dict[str, str], words: str) -> None:
     [("n1", "n1"), ("gpu[07-09,12],x", "gpu07"), ("a1,b2", "a1"), ("", ""), ("rack-[1,3]", "rack-1")],
 )
 def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
-    assert env.first_host(nodes) == first
+    assert slurm.first_host(nodes) == first
+
+
+def test_starters_are_a_family() -> None:
+    """Each has its turn, so that the order in which they are asked is one; none knows an empty environment."""
+    starters = [STARTERS.find(name)() for name in STARTERS.names()]
+    assert (
+        [starter.name for starter in starters]
+        == list(STARTERS.names())
+        == ["mpi", "plain", "slurm", "torchrun"]
+    )
+    assert len({starter.turn for starter in starters}) == len(starters)
+    assert all(starter.detect({}) is None and starter.summary() for starter in starters)
 
 
 def clean_environ(**more: str) -> dict[str, str]:

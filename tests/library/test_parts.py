@@ -118,3 +118,23 @@ def test_a_run_goes_on_under_another_plan(world: World, tmp_path: Path, optimize
 
 def test_nothing_saved_yet(world: World, tmp_path: Path) -> None:
     assert world(scenes.nothing_saved, 2, group=False, folder=str(tmp_path)) == [{"state": None}] * 2
+
+
+def test_batch_norm_of_one_value_is_refused_as_on_one_device() -> None:
+    """Its variance would be of nothing, and what it remembers not a number."""
+    import torch
+    from torch import nn
+
+    from unisono.comm.group import Group
+    from unisono.library.deal import BatchWeight
+    from unisono.library.norms import join_batches
+    from unisono.observe.span import Recorder
+
+    norm, one = nn.BatchNorm1d(3), torch.randn(1, 3)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        norm(one)
+    join_batches(norm, Group("dp", [0], 0, None, Recorder(0)), BatchWeight())
+    with pytest.raises(ValueError, match="more than one value"):
+        norm(one)
+    norm(torch.randn(2, 3))
+    assert norm.running_var is not None and norm.running_var.isfinite().all()

@@ -9,10 +9,10 @@ from tests.verify.mutations.entry import CATALOGUE
 from tests.verify.mutations.planting import Bug
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.verify.prover import Proof, Starter, prove
+from unisono.verify.prover import Proof, ProofRanks, prove
 
 ROOT = str(Path(__file__).parents[2])
-STAGE = Starter("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)
+STAGE = ProofRanks("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)
 QUICK = (
     "all_but_the_last_micro_batch_lost",
     "loss_by_local_tokens",

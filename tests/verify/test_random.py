@@ -11,9 +11,9 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.verify.cover import candidates
-from unisono.verify.prover import ENTRY, Proof, Starter, prove_on
+from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
 
-STAGE = Starter(backend="gloo")
+STAGE = ProofRanks(backend="gloo")
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ class VerifyVerb(RecipeVerb):
 
 def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     """The table, a line for each plan as its proof ends, and the object of --json."""
-    from unisono.verify.prover import KINDS, Starter, prove
+    from unisono.verify.prover import KINDS, ProofRanks, prove
 
     settings, steps = call.settings, call.args.steps
     settings.note(
@@ -81,7 +81,7 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     settings.say(f"{'plan':<{width}} {'ranks':>5} {'promise':<9} {heads}")
     proofs = prove(
         recipe, plans, steps, lambda proof: settings.say(_lines(proof, width)),
-        stage=Starter(keep_going=len(plans) > 1),
+        stage=ProofRanks(keep_going=len(plans) > 1),
     )  # fmt: skip
     good = sum(proof.passed for proof in proofs)
     settings.say(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")

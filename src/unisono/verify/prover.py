@@ -54,7 +54,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Starter:
+class ProofRanks:
     """How ranks are started. entry, path: as of `Nursery`. keep_going: a plan that raises is a proof that failed, and
     the others still run; else its error is raised."""
 
@@ -84,7 +84,7 @@ def prove(
     each: Callable[[Proof], None] = lambda proof: None,
     backend: str = "auto",
     *,
-    stage: Starter | None = None,
+    stage: ProofRanks | None = None,
     marks: Sequence[str] = (),
 ) -> list[Proof]:
     """Prove plans; results in their order, `each` hears of every one as it comes.
@@ -92,7 +92,7 @@ def prove(
     All processes compute with one thread: sums depend on the number of threads. Plans with equally many ranks follow
     each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
     """
-    stage = stage or Starter(backend=backend)
+    stage = stage or ProofRanks(backend=backend)
     with Nursery(stage.entry, path=stage.path) as nursery:
         return prove_on(nursery, recipe, plans, steps, each, stage=stage, marks=marks)
 
@@ -104,7 +104,7 @@ def prove_on(
     steps: int,
     each: Callable[[Proof], None] = lambda proof: None,
     *,
-    stage: Starter,
+    stage: ProofRanks,
     marks: Sequence[str] = (),
 ) -> list[Proof]:
     """As `prove`, with a nursery for `stage.entry` that serves several recipes, one after the other."""
@@ -117,7 +117,7 @@ def prove_on(
 
 class _Prover:
     def __init__(
-        self, nursery: Nursery, stage: Starter, steps: int, root: Path, each: Callable[[Proof], None]
+        self, nursery: Nursery, stage: ProofRanks, steps: int, root: Path, each: Callable[[Proof], None]
     ) -> None:
         self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
         self._references: dict[tuple[str, str], Path] = {}

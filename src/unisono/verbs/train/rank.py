@@ -13,6 +13,7 @@ from unisono import __version__
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
+from unisono.sync import POLICIES
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.resume import choose, identity
@@ -65,7 +66,7 @@ def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
         "backend": ctx.backend,
         "data": corpus.fingerprint,
     }
-    if resolved.plan.sync != "canonical":
+    if not POLICIES.read(resolved.plan.sync).leafwise:
         return facts
     on_gpu = ctx.backend == "nccl"
     device = torch.cuda.get_device_name(ctx.local_rank) if on_gpu else torch.backends.cpu.get_cpu_capability()

@@ -1,0 +1,49 @@
+"""RANK, WORLD_SIZE and the like, set by hand or by a script."""
+
+from typing import ClassVar
+
+from unisono.launch.starters import LOOPBACK, Environ, Started, Starter, number, required
+from unisono.launch.starters.slurm import Slurm
+from unisono.spec.errors import UsageError
+
+
+def told(environ: Environ, source: str) -> Started:
+    """The place that the plain variables describe. On one host the local numbers are the global ones."""
+    known = dict(environ)
+    if known.get("MASTER_ADDR") in LOOPBACK:
+        known.setdefault("LOCAL_RANK", known.get("RANK", ""))
+        known.setdefault("LOCAL_WORLD_SIZE", known.get("WORLD_SIZE", ""))
+    names = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    required(known, names, source)
+    return Started(
+        source=source,
+        rank=number(known, "RANK"),
+        world=number(known, "WORLD_SIZE"),
+        local_rank=number(known, "LOCAL_RANK"),
+        local_world=number(known, "LOCAL_WORLD_SIZE"),
+        master=known["MASTER_ADDR"],
+        port=number(known, "MASTER_PORT"),
+        restart=number(known, "TORCHELASTIC_RESTART_COUNT", default=0),
+        error_file=known.get("TORCHELASTIC_ERROR_FILE", ""),
+        run_id=known.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+class Plain(Starter):
+    """`RANK` `WORLD_SIZE` `MASTER_ADDR` `MASTER_PORT`, `LOCAL_RANK` `LOCAL_WORLD_SIZE` (on one host they follow)."""
+
+    name: ClassVar[str] = "plain"
+    turn: ClassVar[int] = 20
+
+    def detect(self, environ: Environ) -> Started | None:
+        if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & environ.keys():
+            return None
+        place, other = told(environ, "environment"), Slurm().detect(environ)
+        if other is not None and (other.rank, other.world) != (place.rank, place.world):
+            raise UsageError(
+                f"the environment says rank {place.rank} of {place.world}, Slurm says {other.rank} of {other.world}",
+                where="RANK, WORLD_SIZE against SLURM_PROCID, SLURM_NTASKS",
+                fix="unset RANK and WORLD_SIZE, or start with torchrun",
+                code="L02",
+            )
+        return place

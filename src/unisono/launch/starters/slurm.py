@@ -1,0 +1,58 @@
+"""Slurm: each task of a step (`srun`) is a rank."""
+
+import re
+from typing import ClassVar
+
+from unisono.launch.starters import Environ, Started, Starter, number, required
+
+
+class Slurm(Starter):
+    """`SLURM_PROCID` `SLURM_NTASKS` `SLURM_LOCALID` `SLURM_JOB_ID` and the node list, port by the job."""
+
+    name: ClassVar[str] = "slurm"
+    turn: ClassVar[int] = 30
+
+    def detect(self, environ: Environ) -> Started | None:
+        if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+            return None
+        ours = {key: value for key, value in environ.items() if value}
+
+        def first(*names: str) -> str:
+            """Of several names the first that is set; the last, if none is."""
+            return next((name for name in names if name in ours), names[-1])
+
+        tasks = first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+        per_node = first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+        nodes = ours.get(first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "")
+        required(ours, ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_JOB_ID", per_node], "Slurm")
+        counts = counts_of(ours[per_node])
+        if len(counts) > 1:
+            required(ours, ["SLURM_NODEID"], "Slurm on several nodes")
+        index = number(ours, "SLURM_NODEID", default=0)
+        job = number(ours, "SLURM_JOB_ID")
+        return Started(
+            source="Slurm",
+            rank=number(ours, "SLURM_PROCID"),
+            world=number(ours, tasks),
+            local_rank=number(ours, "SLURM_LOCALID"),
+            local_world=counts[index] if index < len(counts) else 0,  # 0: refused as contradictory
+            master=ours.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
+            # Jobs that share a node must not meet; two jobs rarely have numbers 16384 apart.
+            port=number(ours, "MASTER_PORT", default=16384 + job % 16384),
+            restart=number(ours, "SLURM_RESTART_COUNT", default=0),
+            run_id=str(job),
+        )
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a Slurm node list: `gpu[07-09,12],login` gives gpu07."""
+    match = re.match(r"([^\[,]*)(?:\[(\d+))?", nodes)
+    return (match[1] + (match[2] or "")) if match else ""
+
+
+def counts_of(per_node: str) -> list[int]:
+    """Tasks of each node of a Slurm list: `4(x2),3` gives 4, 4, 3."""
+    counts: list[int] = []
+    for match in re.finditer(r"(\d+)(?:\(x(\d+)\))?", per_node):
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

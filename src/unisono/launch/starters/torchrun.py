@@ -1,0 +1,16 @@
+"""torchrun, torch's own launcher, on one host or several."""
+
+from typing import ClassVar
+
+from unisono.launch.starters import Environ, Started, Starter
+from unisono.launch.starters.plain import told
+
+
+class Torchrun(Starter):
+    """`TORCHELASTIC_RUN_ID` and the plain variables."""
+
+    name: ClassVar[str] = "torchrun"
+    turn: ClassVar[int] = 10
+
+    def detect(self, environ: Environ) -> Started | None:
+        return told(environ, "torchrun") if "TORCHELASTIC_RUN_ID" in environ else None
