@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-pytest_plugins = ["tests.ranks"]
+pytest_plugins = ["tests.ranks", "tests.threads"]
 
 # A shell that starts tests in the background has SIGINT ignored, and whatever they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,18 +6,24 @@ on every rank, `prepare(argument)` before.
 
 import importlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from tests.ranks import World
+from unisono.config import Recipe
 from unisono.launch.context import Channel, NullChannel, RankContext
-from unisono.launch.supervise import Outcome
+from unisono.launch.supervise import OnEvent, Outcome
+from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError, UserCodeError
+from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
 
 
 class Told(Channel):
     """What rank 0 sends is heard at once."""
 
-    def __init__(self, rank: int, hear: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(self, rank: int, hear: OnEvent) -> None:
         self._rank, self._hear = rank, hear
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -25,6 +31,14 @@ class Told(Channel):
 
     def stop_requested(self) -> bool:
         return False
+
+
+def context(rank: int, ranks: int, hear: OnEvent | None = None) -> RankContext:
+    """What a rank on a thread is told about itself."""
+    from unisono.comm.threads import BACKEND, store  # not above: the test session itself may do without torch
+
+    channel = NullChannel() if hear is None else Told(rank, hear)
+    return RankContext(rank, ranks, rank, ranks, "here", 1, BACKEND, store(), channel, "token")
 
 
 class ThreadNursery:
@@ -38,25 +52,20 @@ class ThreadNursery:
         argument: dict[str, Any],
         ranks: int,
         threads: int = 1,
-        on_event: Callable[[int, dict[str, Any]], None] | None = None,
+        on_event: OnEvent | None = None,
         timeout: float | None = None,
         backend: str = "auto",
     ) -> Outcome:
-        from unisono.comm import threads as world
+        from unisono.comm.threads import run
 
         prepare = getattr(self._module, "prepare", None)
         shared = None if prepare is None else prepare(argument)
 
         def live(rank: int) -> Any:
-            channel = NullChannel() if on_event is None else Told(rank, on_event)
-            store = world.store()
-            ctx = RankContext(
-                rank, ranks, rank, ranks, "here", threads, world.BACKEND, store, channel, "token"
-            )
-            return self._entry(ctx, argument, shared)
+            return self._entry(context(rank, ranks, on_event), argument, shared)
 
         try:
-            return Outcome(world.run(ranks, live, join=False, timeout=timeout or 120.0), None, 0)
+            return Outcome(run(ranks, live, join=False, timeout=timeout or 120.0), None, 0)
         except UnisonoError as error:
             return Outcome([], error, 1)
         except Exception as error:
@@ -66,3 +75,25 @@ class ThreadNursery:
                 1,
                 "".join(traceback.format_exception(error)),
             )
+
+
+def prove(recipe: Recipe, plans: Sequence[Plan], steps: int) -> list[Proof]:
+    """As `verify.prover.prove`, with ranks on threads."""
+    return prove_on(ThreadNursery(ENTRY), recipe, plans, steps, stage=ProofRanks())
+
+
+@pytest.fixture(scope="session")
+def threads() -> World:
+    """`threads(fn, ranks, *, group=True, **kwargs) -> [result of each rank]`, as `world` of tests.ranks, on threads."""
+
+    def start(
+        function: Callable[..., Any], ranks: int, *, timeout: float = 120.0, group: bool = True, **kwargs: Any
+    ) -> list[Any]:
+        from unisono.comm.threads import run
+
+        def live(rank: int) -> Any:
+            return function(context(rank, ranks), **kwargs)
+
+        return run(ranks, live, join=group, timeout=timeout)
+
+    return start

@@ -2,10 +2,10 @@
 
 import pytest
 
+from tests.threads import prove
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
-from unisono.verify.prover import prove
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -1,18 +1,17 @@
 """Every planted bug is caught, most with the right cause. The catalogue is in `mutations/`."""
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.threads import ThreadNursery
 from tests.verify.mutations.entry import CATALOGUE
 from tests.verify.mutations.planting import Bug
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.verify.prover import Proof, ProofRanks, prove
+from unisono.verify.prover import Proof, ProofRanks, prove_on
 
-ROOT = str(Path(__file__).parents[2])
-STAGE = ProofRanks("tests.verify.mutations.entry:main", (ROOT,), "gloo", keep_going=True)
+STAGE = ProofRanks(keep_going=True)
 QUICK = (
     "all_but_the_last_micro_batch_lost",
     "loss_by_local_tokens",
@@ -36,10 +35,11 @@ def recipe(dropout: float, optimizer: str) -> Recipe:
 def prove_with(bugs: list[Bug], steps: int = 2) -> dict[str, Proof]:
     """Name → what came of its plan."""
     found: dict[str, Proof] = {}
+    nursery = ThreadNursery("tests.verify.mutations.entry:main")
     for kind in sorted({(b.dropout, b.optimizer) for b in bugs}):
         chosen = [b for b in bugs if (b.dropout, b.optimizer) == kind]
         plans = [Plan.parse(b.plan) for b in chosen]
-        proofs = prove(recipe(*kind), plans, steps, stage=STAGE, marks=[b.name for b in chosen])
+        proofs = prove_on(nursery, recipe(*kind), plans, steps, stage=STAGE, marks=[b.name for b in chosen])
         found |= dict(zip([b.name for b in chosen], proofs, strict=True))
     return found
 

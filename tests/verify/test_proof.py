@@ -3,9 +3,9 @@ clipping, accumulation, AdamW and tied embeddings."""
 
 import pytest
 
+from tests.threads import prove
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
-from unisono.verify.prover import prove
 
 pytestmark = pytest.mark.timeout(300)
 

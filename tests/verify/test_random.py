@@ -1,25 +1,16 @@
 """Random plans of random small models: none that is right may be called wrong."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.threads import prove
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
-from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.verify.cover import candidates
-from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
-
-STAGE = ProofRanks(backend="gloo")
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    with Nursery(ENTRY) as made:
-        yield made
+from unisono.verify.prover import Proof
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +40,18 @@ def gpts(draw: st.DrawFn) -> ModelConfig:
 
 @st.composite
 def trains(draw: st.DrawFn, dtype: str) -> TrainConfig:
+    optimizer = draw(st.sampled_from(("adamw", "sgd")))
+    more = {"momentum": draw(st.sampled_from((0.0, 0.9)))} if optimizer == "sgd" else {}
     return TrainConfig(
         steps=4,
         global_batch=8,
         micro_batch=draw(st.sampled_from((1, 2))),
         dtype=dtype,  # type: ignore[arg-type]
-        optimizer=draw(st.sampled_from(("adamw", "sgd"))),
+        optimizer=optimizer,
         lr=draw(st.sampled_from((1e-3, 1e-1))),
         clip=draw(st.sampled_from((0.0, 0.1, 1.0))),
         weight_decay=draw(st.sampled_from((0.0, 0.1))),
-        momentum=draw(st.sampled_from((0.0, 0.9))),
+        **more,
     )
 
 
@@ -78,15 +71,13 @@ def recipes(draw: st.DrawFn, text: Path, dtype: str) -> Recipe:
     return Recipe(seed=draw(st.integers(0, 1000)), model=model, data=data, train=draw(trains(dtype)))
 
 
-def prove_some(
-    nursery: Nursery, text: Path, data: st.DataObject, dtype: str, plans: int, ranks: int
-) -> list[Proof]:
+def prove_some(text: Path, data: st.DataObject, dtype: str, plans: int, ranks: int) -> list[Proof]:
     recipe = data.draw(recipes(text, dtype))
     legal = [plan for plan in candidates(recipe, ranks) if (plan.pp, plan.schedule) != (1, "gpipe")]
     if not legal:
         return []
     chosen: list[Plan] = data.draw(st.lists(st.sampled_from(legal), min_size=1, max_size=plans, unique=True))
-    return prove_on(nursery, recipe, chosen, 2, stage=STAGE)
+    return prove(recipe, chosen, 2)
 
 
 def hold(proofs: list[Proof]) -> None:
@@ -101,21 +92,21 @@ QUIET = {"deadline": None, "derandomize": True, "suppress_health_check": list(He
 @pytest.mark.timeout(240)
 @settings(max_examples=3, **QUIET)
 @given(data=st.data())
-def test_a_few_random_plans_are_right(nursery: Nursery, text: Path, data: st.DataObject):
-    hold(prove_some(nursery, text, data, "float64", 3, 4))
+def test_a_few_random_plans_are_right(text: Path, data: st.DataObject):
+    hold(prove_some(text, data, "float64", 3, 4))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(max_examples=60, **QUIET)
 @given(data=st.data())
-def test_hundreds_of_random_plans_are_right(nursery: Nursery, text: Path, data: st.DataObject):
-    hold(prove_some(nursery, text, data, "float64", 8, 8))
+def test_hundreds_of_random_plans_are_right(text: Path, data: st.DataObject):
+    hold(prove_some(text, data, "float64", 8, 8))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @settings(max_examples=20, **QUIET)
 @given(data=st.data())
-def test_and_in_float32(nursery: Nursery, text: Path, data: st.DataObject):
-    hold(prove_some(nursery, text, data, "float32", 4, 4))
+def test_and_in_float32(text: Path, data: st.DataObject):
+    hold(prove_some(text, data, "float32", 4, 4))

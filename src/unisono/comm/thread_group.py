@@ -7,14 +7,12 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from unisono.comm.tree import tree_sum
 
 Wait = Callable[[Callable[[], bool], str], None]  # (whether it is there, what is waited for)
 
@@ -69,7 +67,8 @@ Finish = Callable[[list[list[Tensor]], list[list[Tensor]]], None]  # (inputs, ou
 
 
 class ThreadGroup(dist.ProcessGroup):
-    """A group as one of its members sees it. The operations are torch's; their sums follow one tree over the ranks."""
+    """A group as one of its members sees it. The operations are torch's. Their sums take one rank after
+    the other: a backend's own order, which is not that of `comm.tree`."""
 
     def __init__(self, name: str, index: int, room: Room, wait: Wait) -> None:
         super().__init__(index, len(room.ranks))  # type: ignore[call-arg]
@@ -209,9 +208,9 @@ def _reduced(parts: Sequence[Tensor], op: Any) -> Tensor:
 
 
 _REDUCED: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
-    "SUM": tree_sum,
-    "AVG": lambda parts: tree_sum(parts) / len(parts),
-    "PRODUCT": lambda parts: torch.stack(tuple(parts)).prod(0),
+    "SUM": partial(reduce, torch.add),
+    "AVG": lambda parts: reduce(torch.add, parts) / len(parts),
+    "PRODUCT": partial(reduce, torch.mul),
     "MAX": lambda parts: torch.stack(tuple(parts)).amax(0),
     "MIN": lambda parts: torch.stack(tuple(parts)).amin(0),
 }

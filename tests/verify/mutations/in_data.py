@@ -1,9 +1,9 @@
 """What goes in: samples, their order, initial values, randomness."""
 
-import os
 from dataclasses import replace
 
 import numpy as np
+import torch.distributed as dist
 
 from tests.verify.mutations.planting import bug
 from unisono import parallelize
@@ -18,7 +18,7 @@ DROP, BITS = Dropout.forward, Dropout.bits
 
 
 def rank() -> int:
-    return int(os.environ["RANK"])
+    return dist.get_rank()
 
 
 @bug("dp=2", "leaf_twice")

@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import torch.distributed as dist
+
 Patch = Callable[[Any, str, Any], None]
 
 
@@ -44,14 +46,34 @@ def bugs_of(*modules: ModuleType) -> dict[str, Bug]:
     return {one.name: one for one in found}
 
 
-@contextmanager
-def planted(one: Bug | None) -> Iterator[None]:
-    """While this lasts, the bug is in the system."""
-    with ExitStack() as stack:
+class Planting:
+    """Puts a bug in while a plan is played. Ranks on threads share what is patched: the first to come plants it, the
+    first to leave, when all are through, takes it out."""
 
-        def patch(owner: Any, name: str, new: Any) -> None:
-            stack.enter_context(mock.patch.object(owner, name, new))
+    def __init__(self) -> None:
+        self._stack: ExitStack | None = None
 
-        if one is not None:
-            one.plant(patch)
-        yield
+    @contextmanager
+    def of(self, bug: Bug | None) -> Iterator[None]:
+        """While this lasts, the bug is in the system."""
+        if self._stack is None:
+            self._stack = ExitStack()
+            if bug is not None:
+                bug.plant(self._patch)
+        try:
+            yield
+            _all_here()
+        finally:
+            self._stack, stack = None, self._stack
+            if stack is not None:
+                stack.close()
+        _all_here()
+
+    def _patch(self, owner: Any, name: str, new: Any) -> None:
+        if self._stack is not None:
+            self._stack.enter_context(mock.patch.object(owner, name, new))
+
+
+def _all_here() -> None:
+    if dist.is_initialized():
+        dist.barrier()
