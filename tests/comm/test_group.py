@@ -30,8 +30,8 @@ def collectives(ctx):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_collectives_mean_what_they_say(world, ranks):
-    results = world(collectives, ranks)
+def test_collectives_mean_what_they_say(threads, ranks):
+    results = threads(collectives, ranks)
     factor = sum(range(1, ranks + 1))
     whole = [float(i * factor) for i in range(ranks * 2)]
     for rank, result in enumerate(results):
@@ -69,8 +69,8 @@ def in_flight(ctx):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_gathers_and_exchanges_keep_apart(world, ranks):
-    for result in world(in_flight, ranks):
+def test_gathers_and_exchanges_keep_apart(threads, ranks):
+    for result in threads(in_flight, ranks):
         assert all(result["gathered"]) and all(result["exchanged"])
         assert result["in_place"] == [[float(r)] * 3 for r in range(ranks)]
         assert result["rows"] == [[i + r, i + 3 + r] for r in range(ranks) for i in range(3)]
@@ -92,8 +92,8 @@ def small_and_large(ctx):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_reductions_of_every_size_are_the_same_everywhere(world, ranks):
-    for result in world(small_and_large, ranks):
+def test_reductions_of_every_size_are_the_same_everywhere(threads, ranks):
+    for result in threads(small_and_large, ranks):
         assert result.pop("ints") == ranks * 2**40 + sum(range(ranks))
         assert result.pop("columns") == [[float(ranks)] * 3] * 2
         assert all(result.values()), result

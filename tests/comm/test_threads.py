@@ -242,6 +242,19 @@ def test_the_store_is_waited_on():
     assert run(3, tell, join=False) == [b"step-3"] * 3
 
 
+def test_a_rank_that_sleeps_lets_the_others_run(tmp_path):
+    def poll(rank: int) -> int:
+        polls = 0
+        while rank == 0 and not (tmp_path / "there").exists():
+            time.sleep(0.001)
+            polls += 1
+        (tmp_path / "there").touch()
+        return polls
+
+    assert run(2, poll) == [1, 0]
+    assert time.sleep.__module__ == "time"
+
+
 def test_one_world_at_a_time():
     with pytest.raises(RuntimeError, match="one at a time"):
         run(2, lambda rank: run(2, rank_sum))

@@ -26,9 +26,9 @@ def near(one: Any, other: Any, bound: float) -> bool:
 
 
 @pytest.fixture(scope="module")
-def expected(world: World) -> dict[str, Any]:
+def expected(threads: World) -> dict[str, Any]:
     """One device's numbers."""
-    (found,) = world(
+    (found,) = threads(
         loops.alone, 1, group=False, each={**LOOPS, "closure": {"optimizer": "lbfgs", "epochs": 1}}
     )
     return found
@@ -45,24 +45,24 @@ def compare(got: list[dict[str, Any]], expected: dict[str, Any]) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("plan", "ranks"), [("dp=2", 2), ("shard=2", 2), ("dp=2 shard=2", 4)])
 def test_weights_and_losses_are_those_of_one_device(
-    world: World, expected: dict[str, Any], plan: str, ranks: int
+    threads: World, expected: dict[str, Any], plan: str, ranks: int
 ) -> None:
-    got = world(loops.on_ranks, ranks, group=False, plan=plan, each=LOOPS)
+    got = threads(loops.on_ranks, ranks, group=False, plan=plan, each=LOOPS)
     compare(got, expected)
     assert [rank["ordinary"]["steps"] for rank in got] == [10] * ranks
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("plan", "ranks"), [("dp=3", 3), ("shard=2 zero=2", 2), ("shard=2 zero=1", 2)])
-def test_other_plans(world: World, expected: dict[str, Any], plan: str, ranks: int) -> None:
+def test_other_plans(threads: World, expected: dict[str, Any], plan: str, ranks: int) -> None:
     each = {name: LOOPS[name] for name in ("ordinary", "clipped", "accumulated")}
-    compare(world(loops.on_ranks, ranks, group=False, plan=plan, each=each), expected)
+    compare(threads(loops.on_ranks, ranks, group=False, plan=plan, each=each), expected)
 
 
 @pytest.mark.timeout(120)
-def test_an_optimiser_that_calls_the_loop_back(world: World, expected: dict[str, Any]) -> None:
+def test_an_optimiser_that_calls_the_loop_back(threads: World, expected: dict[str, Any]) -> None:
     each = {"closure": {"optimizer": "lbfgs", "epochs": 1}}
-    compare(world(loops.on_ranks, 2, group=False, plan="dp=2", each=each), expected)
+    compare(threads(loops.on_ranks, 2, group=False, plan="dp=2", each=each), expected)
 
 
 @pytest.mark.timeout(120)

@@ -12,9 +12,9 @@ from tests.ranks import World
 pytestmark = pytest.mark.timeout(120)
 
 
-def test_ranks_see_parts_of_the_same_batches(world: World) -> None:
+def test_ranks_see_parts_of_the_same_batches(threads: World) -> None:
     """Together the parts of a batch are the batch, and a part weighs as many samples as it has."""
-    ranks = world(scenes.parts, 3, group=False, plan="dp=3")
+    ranks = threads(scenes.parts, 3, group=False, plan="dp=3")
     for name in ("loader", "shuffled", "dropped", "tensors", "dicts", "small"):
         for parts in zip(*(rank[name] for rank in ranks), strict=True):
             weighty = [(ids, ratio) for ids, ratio in parts if ratio]
@@ -28,24 +28,24 @@ def test_ranks_see_parts_of_the_same_batches(world: World) -> None:
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("dp=3", 3), ("shard=2", 2)])
-def test_batch_norm_sees_the_global_batch(world: World, plan: str, ranks: int) -> None:
+def test_batch_norm_sees_the_global_batch(threads: World, plan: str, ranks: int) -> None:
     """The last batch has two samples: the third rank's borrowed one does not count."""
-    (expected,) = world(scenes.batch_norm, 1, group=False, plan=None)
-    for got in world(scenes.batch_norm, ranks, group=False, plan=plan):
+    (expected,) = threads(scenes.batch_norm, 1, group=False, plan=None)
+    for got in threads(scenes.batch_norm, ranks, group=False, plan=plan):
         assert got["losses"] == pytest.approx(expected["losses"], abs=1e-10)
         for name, values in expected["weights"].items():
             assert got["weights"][name] == pytest.approx(values, abs=1e-10), name
 
 
-def test_noise_differs_inside_the_model_only(world: World) -> None:
-    one, other = world(scenes.noise, 2, group=False)
+def test_noise_differs_inside_the_model_only(threads: World) -> None:
+    one, other = threads(scenes.noise, 2, group=False)
     assert one["inside"] != other["inside"]
     assert one["outside"] == other["outside"]
     assert one["quiet"] == other["quiet"]
 
 
-def test_means_norms_lines_and_notes(world: World, tmp_path: Path) -> None:
-    one, other = world(scenes.helpers, 2, group=False, folder=str(tmp_path))
+def test_means_norms_lines_and_notes(threads: World, tmp_path: Path) -> None:
+    one, other = threads(scenes.helpers, 2, group=False, folder=str(tmp_path))
     assert one["own"] == [0.0, 1.0] and other["own"] == [2.0, 3.0, 4.0]
     assert one["means"] == other["means"] == pytest.approx([2.0, 1.0])
     assert one["weighed"] == pytest.approx((30 * 1.0 + 10 * 5.0) / 40)
@@ -57,8 +57,8 @@ def test_means_norms_lines_and_notes(world: World, tmp_path: Path) -> None:
     assert one["norms"] == other["norms"] and one["norms"][0] == pytest.approx(one["norms"][1])
 
 
-def test_held_gradients_travel_once(world: World) -> None:
-    one, other = world(scenes.bytes_sent, 2, group=False)
+def test_held_gradients_travel_once(threads: World) -> None:
+    one, other = threads(scenes.bytes_sent, 2, group=False)
     assert one["each"] == 2 * one["once"] == 2 * one["late"] > 0
     for name in ("each weights", "once weights", "late weights"):
         assert one[name] == other[name]
@@ -71,13 +71,13 @@ def test_gradients_of_two_models_meet_whichever_is_ready_first(world: World) -> 
     assert len(one["asked"]) == 2
 
 
-def test_weights_of_a_model_with_a_tied_weight_load_on_one_device(world: World) -> None:
-    one, other = world(scenes.tied, 2, group=False)
+def test_weights_of_a_model_with_a_tied_weight_load_on_one_device(threads: World) -> None:
+    one, other = threads(scenes.tied, 2, group=False)
     assert one == other and one["names"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
 
 
-def test_what_cannot_be_prepared_is_refused_on_all_ranks(world: World) -> None:
-    one, other = world(scenes.refused, 2, group=False)
+def test_what_cannot_be_prepared_is_refused_on_all_ranks(threads: World) -> None:
+    one, other = threads(scenes.refused, 2, group=False)
     assert one == other
     assert one == {
         "order": "J02",
@@ -96,10 +96,10 @@ def test_what_cannot_be_prepared_is_refused_on_all_ranks(world: World) -> None:
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("dp=2", 2), ("shard=2", 2)])
-def test_a_run_goes_on_bit_for_bit(world: World, tmp_path: Path, plan: str, ranks: int) -> None:
-    whole = world(scenes.saved, ranks, group=False, folder=str(tmp_path / "a"), plan=plan, first=0, last=3)
-    begun = world(scenes.saved, ranks, group=False, folder=str(tmp_path / "b"), plan=plan, first=0, last=1)
-    rest = world(
+def test_a_run_goes_on_bit_for_bit(threads: World, tmp_path: Path, plan: str, ranks: int) -> None:
+    whole = threads(scenes.saved, ranks, group=False, folder=str(tmp_path / "a"), plan=plan, first=0, last=3)
+    begun = threads(scenes.saved, ranks, group=False, folder=str(tmp_path / "b"), plan=plan, first=0, last=1)
+    rest = threads(
         scenes.saved, ranks, group=False, folder=str(tmp_path / "b"), plan=plan, first=1, last=3, load=True
     )
     assert begun[0]["losses"] + rest[0]["losses"] == whole[0]["losses"]
@@ -108,16 +108,18 @@ def test_a_run_goes_on_bit_for_bit(world: World, tmp_path: Path, plan: str, rank
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adagrad"])
-def test_a_run_goes_on_under_another_plan(world: World, tmp_path: Path, optimizer: str) -> None:
+def test_a_run_goes_on_under_another_plan(threads: World, tmp_path: Path, optimizer: str) -> None:
     told: dict[str, Any] = {"group": False, "optimizer": optimizer}
-    whole = world(scenes.saved, 2, folder=str(tmp_path / "a"), plan="dp=2", first=0, last=2, **told)
-    world(scenes.saved, 2, folder=str(tmp_path / "b"), plan="shard=2", first=0, last=1, **told)
-    rest = world(scenes.saved, 1, folder=str(tmp_path / "b"), plan="dp=1", first=1, last=2, load=True, **told)
+    whole = threads(scenes.saved, 2, folder=str(tmp_path / "a"), plan="dp=2", first=0, last=2, **told)
+    threads(scenes.saved, 2, folder=str(tmp_path / "b"), plan="shard=2", first=0, last=1, **told)
+    rest = threads(
+        scenes.saved, 1, folder=str(tmp_path / "b"), plan="dp=1", first=1, last=2, load=True, **told
+    )
     assert rest[0]["losses"] == pytest.approx(whole[0]["losses"][4:], abs=1e-12)
 
 
-def test_nothing_saved_yet(world: World, tmp_path: Path) -> None:
-    assert world(scenes.nothing_saved, 2, group=False, folder=str(tmp_path)) == [{"state": None}] * 2
+def test_nothing_saved_yet(threads: World, tmp_path: Path) -> None:
+    assert threads(scenes.nothing_saved, 2, group=False, folder=str(tmp_path)) == [{"state": None}] * 2
 
 
 def test_batch_norm_of_one_value_is_refused_as_on_one_device() -> None:

@@ -33,8 +33,8 @@ def uneven_loss(ctx, vocab):
     return {"loss": abs((own - whole).item()), "grad": gap, "size": size}
 
 
-def test_dealt_cross_entropy_equals_the_whole(world):
-    results = world(uneven_loss, 3, vocab=7)
+def test_dealt_cross_entropy_equals_the_whole(threads):
+    results = threads(uneven_loss, 3, vocab=7)
     assert [r["size"] for r in results] == [3, 2, 2]
     assert all(r["loss"] < 1e-12 and r["grad"] < 1e-12 for r in results)
 
@@ -65,6 +65,6 @@ def pair_of_layers(ctx, sequence):
 
 
 @pytest.mark.parametrize("sequence", [True, False])
-def test_split_layers_equal_whole_ones(world, sequence):
-    for result in world(pair_of_layers, 2, sequence=sequence):
+def test_split_layers_equal_whole_ones(threads, sequence):
+    for result in threads(pair_of_layers, 2, sequence=sequence):
         assert max(result.values()) < 1e-12, result

@@ -89,9 +89,9 @@ def with_flip(ctx, folder, plan, rank, kind, at, every, name=NAME, **train):
 
 @pytest.mark.parametrize("kind", ["weight", "exp_avg", "exp_avg_sq"])
 @pytest.mark.parametrize("at", [3, 4])
-def test_the_odd_one_of_three_is_named(world, folder, kind, at):
+def test_the_odd_one_of_three_is_named(threads, folder, kind, at):
     with pytest.raises(UserCodeError) as caught:
-        world(with_flip, 3, folder=folder, plan="dp=3", rank=1, kind=kind, at=at, every=4)
+        threads(with_flip, 3, folder=folder, plan="dp=3", rank=1, kind=kind, at=at, every=4)
     error = caught.value
     tensor = f"model/{NAME}" if kind == "weight" else f"optim/{NAME}/{kind}"
     assert error.code == "G01" and error.exit == 1 and error.rank == 1
@@ -101,21 +101,21 @@ def test_the_odd_one_of_three_is_named(world, folder, kind, at):
     assert "step 0 or before" in error.fix
 
 
-def test_of_two_both_are_named_and_what_a_flipped_bit_would_make(world, folder):
+def test_of_two_both_are_named_and_what_a_flipped_bit_would_make(threads, folder):
     with pytest.raises(UserCodeError) as caught:
-        world(with_flip, 2, folder=folder, plan="dp=2", rank=1, kind="weight", at=2, every=2)
+        threads(with_flip, 2, folder=folder, plan="dp=2", rank=1, kind="weight", at=2, every=2)
     error = caught.value
     assert error.code == "G01"
     assert f"before step 2: the copies of model/{NAME} on ranks 0, 1 differ" in error.what
     assert "bit 27 alone, as a flipped bit makes it; two copies cannot tell" in error.where
 
 
-def test_ranks_that_cut_the_model_are_compared_where_they_hold_the_same(world, folder):
+def test_ranks_that_cut_the_model_are_compared_where_they_hold_the_same(threads, folder):
     flipped = {"kind": "weight", "at": 2, "every": 2}
     with pytest.raises(UserCodeError, match=r"model/blocks.1.norm1.weight on ranks 0, 1 differ"):
-        world(with_flip, 2, folder=folder, plan="tp=2", rank=0, name="blocks.1.norm1.weight", **flipped)
+        threads(with_flip, 2, folder=folder, plan="tp=2", rank=0, name="blocks.1.norm1.weight", **flipped)
     with pytest.raises(UserCodeError, match=r"model/stem.tok.weight on ranks 0, 1 differ"):
-        world(with_flip, 2, folder=folder, plan="pp=2", rank=1, name="head.out.weight", **flipped)
+        threads(with_flip, 2, folder=folder, plan="pp=2", rank=1, name="head.out.weight", **flipped)
 
 
 # Gradients -----------------------------------------------------------------------------------------------------------
@@ -152,20 +152,20 @@ def with_bad_gradient(ctx, folder, plan, rank, micro, every, steps=8, **train):
 
 
 @pytest.mark.parametrize("plan", ["dp=2 sync=canonical", "shard=2 zero=1", "shard=2 zero=3"])
-def test_a_flipped_bit_in_a_gradient_is_found(world, folder, plan):
+def test_a_flipped_bit_in_a_gradient_is_found(threads, folder, plan):
     with pytest.raises(UserCodeError) as caught:
-        world(with_bad_gradient, 2, folder=folder, plan=plan, rank=1, micro=0, every=1, global_batch=2)
+        threads(with_bad_gradient, 2, folder=folder, plan=plan, rank=1, micro=0, every=1, global_batch=2)
     error = caught.value
     assert error.code == "G02" and error.rank == 1
     assert error.what == "step 0: micro-batch 0 of this rank, computed twice, gives two gradients"
     assert error.where == f"first in backward: the gradient of {NAME}"
 
 
-def test_it_is_found_in_the_step_that_samples_it(world, folder):
+def test_it_is_found_in_the_step_that_samples_it(threads, folder):
     """Of m micro-batches one is computed twice, so a bad one is found with probability 1/m a checked step."""
     first = next(step for step in range(99) if sampled(3, step, 4) == 2)
     with pytest.raises(UserCodeError, match=f"^step {first}: micro-batch 2"):
-        world(
+        threads(
             with_bad_gradient,
             2,
             folder=folder,
@@ -204,14 +204,14 @@ PLANS = [
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_guarded_run_computes_the_same_and_nobody_is_accused(world, folder, plan):
+def test_a_guarded_run_computes_the_same_and_nobody_is_accused(threads, folder, plan):
     run = {"folder": folder, "plan": plan, "global_batch": 8, "micro_batch": None if "micros" in plan else 1}
-    plain = world(weights, 2, every=0, **run)
-    guarded = world(weights, 2, every=1, **run)
+    plain = threads(weights, 2, every=0, **run)
+    guarded = threads(weights, 2, every=1, **run)
     assert guarded == plain
     assert not guarded[0]["notes"]
 
 
-def test_one_rank_alone_is_told_what_is_left(world, folder):
-    (got,) = world(weights, 1, folder=folder, plan="dp=1", every=2)
+def test_one_rank_alone_is_told_what_is_left(threads, folder):
+    (got,) = threads(weights, 1, folder=folder, plan="dp=1", every=2)
     assert "only gradients are checked" in got["notes"][0]

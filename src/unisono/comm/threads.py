@@ -10,13 +10,14 @@
 Every rank is a thread with its own torch.distributed and its own state of torch's random numbers. The groups, the mesh
 and the collectives of this package do on it what they do between processes.
 
-One rank runs at a time. It runs until it waits for another rank, and then the next one in order goes on. So a run is
-the same each time, a world in which all wait for each other ends at once, and the error says who waits for what.
+One rank runs at a time. It runs until it waits for another rank, or sleeps; then the next one in order goes on. So a
+run is the same each time, a world in which all wait for each other ends at once, and the error says who waits for what.
 """
 
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -32,6 +33,7 @@ from torch.distributed import distributed_c10d as c10d
 from unisono.comm.thread_group import Room, ThreadGroup, ThreadStore
 
 BACKEND = "threads"
+_SLEEP = time.sleep
 T = TypeVar("T")
 
 
@@ -83,16 +85,28 @@ class _World:
 
     def wait(self, ready: Callable[[], bool], waits_for: str) -> None:
         """Let other ranks run until `ready()`. Raises WorldEnded where that cannot come."""
-        me = _here()
-        if not ready() and self.error is None:
-            me.ready, me.waits_for = ready, waits_for
-            me.random_state = torch.get_rng_state()
-            self.give_way(me)
-            me.turn.acquire()
-            torch.set_rng_state(me.random_state)
-            me.ready, me.waits_for = (lambda: True), ""
+        if self.error is None and not ready():
+            self._let_others_run(ready, waits_for)
         if self.error is not None:
             raise WorldEnded(f"the world has ended: {self.error}")
+
+    def sleep(self, seconds: float) -> None:
+        """As `time.sleep`, which polls for what another rank does: time passes only where no other rank can run."""
+        others = (rank for rank in self.ranks if rank is not _here() and not rank.over)
+        if any(rank.ready() for rank in others):
+            self._let_others_run(lambda: True, "time")
+        else:
+            _SLEEP(seconds)
+        self.wait(lambda: True, "time")
+
+    def _let_others_run(self, ready: Callable[[], bool], waits_for: str) -> None:
+        me = _here()
+        me.ready, me.waits_for = ready, waits_for
+        me.random_state = torch.get_rng_state()
+        self.give_way(me)
+        me.turn.acquire()
+        torch.set_rng_state(me.random_state)
+        me.ready, me.waits_for = (lambda: True), ""
 
     def give_way(self, me: _Rank) -> None:
         """The turn goes to the next rank that can run."""
@@ -215,19 +229,24 @@ _ONE_WORLD = threading.Lock()
 
 @contextmanager
 def _torch_state_of_each_rank() -> Iterator[None]:
-    """While this lasts, torch.distributed keeps a state for each rank and not for the process."""
+    """While this lasts, torch.distributed keeps a state for each rank and not for the process; so does sleep."""
     if not _ONE_WORLD.acquire(blocking=False):
         raise RuntimeError("there is a world on threads already; one at a time, and none inside another")
     process, hook = c10d._world, sys.excepthook  # joining changes the hook, which is the process's
     try:
         dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
-        c10d._world = _PerThread(process)  # type: ignore[assignment]
+        c10d._world, time.sleep = _PerThread(process), _sleep  # type: ignore[assignment]
         _set_thread_isolation_mode(True)
         yield
     finally:
         _set_thread_isolation_mode(False)
-        c10d._world, sys.excepthook = process, hook
+        c10d._world, sys.excepthook, time.sleep = process, hook, _SLEEP
         _ONE_WORLD.release()
+
+
+def _sleep(seconds: float) -> None:
+    here = _HERE.get(None)
+    (_SLEEP if here is None else here[0].sleep)(seconds)
 
 
 def _make_group(options: Any, backend_options: Any) -> ThreadGroup:
