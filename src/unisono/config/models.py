@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, split
+from unisono.spec.sink import SINKS
 from unisono.spec.training import (
     OPTIMISERS,
     RATES,
@@ -150,6 +151,14 @@ def _one_of(family: Family[Any]) -> AfterValidator:
     return AfterValidator(known)
 
 
+def _is_sink(text: str) -> str:
+    try:
+        SINKS.read(text)
+    except UsageError as error:
+        raise PydanticCustomError("no_sink", "{what}", {"what": error.what}) from error
+    return text
+
+
 class _Train(BaseModel):
     """The keys of `[train]` that belong to no member of a family."""
 
@@ -230,6 +239,9 @@ class OutConfig(BaseModel):
 
     dir: str = Field(default="runs", min_length=1, description="folder of run folders")
     report: bool = Field(default=True, description="write report.html and report.png")
+    track: tuple[Annotated[str, AfterValidator(_is_sink)], ...] = Field(
+        default=(), description=f"sinks beside metrics.jsonl, events and trace: {SINKS.listed()}"
+    )
 
 
 class Recipe(BaseModel):

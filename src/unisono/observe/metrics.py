@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from unisono.observe.files import write_whole
+
 # Made once: json.dumps with options makes one at every call, which costs as much as the encoding.
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
@@ -54,6 +56,13 @@ def read_lines(path: str | Path) -> tuple[list[dict[str, Any]], int]:
         else:
             damaged += 1
     return records, damaged
+
+
+def forget_from(path: Path, step: int) -> None:
+    """Drop the lines of steps from `step` on: a resumed run makes them again. Killed here, the file is as it was."""
+    if path.is_file():
+        kept = [record for record in read_lines(path)[0] if "step" not in record or record["step"] < step]
+        write_whole(path, "".join(f"{_line(record)}\n" for record in kept))
 
 
 def _last_byte(path: Path) -> bytes:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.train import watch
+from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.train.blame import blame
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver, load
@@ -28,7 +28,7 @@ from unisono.train.loop import train
 from unisono.train.sample import sample
 from unisono.train.state import pieces_of
 from unisono.train.step import Report, Run, evaluate
-from unisono.train.watch import Journal, Observer, Uplink
+from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.writing import writing
 
 
@@ -60,7 +60,6 @@ class Live:
     val: Feed
     saver: Saver
     journal: Journal
-    after: list[Callable[[Run, Report], None]]  # what is to be done after every step
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
     targets: int  # of one step, over all ranks
@@ -78,7 +77,7 @@ def session(terms: RankOrder, corpus: Corpus) -> dict[str, Any]:
         return _play(live, corpus)
     finally:
         with suppress(OSError):  # what is under way, if anything, is the better story
-            live.journal.flush()
+            live.journal.close()
 
 
 def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
@@ -134,12 +133,9 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
     saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(terms.run_dir):
-        journal = Journal(run, _observers(terms, run), targets)
+        journal = Journal(_observers(terms, run), targets)
     saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
-    after = _tracing(terms, run)
-    return Live(
-        terms, run, feed, val, saver, journal, after, check, val_losses, targets, corpus.fingerprint, saved
-    )
+    return Live(terms, run, feed, val, saver, journal, check, val_losses, targets, corpus.fingerprint, saved)
 
 
 def _note(terms: RankOrder, text: str) -> None:
@@ -148,34 +144,23 @@ def _note(terms: RankOrder, text: str) -> None:
 
 
 def _observers(terms: RankOrder, run: Run) -> list[Observer]:
-    rank, path = terms.place.rank, terms.run_dir
-    own = path / "events" / f"rank{rank}.jsonl"
-    watch.forget_from(own, run.step)
-    observers = [
-        watch.tell(terms.line, terms.recipe.train.steps),
-        watch.events(own, rank, terms.host, run.mesh.at),
+    """The live table, the sinks that every run has, and those of `out.track`."""
+    recipe, place = terms.recipe, terms.place
+    facts = RunFacts(
+        terms.run_dir, place.rank, place.world, terms.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
+        run.recorder,
+    )  # fmt: skip
+    traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
+    sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
+    return [
+        LiveTable(terms.line, recipe.train.steps, run.mesh.at["pp"]),
+        *(sink.open(facts) for sink in sinks.values() if sink.every_rank or place.rank == 0),
     ]
-    if rank == 0:
-        watch.forget_ranks(path, terms.place.world, run.step)
-        watch.forget_from(path / "metrics.jsonl", run.step)
-        observers.append(watch.metrics(path / "metrics.jsonl"))
-    return observers
-
-
-def _tracing(terms: RankOrder, run: Run) -> list[Callable[[Run, Report], None]]:
-    train, place = terms.recipe.train, terms.place
-    if not train.trace_steps:
-        return []
-    path = terms.run_dir / "trace" / f"rank{place.rank}.json.gz"
-    first = run.step + min(5, max(1, (train.steps - run.step) // 2))
-    return [watch.tracing(path, place.rank, place.world, first, train.trace_steps, terms.host, place.backend)]
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:
     with writing(live.terms.run_dir):
         live.journal.add(report, live.run.recorder.lap(), seconds)
-        for each in live.after:
-            each(live.run, report)
 
 
 def _between(live: Live, report: Report) -> None:

@@ -1,0 +1,83 @@
+"""Sinks: observers with an output, one file a member of `train/sinks`. They get what a step did, and change nothing.
+
+    class Dots(Sink):
+        \"""A dot for each step, in dots.txt.\"""
+        name = "dots"
+        def open(self, run): return DotsWriter(run.run_dir / "dots.txt", run.step)
+
+`[out] track = ["csv", "mine.py:Dots"]` opens them beside those that every run has. No torch.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from unisono.observe.span import Recorder
+from unisono.spec.family import Family, Member
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One finished step on one rank.
+
+    loss: nats per target over the global batch. grad_norm: before clipping. tokens: targets over all ranks. times:
+    seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but for what was hidden. nbytes: sent
+    by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+    times: Mapping[str, float]
+    nbytes: Mapping[str, int]
+    mem_mib: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before,
+    so the first step to come. steps: of the whole run. recorder: the rank's spans."""
+
+    run_dir: Path
+    rank: int
+    world: int
+    host: str
+    backend: str
+    coords: Mapping[str, int]
+    step: int
+    steps: int
+    recorder: Recorder
+
+
+class Observer(ABC):
+    """Sees every step of one rank. An OSError is the run's end, in the house's words."""
+
+    def ended(self, step: int, stop: bool) -> None:
+        """At once after step `step`. stop: it was the last one, as asked. To be quick: the next step waits."""
+        return None
+
+    def close(self) -> None:
+        """The run is over, in whatever way."""
+        return None
+
+    @abstractmethod
+    def observe(self, steps: Sequence[StepRecord]) -> None:
+        """The steps that ended since the last call, at least one; calls are about half a second apart."""
+
+
+class Sink(Member, ABC):
+    """A sink's declaration. every_rank: each rank has one, else rank 0 alone."""
+
+    every_rank: ClassVar[bool] = False
+
+    @abstractmethod
+    def open(self, run: RunFacts) -> Observer:
+        """The live sink. What it wrote of steps from `run.step` on, before the run was resumed there, goes."""
+
+
+SINKS: Family[Sink] = Family("sink", "unisono.train.sinks", Sink, "out.track", ("C02", "C02"))

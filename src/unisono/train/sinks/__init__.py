@@ -1,0 +1,1 @@
+"""Where what a step did is written to: one sink a file. See `spec.sink`."""

@@ -1,0 +1,49 @@
+"""metrics.csv."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from unisono.observe.files import write_whole
+from unisono.observe.span import PARTS
+from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
+
+_HEAD = ("step", "loss", "lr", "grad_norm", "tokens", "seconds", "bytes_sent", "mem_mib")
+
+
+class CsvSink(Sink):
+    """metrics.csv: one row a step, seconds of each part as columns, for spreadsheets and data frames."""
+
+    name = "csv"
+
+    def open(self, run: RunFacts) -> Observer:
+        path = run.run_dir / "metrics.csv"
+        rows = _rows_before(path, run.step)
+        head = ",".join((*_HEAD, *(f"{part}_s" for part in PARTS)))
+        write_whole(path, "".join(f"{row}\n" for row in [head, *rows]))
+        return _Rows(path)
+
+
+def _rows_before(path: Path, step: int) -> list[str]:
+    """The whole rows of steps before `step`; a row that a killed run left half written is none of them."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()[1:]
+    whole = [line for line in lines if line.count(",") == len(_HEAD) + len(PARTS) - 1]
+    return [line for line in whole if int(line.partition(",")[0]) < step]
+
+
+class _Rows(Observer):
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8", newline="")
+        self._rows = csv.writer(self._file, lineterminator="\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def observe(self, steps: Sequence[StepRecord]) -> None:
+        for one in steps:
+            sent = sum(one.nbytes.values())
+            known = (one.step, one.loss, one.lr, one.grad_norm, one.tokens, one.seconds, sent, one.mem_mib)
+            self._rows.writerow((*known, *(one.times.get(part, 0.0) for part in PARTS)))
+        self._file.flush()

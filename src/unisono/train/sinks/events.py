@@ -1,0 +1,53 @@
+"""events/rank*.jsonl."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+
+from unisono.observe.metrics import JsonLines, forget_from
+from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
+
+
+class EventsSink(Sink):
+    """events/rank*.jsonl: where each rank's time and bytes went. Every run has it."""
+
+    name = "events"
+    every_rank = True
+
+    def open(self, run: RunFacts) -> Observer:
+        folder = run.run_dir / "events"
+        forget_from(folder / f"rank{run.rank}.jsonl", run.step)
+        if run.rank == 0:  # a resumed run may have fewer ranks
+            for path in folder.glob("rank*.jsonl"):
+                if int(re.sub(r"\D", "", path.stem) or 0) >= run.world:
+                    forget_from(path, run.step)
+        return _Events(JsonLines(folder / f"rank{run.rank}.jsonl"), run)
+
+
+class _Events(Observer):
+    def __init__(self, file: JsonLines, run: RunFacts) -> None:
+        self._file, self._rank = file, run.rank
+        try:
+            file.write({"kind": "info", "rank": run.rank, "host": run.host, "coords": run.coords})
+        except OSError:
+            with suppress(OSError):
+                file.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def observe(self, steps: Sequence[StepRecord]) -> None:
+        self._file.write(
+            *(
+                {
+                    "kind": "step",
+                    "step": one.step,
+                    "rank": self._rank,
+                    "time": one.times,
+                    "bytes": one.nbytes,
+                    "mem_mib": one.mem_mib,
+                }
+                for one in steps
+            )
+        )

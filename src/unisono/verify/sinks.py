@@ -1,0 +1,88 @@
+"""What every sink must hold: the checks behind its conformance tests, for ours and for users' own."""
+
+import copy
+import gzip
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from unisono.observe.span import PARTS, Recorder
+from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
+
+
+def facts(run_dir: Path, step: int = 0, steps: int = 12) -> RunFacts:
+    """A run of two ranks as rank 0 sees it, at update `step`."""
+    coords = {"dp": 0, "pp": 0}
+    return RunFacts(run_dir, 0, 2, "host", "gloo", coords, step, steps, Recorder())
+
+
+def records(first: int, last: int) -> list[StepRecord]:
+    """Steps first .. last, no two of which share a number: what of them is written can be told apart."""
+    return [
+        StepRecord(
+            step, 3.0 + step / 1024, 1e-3 + step / 4096, 1.0 + step / 512, 640, 0.5 + step / 256,
+            {part: 0.01 * n + step / 2048 for n, part in enumerate(PARTS, 1)}, {"dp.all_reduce": 7000 + step}, 300.0,
+        )
+        for step in range(first, last + 1)
+    ]  # fmt: skip
+
+
+def play(sink: Sink, run: RunFacts, steps: Sequence[StepRecord], together: int = 3) -> None:
+    """A run of these steps, told `together` at once, as a session tells them. Raises what the sink raises."""
+    observer = sink.open(run)
+    try:
+        for begin in range(0, len(steps), together):
+            some = steps[begin : begin + together]
+            for one in some[:-1]:
+                _end(observer, run, one)
+            observer.observe(some)
+            _end(observer, run, some[-1])
+    finally:
+        observer.close()
+
+
+def _end(observer: Observer, run: RunFacts, one: StepRecord) -> None:
+    with run.recorder.span("forward", step=one.step):
+        pass
+    observer.ended(one.step, False)
+
+
+def faults(sink: Sink, folder: Path) -> Iterator[str]:
+    """What is wrong with a sink, a sentence each; none for one that may be used. folder: empty, to write into.
+
+    1. It leaves what it is told as it is. 2. It writes something of a run. 3. Resumed at a step, it has each step once,
+    in order, and those before it unchanged.
+    """
+    whole, resumed = folder / "whole", folder / "resumed"
+    steps = records(0, 11)
+    before = copy.deepcopy(steps)
+    play(sink, facts(whole), steps)
+    if steps != before:
+        yield "it changes the records that other observers get"
+    if not any(path.stat().st_size for path in whole.rglob("*") if path.is_file()):
+        yield "it leaves nothing of a run of 12 steps in the run folder"
+    play(sink, facts(resumed), steps[:8])  # killed after step 7, gone on from the checkpoint after step 4
+    play(sink, facts(resumed, step=5), steps[5:])
+    for name, text in _texts(resumed).items():
+        told, wanted = _steps(text), _steps(_texts(whole).get(name, ""))
+        if told != wanted:
+            yield f"{name}: resumed at step 5 it holds steps {told}, a run without a break {wanted}"
+
+
+def _steps(text: str) -> list[int]:
+    """The steps that a text tells of, by a number that only their records have."""
+    marks = {f"{value!r}": one.step for one in records(0, 11) for value in (one.loss, one.times["forward"])}
+    lines = [
+        {marks[word] for word in re.findall(r"\d+\.\d+", line) if word in marks} for line in text.splitlines()
+    ]
+    return [step for line in lines for step in sorted(line)]
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            data = gzip.decompress(data) if path.suffix == ".gz" else data
+            texts[str(path.relative_to(folder))] = data.decode("utf-8", "replace")
+    return texts
