@@ -1,6 +1,6 @@
 """Model + plan + mesh → what one rank holds: the passes, in the one legal order.
 
-build on meta → cut into stages → split over tp → initialise by name → recompute → compile → shard → slots → buckets
+build on meta → cut into stages → split over tp → initialise by name → recompute → compile → shard → slots
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unisono.comm.bucket import Bucket, Buckets
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
-from unisono.comm.tree import TreeSum
 from unisono.parallel.cut import Stage, boundaries, cut, stage_of
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.play import Wire
@@ -42,16 +40,11 @@ class Local:
     stages: Mapping[int, Stage]
     owners: Mapping[str, str]
     slots: tuple[Slot, ...]
-    shapes: Mapping[
-        str, tuple[int, ...]
-    ]  # of every parameter of the whole model that counts, in its own order
-    buckets: Buckets
+    shapes: Mapping[str, tuple[int, ...]]  # of all parameters of the whole model that count, in its own order
     sharding: Mapping[int, Whole]  # by stage
     ties: tuple[Tie, ...]
     wires: Mapping[int, Wire]  # by the stage before the boundary
     device: torch.device
-    tp: Group
-    trees: Mapping[str, TreeSum]  # canonical: how this rank's leaves are added up; else empty
 
     @property
     def holds_loss(self) -> bool:
@@ -62,63 +55,6 @@ class Local:
         """Training mode of all stages, or evaluation mode."""
         for stage in self.stages.values():
             stage.train(on)
-
-    def leaf_done(self, leaf: int) -> None:
-        """Canonical: after the backward of one leaf, take its gradients into the trees."""
-        for slot in self.slots:
-            slot.take_gradient()
-            grad = slot.master.grad
-            slot.drop_gradient()
-            if grad is not None:
-                slot.master.grad = self.trees[slot.name].add(leaf, grad)
-
-    def close_replica(self) -> list[Bucket]:
-        """After the last backward: finish the sums inside this replica; returns the late buckets, ready to leave."""
-        self.buckets.finish()
-        if self.trees:
-            for slot in self.slots:
-                if slot.master.grad is None:
-                    slot.master.grad = self.trees[slot.name].close()
-        else:
-            for slot in self.slots:
-                slot.take_gradient()
-        for tie in self.ties:
-            if len(tie.here) == 2 and not self.trees:
-                _add_gradient(tie.here[0].master, tie.here[1].master)
-        for i, group in enumerate(self.buckets.late):
-            for bucket in group:
-                bucket.fill()
-                if i == 0:  # the first group is the partial sums of `tp`
-                    self.tp.all_reduce(bucket.body)
-        return [bucket for group in self.buckets.late for bucket in group]
-
-    def join_ties(self) -> None:
-        """After replicas have met: sum the two halves of each tied gradient that lie on two stages."""
-        for tie in self.ties:
-            master = tie.here[0].master
-            if len(tie.here) == 1:
-                if master.grad is None:
-                    master.grad = torch.zeros_like(master)
-                tie.group.all_reduce(master.grad)
-                continue
-            alias = tie.here[1].master
-            if self.trees:  # one order for all layouts: replicas first, then the two uses
-                _add_gradient(master, alias)
-            # An alias that is sharded has storage of its own, and takes the same step as its owner.
-            apart = alias.data_ptr() != master.data_ptr()
-            alias.grad = master.grad.clone() if apart and master.grad is not None else None
-
-    def drop_gradients(self) -> None:
-        """Forget this step's gradients."""
-        for slot in self.slots:
-            slot.drop_gradient()
-
-
-def _add_gradient(owner: nn.Parameter, alias: nn.Parameter) -> None:
-    if owner.grad is None:
-        owner.grad = alias.grad
-    elif alias.grad is not None:
-        owner.grad.add_(alias.grad)
 
 
 def parallelize(
@@ -131,14 +67,14 @@ def parallelize(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    tail: int,
+    leafwise: bool = False,
     compiled: bool = False,
 ) -> Local:
     """Build this rank's part: the stages that its row of the timetable owns.
 
     model: whole and uncut, on the meta device or not; it is consumed. values(name): the full initial tensor of a
-    logical name. sample: a meta tensor shaped like the inputs of one micro-batch. tail: how many numbers of the step
-    travel with its gradients.
+    logical name. sample: a meta tensor shaped like the inputs of one micro-batch. leafwise: the gradient of each
+    micro-batch is wanted by itself.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -148,7 +84,6 @@ def parallelize(
         raise UsageError(
             what, where="plan.tp, model.kind", fix="tp=1, or a model with an anatomy", code="P12"
         )
-    canonical = plan.sync == "canonical"
     blocks = _blocks_of(model, timetable.length)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, blocks, owned, mesh, sample, dtype)
@@ -163,7 +98,7 @@ def parallelize(
             stage.loss = vocab_loss(mesh.tp, start)
         _fill(stage, values, owners, cuts, dtype, device)
     # Whether the uses of a tied weight collect gradients of their own.
-    apart = plan.shard == 1 or timetable.stages > 1 or canonical
+    apart = plan.shard == 1 or timetable.stages > 1 or leafwise
     if plan.shard == 1:
         _share_storage(stages, owners)
     elif not apart:
@@ -177,7 +112,7 @@ def parallelize(
     sharding = {i: Whole() for i in stages}
     if plan.shard > 1:
         sharding = {
-            i: Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero, each=canonical)
+            i: Sharded(stage, stage.blocks.values(), mesh.shard, plan.zero, each=leafwise)
             for i, stage in stages.items()
         }
     sequence, aliases = anatomy.sequence > 0, frozenset(owners)
@@ -188,12 +123,8 @@ def parallelize(
     ]
     rows = {name: timetable.placement[stage_of(name, blocks)] for tie in anatomy.ties for name in tie}
     ties = _ties(slots, owners, rows, mesh) if apart else ()
-    buckets = _buckets(slots, ties, mesh, plan.shard > 1, canonical, tail)
     counted = {name: shape for name, shape in shapes.items() if name not in owners}
-    trees = {slot.name: TreeSum(plan.micros or 1) for slot in slots} if canonical else {}
-    return Local(
-        stages, owners, tuple(slots), counted, buckets, sharding, ties, wires, device, mesh.tp, trees
-    )
+    return Local(stages, owners, tuple(slots), counted, sharding, ties, wires, device)
 
 
 def _blocks_of(model: nn.Module, stages: int) -> list[range]:
@@ -240,7 +171,8 @@ def _untie(stage: Stage, owners: Mapping[str, str]) -> None:
         module, _, leaf = alias.rpartition(".")
         if _has(stage, alias):
             whole = stage.get_parameter(alias)
-            setattr(stage.get_submodule(module), leaf, nn.Parameter(torch.empty_like(whole)))
+            own = nn.Parameter(torch.empty_like(whole), requires_grad=whole.requires_grad)
+            setattr(stage.get_submodule(module), leaf, own)
 
 
 def _has(stage: nn.Module, name: str) -> bool:
@@ -292,22 +224,3 @@ def _ties(
             ranks = {mesh.shape.rank({**mesh.at, "pp": rows[name]}) for name in (owner, alias)}
             ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))
     return tuple(ties)
-
-
-def _buckets(
-    slots: list[Slot], ties: tuple[Tie, ...], mesh: Mesh, sharded: bool, canonical: bool, tail: int
-) -> Buckets:
-    """Which gradients leave during backward, and which wait for sums inside the replica."""
-    slots = [slot for slot in slots if slot.live.requires_grad]
-    partial = [slot.master for slot in slots if slot.partial]
-    if mesh.dp.size == 1:
-        return Buckets((), (partial,))
-    rest = [slot for slot in slots if not slot.partial]
-    if canonical:  # leaves are added up first, and both uses of a tied weight travel
-        return Buckets((), (partial, [s.master for s in rest]), tail, multiple=mesh.dp.size)
-    twins = [slot for tie in ties if len(tie.here) == 2 for slot in tie.here]
-    owners = [slot.master for slot in twins if not slot.alias]
-    rest = [s for s in rest if not any(s is twin for twin in twins)]
-    if sharded:
-        return Buckets((), (partial, [*owners, *(s.master for s in rest)]), tail, over=mesh.dp)
-    return Buckets([s.live for s in rest], (partial, owners), tail, over=mesh.dp)

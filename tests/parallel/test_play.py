@@ -128,7 +128,7 @@ class Ranks:
                     wires,
                     Recorder(rank),
                     nullcontext,
-                    lambda turn, losses, note=note: note(turn),
+                    lambda turn, note=note: note(turn),
                     dtype=dtype,
                     device=torch.device("cpu"),
                 )

@@ -81,7 +81,7 @@ def with_flip(ctx, folder, plan, rank, kind, at, every, name=NAME, **train):
     for step in range(8):
         if step == at and ctx.rank == rank:
             slot = slot_of(run, name)
-            state = run.optimizer.state[slot.master]
+            state = run.update.optimizer.state[slot.master]
             flip(slot.master if kind == "weight" else state[kind], 5, 27)
         train_step(run, feed.fetch(step))
     return True

@@ -70,6 +70,14 @@ class Mesh:
         self.data = self.group("data", ("dp", "shard"))
         self.replica = self.group("replica", ("pp", "shard", "cp", "tp"))
         self.world = self.group("world", AXES)
+        self._over = {frozenset({"shard"}): self.shard, frozenset({"tp"}): self.tp}
+
+    def over(self, axes: frozenset[str]) -> Group:
+        """The group of this rank over these axes of its replica, made once. All its members call it the first time, or
+        it hangs."""
+        if axes not in self._over:
+            self._over[axes] = self.group("+".join(sorted(axes)), axes)
+        return self._over[axes]
 
     def group(self, name: str, axes: Iterable[str]) -> Group:
         """The group of this rank over the given axes; each call of the same on all its members."""

@@ -9,21 +9,20 @@ Averaging again changes nothing: a gradient that is the same on all ranks is its
 step, with or without an exchange after each, add up to the same.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from unisono.comm.bucket import Bucket, Buckets
+from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.library.deal import BatchWeight
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, local_of
+from unisono.parallel.shard import ShardScatter
 from unisono.sync.every_step import EveryStepSync
+from unisono.train.gradients import Gradients
 
 
 def at_end_of_backward(act: Callable[[], None]) -> None:
@@ -31,27 +30,31 @@ def at_end_of_backward(act: Callable[[], None]) -> None:
     Variable._execution_engine.queue_callback(act)  # type: ignore[attr-defined]
 
 
-class Gradients:
-    """Gradients of one model on one rank, which meet on `dp`: a group of the model's own, since which of several models
-    is ready first may differ from rank to rank. `unused` names the parameters that no rank's last backward reached."""
+class Averaging(EveryStepSync):
+    """Means over replicas instead of sums."""
+
+    def grad_ready(self, bucket: Bucket) -> None:
+        bucket.flat.mul_(1.0 / self.dp.size)
+        super().grad_ready(bucket)
+
+
+class LoopGradients:
+    """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
+    several models is ready first may differ from rank to rank."""
 
     def __init__(self, slots: Sequence[Slot], dp: Group, shard: Group, share: BatchWeight) -> None:
-        self.slots = [slot for slot in slots if slot.live.requires_grad]
-        self.unused: tuple[str, ...] = ()
-        self._share, self._dp, self._shard = share, dp, shard
-        self._sync = EveryStepSync(dp)
-        self._sharded = shard.size > 1
-        masters = [slot.master for slot in self.slots]
-        early, late = ((), [masters]) if self._sharded else (masters, ())
-        # The tail says, for every parameter, on how many ranks backward reached it.
-        self._buckets = Buckets(early, late, len(masters), over=dp) if dp.size > 1 else None
-        self._running = False
-        self._holding = False
-        self._behind = False
-        if self._sharded:
-            return
-        for slot in self.slots if self._buckets is not None else ():
-            slot.live.register_hook(self._arrives)
+        self._gradients = Gradients(slots, dp, Averaging(dp))
+        self.slots = self._gradients.slots
+        self._share, self._shard, self._meets = share, shard, dp.size > 1
+        self._running = self._holding = self._behind = False
+        if self._meets and shard.size == 1:
+            for slot in self.slots:
+                slot.live.register_hook(self._arrives)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Names of the parameters that no rank's last backward reached."""
+        return self._gradients.unused
 
     def hold(self, holding: bool) -> bool:
         """Switch whether backwards keep their gradients to themselves; returns what was."""
@@ -62,13 +65,12 @@ class Gradients:
         """Weigh what FSDP2 sends: its gradients never pass the parameters' own hooks."""
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_reduce_scatter(_Weighed(self._shard, self._share, self._begin))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(ShardScatter(self._shard, self._weigh))  # type: ignore[arg-type]
 
     def catch_up(self) -> None:
         """Let gradients meet that were held back; nothing if they have met."""
         if self._behind:
-            if self._buckets is not None and not self._sharded:
-                self._depart()
+            self._gradients.arm()
             self._meet()
 
     def _arrives(self, grad: Tensor) -> Tensor | None:
@@ -79,25 +81,25 @@ class Gradients:
             return None
         return grad * ratio if ratio else torch.zeros_like(grad)  # 0 x inf is not 0
 
+    def _weigh(self, grad: Tensor) -> None:
+        """Gradients that FSDP2 is about to sum over the shards: this rank's weight applied."""
+        self._begin()
+        ratio = self._share.ratio
+        if ratio:
+            grad.mul_(ratio / self._shard.size)
+        else:
+            grad.zero_()
+
     def _begin(self) -> None:
         """The first gradient of a backward is here."""
-        if self._running or self._buckets is None:
+        if self._running or not self._meets:
             return
         self._running = True
         if self._holding:
             self._behind = True
-        elif not self._sharded:
-            self._depart()
+        else:
+            self._gradients.arm()
         at_end_of_backward(self._end)
-
-    def _depart(self) -> None:
-        if self._buckets is not None and self._buckets.tail is not None:
-            self._buckets.tail.fill_(1.0)
-            self._buckets.arm(self._send)
-
-    def _send(self, bucket: Bucket) -> None:
-        bucket.body.mul_(1.0 / self._dp.size)
-        self._sync.grad_ready(bucket)
 
     def _end(self) -> None:
         # FSDP2 has queued what it does at the end as well, perhaps behind this.
@@ -110,65 +112,10 @@ class Gradients:
 
     @torch.no_grad()
     def _meet(self) -> None:
-        buckets, self._behind = self._buckets, False
-        if buckets is None or buckets.tail is None:
-            return
-        missing = [i for i, slot in enumerate(self.slots) if slot.live.grad is None]
-        if self._sharded:
-            for slot in self.slots:
-                slot.take_gradient()
-            buckets.tail.fill_(1.0)
-        if missing:
-            # Their bucket has not left, and the tail travels with the last one: it is still here.
-            buckets.tail[missing] = 0.0
-        buckets.finish()
-        for group in buckets.late:
-            for bucket in group:
-                bucket.fill()
-                self._send(bucket)
-        self._sync.settle()
-        nowhere = {
-            i for i, reached in zip(missing, buckets.tail[missing].tolist(), strict=True) if not reached
-        }
-        self._restore(nowhere)
-        self.unused = tuple(self.slots[i].name for i in sorted(nowhere))
-
-    def _restore(self, nowhere: set[int]) -> None:
-        """Gradients back where the optimiser looks for them; none where no rank has one, as on one device."""
-        for i, slot in enumerate(self.slots):
-            if i in nowhere:
-                slot.drop_gradient()
-            elif slot.master is not slot.live and slot.master.grad is not None:
+        self._behind = False
+        self._gradients.close()
+        for slot in self.slots:  # back to where the user's optimiser looks for them
+            if slot.master is not slot.live and slot.master.grad is not None:
                 if slot.live.grad is None:
                     slot.live.grad = torch.zeros_like(slot.live)
-                _local(slot.live.grad).copy_(slot.master.grad)
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
-
-
-class _Weighed:
-    """FSDP2's reduce-scatter: this rank's weight applied, then the sum over the group."""
-
-    def __init__(self, group: Group, share: BatchWeight, begin: Callable[[], None]) -> None:
-        self._group, self._share, self._begin = group, share, begin
-
-    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        self._begin()
-        ratio = self._share.ratio
-        if ratio:
-            input_tensor.mul_(ratio / self._group.size)
-        else:
-            input_tensor.zero_()
-        output_tensor.copy_(self._group.reduce_scatter(input_tensor))
+                local_of(slot.live.grad).copy_(slot.master.grad)

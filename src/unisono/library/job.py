@@ -16,7 +16,7 @@ from unisono.comm.mesh import Mesh
 from unisono.library import checks, leave
 from unisono.library.deal import BatchWeight, DealtLoader
 from unisono.library.explain import explained
-from unisono.library.gradients import Gradients
+from unisono.library.gradients import LoopGradients
 from unisono.library.noise import RandomStream
 from unisono.library.norms import join_batches
 from unisono.library.sharding import shard
@@ -95,7 +95,7 @@ class Job:
             shard(model, optimizer, blocks, self.mesh.shard, self.plan.zero)
         slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
         dp = self.mesh.group("dp", ("dp",)) if self._prepared else self.mesh.dp
-        gradients = Gradients(slots, dp, self.mesh.shard, self._share)
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._share)
         noise = None
         if self.mesh.data.size > 1:
             gradients.scatter_through(model)
@@ -153,7 +153,7 @@ class Job:
             slot.take_gradient()
         shapes = {slot.name: slot.shape for slot in one.slots}
         nothing = torch.zeros(0, dtype=torch.float64, device=one.slots[0].master.device)
-        norm = ByTensor(shapes, self.mesh.shard)(one.slots, nothing)[0]
+        norm = ByTensor(shapes, self.mesh.shard, self.mesh.at)(one.slots, nothing)[0]
         clip(one.slots, norm, max_norm)
         return norm
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from unisono.library.gradients import Gradients
+from unisono.library.gradients import LoopGradients
 from unisono.library.noise import RandomStream
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, local_of
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box
 from unisono.train.checkpoint.manifest import read_manifest
@@ -32,7 +32,7 @@ class Prepared:
     model: nn.Module
     optimizer: Optimizer
     slots: tuple[Slot, ...]
-    gradients: Gradients
+    gradients: LoopGradients
     noise: RandomStream | None
 
     def key(self, kind: str, name: str) -> str:
@@ -44,11 +44,11 @@ def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
     rank's replica saves the shards."""
     for slot in one.slots:
         saved = first_replica if isinstance(slot.live, DTensor) else first
-        yield Box(one.key("model", slot.name), slot.shape, slot.start, _local(slot.live).detach(), saved)
+        yield Box(one.key("model", slot.name), slot.shape, slot.start, local_of(slot.live).detach(), saved)
         for key, value in tensors_of(one.optimizer, slot).items():
             name = one.key("optim", f"{slot.name}/{key}")
             if tuple(value.shape) == slot.shape and isinstance(slot.live, DTensor):
-                yield Box(name, slot.shape, slot.start, _local(value), saved)
+                yield Box(name, slot.shape, slot.start, local_of(value), saved)
             else:
                 yield _whole(name, value, first)
     for name, buffer in persistent_buffers(one.model):
@@ -57,10 +57,6 @@ def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
 
 def _whole(name: str, value: Tensor, saved: bool) -> Box:
     return Box(name, tuple(value.shape), (0,) * value.dim(), value.detach(), saved)
-
-
-def _local(x: Tensor) -> Tensor:
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def tensors_of(optimizer: Optimizer, slot: Slot) -> dict[str, Tensor]:
@@ -160,4 +156,4 @@ def _device(optimizer: Optimizer, slot: Slot, shape: Sequence[int]) -> torch.dev
     """Step counters live on the CPU unless the optimiser steps inside a kernel or a graph."""
     group = next(g for g in optimizer.param_groups if any(p is slot.live for p in g["params"]))
     near = shape or group.get("fused") or group.get("capturable")
-    return _local(slot.live).device if near else torch.device("cpu")
+    return local_of(slot.live).device if near else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The parameters of one rank: their logical names, which box of the full tensor lies here, who counts them."""
+"""The parameters of one rank: their logical names, and which box of the full tensor lies here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from unisono.comm.group import Group
 from unisono.parallel.tensor import Cut
 
+NO_AXES: frozenset[str] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -18,8 +20,8 @@ class Slot:
     name: logical, the same under every plan. live: what autograd differentiates (a DTensor under FSDP2).
     master: the plain local tensor that the optimiser steps; it shares `live`'s storage.
     shape: of the full tensor. start: where the master's box begins in it.
-    partial: on `tp`, its gradient here is one rank's part of a sum. counted: this rank's box counts in the norm
-    of the whole model and is the one that a checkpoint keeps (no other rank of the replica holds the same).
+    sum_over: axes of the replica over which a gradient here is one rank's part of a sum. repeated_on: axes of the
+    replica whose ranks all hold this same box, such as a norm's weight on `tp`.
     alias: a second use of a tied weight, updated together with its owner and counted there.
     """
 
@@ -28,16 +30,21 @@ class Slot:
     master: nn.Parameter
     shape: tuple[int, ...]
     start: tuple[int, ...]
-    partial: bool
-    counted: bool
+    sum_over: frozenset[str] = NO_AXES
+    repeated_on: frozenset[str] = NO_AXES
     alias: bool = False
+
+    def counted(self, at: Mapping[str, int]) -> bool:
+        """Whether the rank at these coordinates is the one of its replica whose box counts, in the norm of the whole
+        model and in checkpoints."""
+        return not self.alias and not any(at[axis] for axis in self.repeated_on)
 
     def take_gradient(self) -> None:
         """Point the master's gradient at what backward left on the live parameter."""
         if self.master is self.live:
             return
         grad = self.live.grad
-        self.master.grad = None if grad is None else _local(grad).detach()
+        self.master.grad = None if grad is None else local_of(grad).detach()
 
     def drop_gradient(self) -> None:
         """Forget the gradient; the next backward makes a new one."""
@@ -45,7 +52,8 @@ class Slot:
         self.master.grad = None
 
 
-def _local(x: Tensor) -> Tensor:
+def local_of(x: Tensor) -> Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
@@ -77,7 +85,7 @@ def slots_of(
             chunk = -(-rows // shard.size)  # torch.chunk's rule, which FSDP2 follows
             start[0] += min(chunk * shard.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
-        whole_on_tp = tp.size > 1 and cut is None
+        whole = frozenset({"tp"}) if tp.size > 1 and cut is None else NO_AXES
         slots.append(
             Slot(
                 name=name,
@@ -85,8 +93,8 @@ def slots_of(
                 master=master,
                 shape=shape,
                 start=tuple(start),
-                partial=whole_on_tp and sequence,
-                counted=name not in aliases and not (whole_on_tp and tp.index > 0),
+                sum_over=whole if sequence else NO_AXES,
+                repeated_on=whole,
                 alias=name in aliases,
             )
         )

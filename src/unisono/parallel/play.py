@@ -74,7 +74,7 @@ class StagePlayer(Player):
     """Plays with the stages of one rank; holds tensors only while a step is under way.
 
     wires: by the stage before the boundary. computing() is the context of a forward (autocast or nothing); what crosses
-    a wire, and a loss, is of `dtype`. before_backward(turn, losses) is told of each backward towards weights;
+    a wire, and a loss, is of `dtype`. before_backward(turn) is told of each backward towards weights;
     after_backward(micro) when its gradients are there.
     """
 
@@ -84,7 +84,7 @@ class StagePlayer(Player):
         wires: Mapping[int, Wire],
         recorder: Recorder,
         computing: Callable[[], AbstractContextManager[object]],
-        before_backward: Callable[[Turn, Tensor], None],
+        before_backward: Callable[[Turn], None],
         after_backward: Callable[[int], None] | None = None,
         *,
         dtype: torch.dtype,
@@ -175,7 +175,7 @@ class StagePlayer(Player):
         self._turns -= 1
         self._turns_of[action.stage] -= 1
         last, final = not self._turns_of[action.stage], not self._turns
-        self.before_backward(Turn(action.stage, action.micro, last, final), self._losses)
+        self.before_backward(Turn(action.stage, action.micro, last, final))
 
     def _end_turn(self, action: Action) -> None:
         if self.after_backward is not None:

@@ -4,7 +4,7 @@ zero=1 shards the optimiser: gradients stay whole until the step's last backward
 backward scatters them. zero=3 also shards parameters: they are gathered block by block, in forward and in backward.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -15,14 +15,25 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from unisono.comm.group import Group
 
 
-class _Scatter:
-    """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded."""
+class _FsdpAdapter:
+    """What FSDP2 asks of any communication of ours."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ShardScatter(_FsdpAdapter):
+    """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded.
+
+    before(x): is shown each gradient before it leaves, and may change it.
+    """
+
+    def __init__(self, group: Group, before: Callable[[Tensor], object] = lambda x: None) -> None:
+        super().__init__(group)
+        self.before = before
 
     def __call__(
         self,
@@ -32,17 +43,12 @@ class _Scatter:
         op: object,
         async_op: bool = False,
     ) -> None:
+        self.before(input_tensor)
         output_tensor.copy_(self.group.reduce_scatter(input_tensor))
 
 
-class _Gather:
+class ShardGather(_FsdpAdapter):
     """FSDP2's all-gather through our group: both directions of a link at once, recorded. It is over on return."""
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -79,8 +85,8 @@ class Sharded(Whole):
                 module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
                 module.set_force_sum_reduction_for_comms(True)
                 if device.type == "cpu":
-                    module.set_custom_reduce_scatter(_Scatter(group))  # type: ignore[arg-type]
-                    module.set_custom_all_gather(_Gather(group))  # type: ignore[arg-type]
+                    module.set_custom_reduce_scatter(ShardScatter(group))  # type: ignore[arg-type]
+                    module.set_custom_all_gather(ShardGather(group))  # type: ignore[arg-type]
 
     def before_backward(self, last: bool) -> None:
         if self._zero == 1 and not self._each:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unisono import models
 from unisono.comm.mesh import Mesh, Shape
+from unisono.comm.tree import TreeSum
 from unisono.config import Recipe
 from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
@@ -25,9 +26,10 @@ from unisono.sync import POLICIES
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, leaves_of
+from unisono.train.gradients import Gradients, LossPlaces
 from unisono.train.optim._make import make
-from unisono.train.step import Run, before_backward
-from unisono.train.tally import Tally
+from unisono.train.step import Run
+from unisono.train.update import Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +71,13 @@ def timetable_of(plan: Plan) -> Timetable:
 def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
     """A run at step 0. recipe and plan are resolved; every rank calls this together."""
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
-    canonical = plan.sync == "canonical"
-    mesh = Mesh(shape, place.rank, recorder, place.timeout, ordered=canonical)
+    policy = POLICIES.read(plan.sync)
+    mesh = Mesh(shape, place.rank, recorder, place.timeout, ordered=policy.leafwise)
     model = models.build(recipe.model, facts_of(corpus), seed=recipe.seed)
     values = initial_values(model, recipe.seed)
     train = recipe.train
     micro = train.micro_batch or 1
-    leaves = train.global_batch // micro
-    dtype = dtype_of(plan.precision)
-    tally = Tally(leaves if canonical else 1, own_leaves(mesh, leaves), dtype, place.device)
-    timetable = timetable_of(plan)
+    dtype, timetable = dtype_of(plan.precision), timetable_of(plan)
     local = parallelize(
         model,
         plan,
@@ -88,11 +87,22 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         _sample(corpus, micro),
         dtype=dtype,
         device=place.device,
-        tail=len(tally.line),
+        leafwise=policy.leafwise,
         compiled=train.compile,
     )
-    sync = POLICIES.read(plan.sync).bind(local.slots, mesh.dp, None)
-    measure = (ByRow if canonical else ByTensor)(local.shapes, mesh.replica)
+    sync = policy.bind(local.slots, mesh.dp, None)
+    leaves = train.global_batch // micro
+    own, counted = own_leaves(mesh, leaves), mesh.tp.index == 0
+    gradients = Gradients(
+        local.slots,
+        mesh.dp,
+        sync,
+        ties=local.ties,
+        sharding=local.sharding,
+        inner=mesh.over,
+        trees={slot.name: TreeSum(plan.micros or 1) for slot in local.slots} if policy.leafwise else {},
+        places=LossPlaces(leaves, own, counted) if policy.leafwise else LossPlaces(counted=counted),
+    )
     row = mesh.at["pp"]
     return Run(
         mesh=mesh,
@@ -102,8 +112,8 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
             local.wires,
             recorder,
             partial(computing, plan.precision, place.device),
-            before_backward(local, sync, tally),
-            local.leaf_done if canonical else None,
+            gradients.begin,
+            gradients.leaf_done if policy.leafwise else None,
             dtype=dtype,
             device=place.device,
         ),
@@ -111,12 +121,15 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
         row=timetable.rows[row],
         eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
         sync=sync,
-        optimizer=make(recipe.train, local.slots, place.device, even=canonical),
-        rate=recipe.train.rate(),
-        max_norm=recipe.train.clip,
+        gradients=gradients,
+        measure=(ByRow if policy.leafwise else ByTensor)(local.shapes, mesh.replica, mesh.at),
+        update=Update(
+            make(train, local.slots, place.device, even=policy.leafwise),
+            local.slots,
+            train.rate(),
+            train.clip,
+        ),
         seed=recipe.seed,
-        tally=tally,
-        measure=measure,
         recorder=recorder,
     )
 

@@ -10,39 +10,40 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from unisono.comm.group import Group
 from unisono.comm.tree import fold_
 from unisono.parallel.params import Slot
 
-_CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most processors
+_CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most CPUs
 
 Measure = Callable[[Sequence[Slot], Tensor], list[float]]
 """(slots, extra [n]) → the 2-norm of the whole model's gradient, then `extra` summed over the replica."""
 
 
 class ByTensor:
-    """One number a parameter. shapes: logical name → full shape, over the whole model, in its own order.
+    """One number a parameter. shapes: logical name → full shape, over the whole model, in its own order. at: this
+    rank's coordinates, which say whether a box that several ranks hold counts here.
 
     `extra` is this rank's share of other numbers to sum, which travel along; zero where another rank has them.
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group) -> None:
-        self.replica = replica
+    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group, at: Mapping[str, int]) -> None:
+        self.replica, self.rank_at = replica, at
         self.at = {name: i for i, name in enumerate(shapes)}
         self.length = len(shapes)
         self._known: tuple[Sequence[Slot], Tensor, bool] = ((), torch.empty(0, dtype=torch.int64), False)
 
     @torch.no_grad()
     def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
-        held = [s for s in slots if s.counted and (grad := s.master.grad) is not None and grad.numel()]
+        at = self.rank_at
+        held = [s for s in slots if (grad := s.master.grad) is not None and grad.numel() and s.counted(at)]
         line = self._line(held, extra)
         self.replica.all_reduce(line)
         return self._read(line)
 
     def _read(self, line: Tensor) -> list[float]:
-        """The line as numbers: all at once, since a GPU is waited for, and on a processor an operation on a few numbers
+        """The line as numbers: all at once, since a GPU is waited for, and on a CPU an operation on a few numbers
         costs more than Python's own sum."""
         numbers = line.tolist()
         return [math.sqrt(_sum(numbers[: self.length])), *numbers[self.length :]]
@@ -81,8 +82,8 @@ def _sum(numbers: Sequence[float]) -> float:
 class ByRow(ByTensor):
     """One number for each row (dim 0) of each parameter, so that cutting rows over ranks changes no bit of the norm."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group) -> None:
-        super().__init__(shapes, replica)
+    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group, at: Mapping[str, int]) -> None:
+        super().__init__(shapes, replica, at)
         self.length = 0
         for name, shape in shapes.items():
             self.at[name] = self.length
@@ -104,7 +105,7 @@ class ByRow(ByTensor):
 
 
 def _squares(rows: Tensor) -> Tensor:
-    """rows [n, width] → [n], the squared norm of each; on a processor a few rows at a time, which stay in its cache."""
+    """rows [n, width] → [n], the squared norm of each; on a CPU a few rows at a time, which stay in its cache."""
     few = len(rows) if rows.is_cuda else max(1, _CACHED // max(1, rows.shape[1]))
     return torch.cat([fold_(some * some) for some in rows.split(few)])
 
@@ -116,26 +117,11 @@ def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
     if not limit or norm <= limit or not grads:
         return
     if grads[0].is_cuda:
-        torch._foreach_div_(grads, _excess(norm, limit))
+        torch._foreach_div_(grads, excess(norm, limit))
     else:  # a number would be made into a tensor, and converted, once for each gradient
-        torch._foreach_div_(grads, torch.tensor(_excess(norm, limit), dtype=grads[0].dtype))
+        torch._foreach_div_(grads, torch.tensor(excess(norm, limit), dtype=grads[0].dtype))
 
 
-def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
-    """As `clip` and then the optimiser's step, to the last bit; a fused optimiser divides while it has the gradients in
-    its registers, and they need not be gone through twice."""
-    grads = [s.master.grad for s in slots if s.master.grad is not None]
-    fused = optimizer.defaults.get("fused") and all(g.dtype == torch.float32 for g in grads)
-    if not limit or norm <= limit or not fused or not grads:
-        clip(slots, norm, limit)
-        optimizer.step()
-        return
-    optimizer.grad_scale = torch.tensor(_excess(norm, limit), device=grads[0].device)  # type: ignore[attr-defined]
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.grad_scale  # type: ignore[attr-defined]
-
-
-def _excess(norm: float, limit: float) -> float:
+def excess(norm: float, limit: float) -> float:
+    """What gradients of this norm are divided by, so that it is at most `limit`."""
     return (norm + 1e-6) / limit

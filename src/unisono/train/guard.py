@@ -59,7 +59,7 @@ class Guard(Player):
             inner.recorder,
             inner.computing,
             # Always as the stage's last: what sharding would else keep for later could not be forgotten.
-            lambda turn, losses: run.local.sharding[turn.stage].before_backward(True),
+            lambda turn: run.local.sharding[turn.stage].before_backward(True),
             dtype=inner.dtype,
             device=inner.device,
         )
@@ -88,7 +88,7 @@ class Guard(Player):
         row = part_of(self.run.timetable, lambda action: action.micro == chosen).rows[self.run.mesh.at["pp"]]
         with _Watch(self.run, self.alone, chosen) as watch:
             losses = self.alone.play(row, leaves, weight, seed)
-        self.run.local.drop_gradients()
+        self.run.gradients.forget()
         return watch.line(losses[chosen])
 
     def _find_out(self, leaves: Sequence[Leaf], weight: float, seed: int | None) -> None:
@@ -180,9 +180,9 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _about_to(self, turn: Turn, losses: Tensor) -> None:
+    def _about_to(self, turn: Turn) -> None:
         self._now = turn.micro
-        self._told(turn, losses)
+        self._told(turn)
 
     def _entering(self, path: str) -> Callable[[nn.Module, object], None]:
         def enter(module: nn.Module, _: object) -> None:

@@ -15,9 +15,9 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
     first_replica = run.mesh.at["dp"] == 0
     for slot in run.local.slots:
         name = run.local.owners.get(slot.name, slot.name)
-        saved = slot.counted and first_replica
+        saved = slot.counted(run.mesh.at) and first_replica
         pieces.append(Box(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
-        for key, value in state_of(run.optimizer, slot.master).items():
+        for key, value in state_of(run.update.optimizer, slot.master).items():
             if (
                 value.dim() == 0
             ):  # a step counter: one for the tensor, kept by whoever holds its first element

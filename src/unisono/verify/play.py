@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from unisono.config import Resolved
 from unisono.models.noise import Noise
@@ -19,13 +20,16 @@ from unisono.parallel.params import Slot
 from unisono.parallel.play import Leaf, Player, StagePlayer
 from unisono.parallel.precision import computing
 from unisono.programs.pipeline import Action
+from unisono.sync import Verdict
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import load, save
 from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
+from unisono.train.gradients import Numbers
 from unisono.train.state import pieces_of
 from unisono.train.step import Run, train_step
+from unisono.train.update import Report, Update
 from unisono.verify.record import Observed
 
 
@@ -57,6 +61,25 @@ class Measuring:
         return self.inner(slots, extra)
 
 
+@dataclass(slots=True)
+class Updating:
+    """An update that afterwards keeps the gradients, which are clipped then."""
+
+    inner: Update
+    seen: Observed
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """That of the update inside."""
+        return self.inner.optimizer
+
+    def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
+        report = self.inner(step, verdict, numbers)
+        if report.verdict is Verdict.APPLY:
+            self.seen.keep("grad")
+        return report
+
+
 def checkpoint_of(folder: Path, step: int) -> Path:
     """Where the reference's state after step `step` lies."""
     return folder / "checkpoints" / f"step-{step:06d}"
@@ -76,16 +99,17 @@ def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
 def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
     """Step `step` with everything noted."""
     seen = Observed(run)
-    player, measure = run.player, run.measure
+    player, measure, update = run.player, run.measure, run.update
     run.step = step
     run.player = Watching(player, seen)
     run.measure = Measuring(measure, seen)
+    run.update = Updating(update, seen)  # type: ignore[assignment]
     try:
         if step == 0:
             seen.keep("init")
-        report = train_step(run, leaves, inspect=lambda: seen.keep("grad"))
+        report = train_step(run, leaves)
     finally:
-        run.player, run.measure = player, measure
+        run.player, run.measure, run.update = player, measure, update
     seen.keep("model")
     seen.keep("optim")
     seen.keep_buffers()

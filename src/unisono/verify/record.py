@@ -80,7 +80,7 @@ class Observed:
                 if slot.master.grad is not None:
                     self._put(f"{kind}/{slot.name}", slot, slot.master.grad)
             elif kind == "optim":
-                for key, value in state_of(self._run.optimizer, slot.master).items():
+                for key, value in state_of(self._run.update.optimizer, slot.master).items():
                     self._put(f"optim/{slot.name}/{key}", slot, value)
             else:
                 self._put(f"{kind}/{slot.name}", slot, slot.master)

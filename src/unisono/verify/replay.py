@@ -9,7 +9,7 @@ differs: the twin is one draw of a random deviation, lambda the number of standa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from unisono.config import Resolved
 from unisono.observe.span import Recorder
+from unisono.parallel.params import Slot
 from unisono.plan import Plan
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, build, feeds
@@ -25,7 +26,8 @@ from unisono.train.checkpoint import load, read_full
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
 from unisono.train.state import pieces_of
-from unisono.train.step import Report, Run, train_step
+from unisono.train.step import Run, train_step
+from unisono.train.update import Report
 from unisono.verify.bounds import Bounds, bounds_of, fidelity_of
 from unisono.verify.path import sizes_of
 
@@ -86,9 +88,19 @@ class _Actor:
     feed: Feed
 
     def step(self, push: float = 0.0, noise: torch.Generator | None = None) -> Report:
-        run = self.run
-        inspect = None if noise is None else lambda: _push(run, push, noise)
-        return train_step(run, self.feed.fetch(run.step), inspect=inspect)
+        run, measure = self.run, self.run.measure
+
+        def pushing(slots: Sequence[Slot], extra: torch.Tensor) -> list[float]:
+            numbers = measure(slots, extra)
+            if noise is not None:
+                _push(run, push, noise)
+            return numbers
+
+        run.measure = pushing
+        try:
+            return train_step(run, self.feed.fetch(run.step))
+        finally:
+            run.measure = measure
 
 
 @torch.no_grad()

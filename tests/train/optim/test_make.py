@@ -11,10 +11,7 @@ from unisono.train.optim._make import make, set_rate, state_of
 
 def slots_for(*tensors):
     params = [nn.Parameter(t.clone()) for t in tensors]
-    return [
-        Slot(f"p{i}", p, p, tuple(p.shape), (0,) * p.dim(), partial=False, counted=True)
-        for i, p in enumerate(params)
-    ]
+    return [Slot(f"p{i}", p, p, tuple(p.shape), (0,) * p.dim()) for i, p in enumerate(params)]
 
 
 def stepped(train, pieces, grads, even, steps=5):

@@ -3,14 +3,16 @@
 import torch
 
 from tests.verify.mutations.planting import bug
-from unisono.train import step
-from unisono.train.clip import ByTensor
+from unisono.train import update
+from unisono.train.clip import ByTensor, clip
 
-LINE, CLIP = ByTensor._line, step.clip
+LINE, STEP = ByTensor._line, update.clip_and_step
 
 
 def _local(self, slots, extra):
-    held = [s for s in slots if s.counted and s.master.grad is not None and s.master.grad.numel()]
+    held = [
+        s for s in slots if s.counted(self.rank_at) and s.master.grad is not None and s.master.grad.numel()
+    ]
     line = self._line(held, torch.zeros_like(extra))
     return [line.sum().sqrt().item(), *self.replica.all_reduce(extra.double().clone()).tolist()]
 
@@ -69,26 +71,27 @@ def norm_forgets_vectors(patch):
 def clipped_twice(patch):
     """The trainer clips and the optimiser wrapper clips again by the norm before."""
 
-    def twice(slots, norm, limit):
-        CLIP(slots, norm, limit)
-        CLIP(slots, norm, limit)
+    def twice(optimizer, slots, norm, limit):
+        clip(slots, norm, limit)
+        STEP(optimizer, slots, norm, limit)
 
-    patch(step, "clip", twice)
+    patch(update, "clip_and_step", twice)
 
 
 @bug("dp=2", "clipping")
 def never_clipped(patch):
     """Clipping is configured and not called."""
-    patch(step, "clip", lambda slots, norm, limit: None)
+    patch(update, "clip_and_step", lambda optimizer, slots, norm, limit: optimizer.step())
 
 
 @bug("dp=2", "clipping")
 def each_tensor_clipped_alone(patch):
     """Clipping by the norm of each tensor instead of the model's."""
 
-    def alone(slots, norm, limit):
+    def alone(optimizer, slots, norm, limit):
         for s in slots:
             if s.master.grad is not None:
                 s.master.grad.mul_(min(1.0, 0.1 * limit / (s.master.grad.norm().item() + 1e-6)))
+        optimizer.step()
 
-    patch(step, "clip", alone)
+    patch(update, "clip_and_step", alone)

@@ -21,13 +21,13 @@ from unisono.parallel.tensor import (
 
 SLOTS, LOSS = parallelize.slots_of, parallelize.vocab_loss
 GATHER, SEND_F, SEND_B = Group.all_gather, StagePlayer._send_activation, StagePlayer._send_gradient
-FSDP_GATHER = shard._Gather.__call__
+FSDP_GATHER = shard.ShardGather.__call__
 
 
 @bug("tp=2", "not_reduced")
 def norm_gradients_not_summed_over_tp(patch):
     """Under sequence parallelism a norm's weight sees a slice of the positions; its gradient is a partial sum."""
-    patch(parallelize, "slots_of", lambda *given: [replace(s, partial=False) for s in SLOTS(*given)])
+    patch(parallelize, "slots_of", lambda *given: [replace(s, sum_over=frozenset()) for s in SLOTS(*given)])
 
 
 @bug("tp=2", "factor_of_axis", "forward")
@@ -103,7 +103,7 @@ def shards_gathered_in_the_wrong_order(patch):
         output_tensor.copy_(output_tensor.roll(len(output_tensor) // 2, 0))
         return work
 
-    patch(shard._Gather, "__call__", call)
+    patch(shard.ShardGather, "__call__", call)
 
 
 @bug("tp=2", "gradient", "not_reduced", "rank_slice")

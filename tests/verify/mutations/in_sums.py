@@ -2,22 +2,20 @@
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
-from unisono import parallelize
 from unisono.comm import bucket as buckets
-from unisono.comm.bucket import Buckets
 from unisono.comm.group import Group
 from unisono.parallel import shard
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.shard import Sharded
-from unisono.parallelize import Local
 from unisono.sync import Verdict, canonical
 from unisono.sync.canonical import CanonicalSync
 from unisono.sync.every_step import EveryStepSync
-from unisono.train.tally import Tally
+from unisono.train import gradients
+from unisono.train.gradients import Gradients
 
 PLAY, BACKWARD, READY, DEAL = StagePlayer.play, StagePlayer._backward, EveryStepSync.grad_ready, buckets.deal
-CLOSE, JOIN, REDUCE = Local.close_replica, Local.join_ties, Group.all_reduce
-BEFORE, SCATTER, START = Sharded.before_backward, shard._Scatter.__call__, Group.start_all_reduce
+JOIN, WRITE, REDUCE, SETTLE = Gradients._join_ties, Gradients._write, Group.all_reduce, EveryStepSync.settle
+BEFORE, SCATTER, START = Sharded.before_backward, shard.ShardScatter.__call__, Group.start_all_reduce
 
 
 def small_buckets(patch):
@@ -67,13 +65,13 @@ def replicas_averaged_twice(patch):
 @bug("dp=2", "loss_reduction")
 def reported_loss_not_averaged(patch):
     """The gradients are right and the loss on the screen is a sum over ranks."""
-    patch(Tally, "put", lambda self, losses: self.line[:1].copy_(losses.sum() * 2))
+    patch(Gradients, "_write", lambda self, losses, stop, lacks: WRITE(self, losses * 2, stop, lacks))
 
 
 @bug("dp=2", "loss_reduction")
 def loss_summed_in_single(patch):
     """Losses are added up in less precision than they have."""
-    patch(Tally, "put", lambda self, losses: self.line[:1].copy_(losses.float().sum()))
+    patch(Gradients, "_write", lambda self, losses, stop, lacks: WRITE(self, losses.float(), stop, lacks))
 
 
 # Lost and doubled -----------------------------------------------------------------------------------------------
@@ -146,11 +144,19 @@ def last_bucket_never_reduced(patch):
     """A bucket that fills after the others is forgotten: its parameters drift apart."""
     small_buckets(patch)
 
-    def only_with_losses(self, bucket):
-        if bucket.tail is not None:
-            READY(self, bucket)
+    ready = []
 
-    patch(EveryStepSync, "grad_ready", only_with_losses)
+    def all_but_the_last(self, bucket):
+        ready.append(bucket)
+        if len(ready) > 1:
+            READY(self, ready[-2])
+
+    def settle(self):
+        ready.clear()
+        return SETTLE(self)
+
+    patch(EveryStepSync, "grad_ready", all_but_the_last)
+    patch(EveryStepSync, "settle", settle)
 
 
 @bug("dp=2", "missing_micro_batch", "not_reduced")
@@ -163,20 +169,20 @@ def bucket_reduced_before_it_is_full(patch):
             bucket.waiting -= 1
             if self._final and bucket.waiting == 1:
                 bucket.fill()
-                self._on_ready(bucket)
+                self.sync.grad_ready(bucket)
             elif bucket.waiting == 0 and not self._final:
                 self._full(bucket)
 
         return arrived
 
     def depart(self):
-        self._next = len(self.early)
+        self._next = len(self._early)
 
     def at_once(self, bucket):
         self.dp.all_reduce(bucket.flat)
 
-    patch(Buckets, "_hook", hook)
-    patch(Buckets, "_depart", depart)
+    patch(Gradients, "_hook", hook)
+    patch(Gradients, "_depart", depart)
     patch(EveryStepSync, "grad_ready", at_once)
 
 
@@ -198,7 +204,7 @@ def scattered_in_the_wrong_order(patch):
         half = len(input_tensor) // 2
         SCATTER(self, output_tensor, input_tensor.roll(half, 0), group, op, async_op)
 
-    patch(shard._Scatter, "__call__", call)
+    patch(shard.ShardScatter, "__call__", call)
 
 
 @bug("dp=2", "loss_reduction", "gradient")
@@ -219,7 +225,7 @@ def largest_instead_of_sum(patch):
 @bug("dp=2", "carried_over", "stale_gradient")
 def gradients_not_cleared(patch):
     """Nobody clears the gradients after the update: the next step adds to them."""
-    patch(Local, "drop_gradients", lambda self: None)
+    patch(Gradients, "forget", lambda self: None)
 
 
 @bug("dp=2", "stale_gradient")
@@ -235,7 +241,7 @@ def gradients_of_the_step_before(patch):
                 kept, old[slot.name] = old.get(slot.name), new.clone()
                 slot.master.grad = new if kept is None else kept
 
-    patch(Local, "join_ties", join)
+    patch(Gradients, "_join_ties", join)
 
 
 @bug("shard=2 zero=2", "stale_parameters")
@@ -255,7 +261,7 @@ def stale_gathered_parameters(patch):
 @bug("dp=2", "tied_use_missing")
 def tied_gradient_dropped(patch):
     """The classifier's share in the embedding's gradient is lost."""
-    patch(parallelize, "_add_gradient", lambda owner, alias: None)
+    patch(gradients, "_add_gradient", lambda owner, alias: None)
 
 
 @bug("dp=2", "tied_use_twice")
@@ -265,13 +271,13 @@ def tied_gradient_counted_twice(patch):
     def add(owner, alias):
         owner.grad.add_(alias.grad, alpha=2.0)
 
-    patch(parallelize, "_add_gradient", add)
+    patch(gradients, "_add_gradient", add)
 
 
 @bug("pp=2", "tied_use_missing")
 def tied_stages_not_joined(patch):
     """First and last stage hold one weight and never exchange its gradient."""
-    patch(Local, "join_ties", lambda self: None)
+    patch(Gradients, "_join_ties", lambda self: None)
 
 
 # Precision and order --------------------------------------------------------------------------------------------
@@ -297,7 +303,7 @@ def one_gradient_through_single(patch):
         grad = self.slots[3].master.grad
         grad.copy_(grad.float())
 
-    patch(Local, "join_ties", join)
+    patch(Gradients, "_join_ties", join)
 
 
 @bug("dp=2", "few_elements")
@@ -309,7 +315,7 @@ def one_element_off_by_a_billionth(patch):
         grad = self.slots[4].master.grad
         grad.view(-1)[3] += 1e-9 * grad.abs().max()
 
-    patch(Local, "join_ties", join)
+    patch(Gradients, "_join_ties", join)
 
 
 @bug("dp=4 sync=canonical", "summation_order")

@@ -7,9 +7,9 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.config import TrainConfig
-from unisono.train import build, step
+from unisono.train import build, update
 
-MAKE, SET_RATE, RATE = build.make, step.set_rate, TrainConfig.rate
+MAKE, SET_RATE, RATE = build.make, update.set_rate, TrainConfig.rate
 
 
 def after(change):
@@ -96,7 +96,7 @@ def params(optimizer):
 @bug("dp=2", "learning_rate")
 def rate_scaled_by_world(patch):
     """The learning rate is multiplied by the number of ranks behind the user's back."""
-    patch(step, "set_rate", lambda optimizer, lr: SET_RATE(optimizer, 2 * lr))
+    patch(update, "set_rate", lambda optimizer, lr: SET_RATE(optimizer, 2 * lr))
 
 
 @bug("dp=2", "learning_rate")
@@ -210,13 +210,25 @@ def moments_of_the_neighbour(patch):
 def coupled_decay(patch):
     """Adam with decay in the gradient instead of AdamW."""
 
-    def couple(optimizer):
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                p.grad.add_(p, alpha=0.1 if p.dim() > 1 else 0.0)
-            group["weight_decay"] = 0.0
+    def make(train, slots, device, **more):
+        optimizer = MAKE(train, slots, device, **more)
+        plain = optimizer.step
 
-    patch(build, "make", before(couple))
+        @torch.no_grad()
+        def stepped():
+            kept = [(p, p.grad) for p in params(optimizer)]
+            for group in optimizer.param_groups:
+                group["weight_decay"] = 0.0
+            for p, grad in kept:
+                p.grad = grad.add(p, alpha=0.1 if p.dim() > 1 else 0.0)
+            plain()
+            for p, grad in kept:  # as torch's own coupled decay leaves it
+                p.grad = grad
+
+        optimizer.step = stepped
+        return optimizer
+
+    patch(build, "make", make)
 
 
 # Copies ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
         }
         for matrix in (True, False)
     ]
-    groups = [group for group in groups if group["params"]]
+    groups = [group for group in groups if group["params"]] or groups[:1]  # a frozen stage has none
     fused = train.fused and device.type in ("cpu", "cuda")
     member = train.optimiser()
     optimizer = member.bind(groups, train.lr, fused)
@@ -69,10 +69,13 @@ def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> N
             stand_in.grad[:n].copy_(master.grad.reshape(-1))
 
     @torch.no_grad()
-    def after(*_: object) -> None:
+    def after(optimizer: Optimizer, *_: object) -> None:
+        scaled = getattr(optimizer, "grad_scale", None) is not None
         for master, stand_in in pairs.items():
             if master.grad is not None:
                 master.copy_(stand_in[: master.numel()].view(master.shape))
+                if scaled and stand_in.grad is not None:  # as the kernel left it
+                    master.grad.copy_(stand_in.grad[: master.numel()].view(master.shape))
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

@@ -1,0 +1,314 @@
+"""The gradient's way out of a rank, and back: all between "autograd made a gradient" and "the update has one".
+
+    begin    before each backward; during the step's last one, buckets leave as they fill
+    close    sums inside the replica are finished, then replicas meet
+    numbers  norm, loss and wish to stop of the whole step, the same on every rank
+    forget   after the update
+
+Three kinds of gradient: *early* ones are final as autograd makes them, and leave while backward goes on. *Late* ones
+need something first: the other half of a tied weight, the shards' sum, the sum of leaves along their tree. *Partial*
+ones are summed over axes of the replica (`Slot.sum_over`) before they leave, late too.
+
+A parameter that no rank had a gradient for keeps none, and the optimiser skips it as on one device; where some rank had
+one, the others add zeros. Ranks of one replica that share a batch take the same way through the model, so this is for
+replicas to find out. Whether any lacks one travels with losses and the wish to stop, in a line of its own beside the
+buckets, which no codec sees; only if one does is it asked which.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unisono.comm import bucket as buckets
+from unisono.comm.bucket import Bucket
+from unisono.comm.group import Group
+from unisono.comm.tree import TreeSum
+from unisono.parallel.params import Slot
+from unisono.parallel.play import Turn
+from unisono.parallel.shard import Whole
+from unisono.parallelize import Tie
+from unisono.sync import Sync, Verdict
+from unisono.train.clip import Measure
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global batch.
+    stop: whether any rank was asked to."""
+
+    norm: float
+    loss: float
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlaces:
+    """Where this rank's losses stand in the line. One place: all leaves share it, and are added up on the way. A place
+    for each of `count` leaves: nothing is added before all are there, so the sum does not depend on who computed which.
+
+    own: the places of this rank's leaves, in order. counted: False where another rank of the replica has the same.
+    """
+
+    count: int = 1
+    own: Sequence[int] = (0,)
+    counted: bool = True
+
+
+class Gradients:
+    """All gradients of one rank.
+
+    dp: the replicas, which meet as `sync` says. inner(axes): the group of this rank over axes of its replica. trees: by
+    name, how the leaves' gradients are added up, where the policy prescribes an order; else empty.
+    Every member of `dp` makes one, or it hangs.
+    """
+
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        dp: Group,
+        sync: Sync,
+        *,
+        ties: Sequence[Tie] = (),
+        sharding: Mapping[int, Whole] | None = None,
+        inner: Callable[[frozenset[str]], Group] | None = None,
+        trees: Mapping[str, TreeSum] | None = None,
+        places: LossPlaces | None = None,
+    ) -> None:
+        self.slots = [slot for slot in slots if slot.live.requires_grad]
+        self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
+        self.dp, self.sync, self.sharding = dp, sync, sharding or {}
+        self.trees, self.places = trees or {}, places or LossPlaces()
+        self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
+        self._final, self._next = False, 0
+        twins = [slot for tie in self.ties if len(tie.here) == 2 for slot in tie.here]
+        travels = [s for s in self.slots if self.trees or not (s.alias and _among(s, twins))]
+        partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
+        early, late = [], []
+        for slot in travels:
+            if slot.sum_over:
+                partial[slot.sum_over].append(slot.master)
+            elif self.trees or slot.master is not slot.live or _among(slot, twins):
+                late.append(slot.master)
+            else:
+                early.append(slot.live)
+        self._partial: list[tuple[Group, list[Bucket]]] = []
+        if inner is not None:
+            for axes in sorted(partial, key=sorted):
+                self._partial.append((inner(axes), self._buckets(buckets.deal(partial[axes], self._cap()))))
+        self._early, self._late = self._dealt(early, late) if dp.size > 1 else ([], [])
+        like = self.slots[0].master if self.slots else torch.zeros(())
+        self._line = torch.zeros(self.places.count + 2, dtype=torch.float64, device=like.device)
+        self._lines = self._line.new_zeros(dp.size * len(self._line))
+        self._own = torch.tensor(self.places.own, device=like.device)
+        self._halves: set[str] = set()  # of tied weights on two stages: those whose half here had no gradient
+
+    # Buckets ---------------------------------------------------------------------------------------------------
+
+    def _cap(self) -> int:
+        """Bytes of a bucket. In memory that all see, a sum is work for the cores that backward needs, and nothing is
+        gained by parts of it."""
+        near = not self.trees and self.slots and self.dp.near(self.slots[0].master.device)
+        return buckets.AT_ONCE if near else buckets.CAP_BYTES
+
+    def _buckets(self, runs: Iterable[Sequence[nn.Parameter]]) -> list[Bucket]:
+        over = None if self.trees or self.dp.size == 1 else self.dp
+        return [Bucket(run, self.dp.size, over) for run in runs]
+
+    def _dealt(
+        self, early: Sequence[nn.Parameter], late: Sequence[nn.Parameter]
+    ) -> tuple[list[Bucket], list[Bucket]]:
+        """(early, late) buckets. The last run of early parameters is there only when backward ends anyway, so it joins
+        the late ones where both fit into one bucket: one collective less."""
+        cap = self._cap()
+        runs, late_runs = buckets.deal(early, cap), buckets.deal(late, cap)
+        joined: list[nn.Parameter] = []
+        if runs and len(late_runs) == 1:
+            both = [*runs[-1], *late_runs[0]]
+            if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= cap:
+                joined, late_runs = runs.pop(), [both]
+        firsts, lasts = self._buckets(runs), self._buckets(late_runs)
+        for bucket in firsts:
+            bucket.waiting = len(bucket.params)
+            ends = {part.stop - 1: part for part in buckets.pieces(bucket.params)}
+            for i, p in enumerate(bucket.params):
+                p.register_post_accumulate_grad_hook(self._hook(bucket, ends.get(i)))
+        for part in buckets.pieces(joined):
+            joined[part.stop - 1].register_post_accumulate_grad_hook(self._hook(lasts[0], part))
+        return firsts, lasts
+
+    def _hook(self, bucket: Bucket, part: slice | None) -> Callable[[nn.Parameter], None]:
+        """part: that ends with this parameter, if one does. It moves into the buffer at once, while the CPU's cache has
+        it; for late buckets also since nothing hides the time of copying once backward is over."""
+
+        def arrived(_: nn.Parameter) -> None:
+            bucket.waiting -= 1  # below zero in late buckets, for which nobody waits
+            if bucket.waiting == 0:
+                self._full(bucket)
+            elif part is not None:
+                bucket.gather(part)
+
+        return arrived
+
+    def _full(self, bucket: Bucket) -> None:
+        """All gradients of a bucket are there. In a backward that is not the step's last they only move into the
+        buffer, where the next ones are added to them in place."""
+        if self._final:
+            bucket.fill()
+            self._depart()
+        else:
+            bucket.gather()
+            bucket.waiting = len(bucket.params)
+
+    def _depart(self) -> None:
+        """Hand over early buckets that are full, in their order."""
+        while self._next < len(self._early) and self._early[self._next].waiting == 0:
+            self._next += 1
+            self.sync.grad_ready(self._early[self._next - 1])
+
+    # A step ----------------------------------------------------------------------------------------------------
+
+    def begin(self, turn: Turn) -> None:
+        """A backward towards weights is about to begin."""
+        if turn.stage in self.sharding:
+            self.sharding[turn.stage].before_backward(turn.last)
+        if turn.final:
+            self.arm()
+
+    def arm(self) -> None:
+        """The backward that follows is this step's last: buckets leave as they fill."""
+        self._final, self._next = True, 0
+        self._wait_anew()
+
+    def _wait_anew(self) -> None:
+        for bucket in self._early:
+            bucket.waiting = len(bucket.params)
+
+    def leaf_done(self, leaf: int) -> None:
+        """After the backward of one leaf: take its gradients into the trees, if there are any."""
+        for slot in self.slots:
+            slot.take_gradient()
+            grad = slot.master.grad
+            slot.drop_gradient()
+            if grad is not None:
+                slot.master.grad = self.trees[slot.name].add(leaf, grad)
+
+    def close(self, losses: Tensor | None = None, stop: bool = False) -> Verdict:
+        """After the last backward: finish what replicas and then stages add up. losses: of this rank's leaves. stop:
+        whether this rank was asked to. Every rank calls it, or it hangs."""
+        self._close_replica()
+        departing = [bucket for _, group in self._partial for bucket in group] + self._late
+        lacking = [p for bucket in (*self._early, *departing) for p in bucket.absent]
+        self._write(losses, stop, bool(lacking))
+        told = self.dp.start_all_gather(self._lines, self._line)
+        if self.dp.size > 1:
+            for bucket in departing:
+                self.sync.grad_ready(bucket)
+        verdict = self.sync.settle()
+        told.wait()
+        torch.sum(self._lines.view(self.dp.size, -1), 0, out=self._line)
+        self.unused = ()
+        if self._line[-1] > 0:
+            self._drop_unused({id(p) for p in lacking})
+        self._join_ties()
+        return verdict
+
+    def _close_replica(self) -> None:
+        """Finish the sums inside this replica; all buckets are full then, and the early ones have left."""
+        for bucket in self._early:
+            if bucket.waiting:
+                bucket.fill()
+                bucket.waiting = 0
+        self._depart()
+        self._final = False
+        self._wait_anew()  # the next step's first backward may not be its last
+        for slot in self.slots:
+            if not self.trees:
+                slot.take_gradient()
+            elif slot.master.grad is None:
+                slot.master.grad = self.trees[slot.name].close()
+        for tie in self.ties:
+            if len(tie.here) == 2 and not self.trees:
+                _add_gradient(tie.here[0].master, tie.here[1].master)
+        for group, partial in self._partial:
+            for bucket in partial:
+                bucket.fill()
+                group.all_reduce(bucket.body)
+        for bucket in self._late:
+            bucket.fill()
+
+    def _write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:
+        line = self._line.zero_()
+        if losses is not None and self.places.counted:
+            if self.places.count == 1:
+                line[:1].copy_(losses if len(losses) == 1 else losses.sum())
+            else:
+                line[self._own] = losses.to(line.dtype)
+        if stop:
+            line[-2].fill_(1.0)
+        if lacks:
+            line[-1].fill_(1.0)
+
+    def _drop_unused(self, lacking: set[int]) -> None:
+        """Some replica lacks some gradient: forget those that all of them lack."""
+        missing = [id(s.live) in lacking or id(s.master) in lacking for s in self.slots]
+        there = torch.tensor([not m for m in missing], dtype=torch.float32, device=self._line.device)
+        nowhere = [i for i, count in enumerate(self.dp.all_reduce(there).tolist()) if not count]
+        for i in nowhere:
+            self.slots[i].drop_gradient()
+        self.unused = tuple(self.slots[i].name for i in nowhere)
+
+    def _join_ties(self) -> None:
+        """After replicas have met: sum the two halves of each tied gradient that lie on two stages."""
+        self._halves.clear()
+        for tie in self.ties:
+            master = tie.here[0].master
+            if len(tie.here) == 1:
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+                    self._halves.add(tie.here[0].name)
+                tie.group.all_reduce(master.grad)
+                continue
+            alias = tie.here[1].master
+            if self.trees:  # one order for all layouts: replicas first, then the two uses
+                _add_gradient(master, alias)
+            # An alias that is sharded has storage of its own, and takes the same step as its owner.
+            apart = alias.data_ptr() != master.data_ptr()
+            alias.grad = master.grad.clone() if apart and master.grad is not None else None
+        self._line[-1].fill_(len(self._halves))
+
+    # After -----------------------------------------------------------------------------------------------------
+
+    def numbers(self, measure: Measure) -> Numbers:
+        """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
+        norm, *line = measure(self.slots, self._line)
+        if line[-1]:
+            self._drop_unused_ties()
+        return Numbers(norm, math.fsum(line[:-2]), line[-2] > 0)
+
+    def _drop_unused_ties(self) -> None:
+        """Zeros stood for some half of a tied weight that had no gradient: forget the sum if neither half had one."""
+        for tie in self.ties:
+            if len(tie.here) == 1:
+                lacks = self._line.new_tensor([tie.here[0].name in self._halves])
+                if tie.group.all_reduce(lacks).item() == 2.0:
+                    tie.here[0].drop_gradient()
+
+    def forget(self) -> None:
+        """Drop this step's gradients."""
+        for slot in self.slots:
+            slot.drop_gradient()
+
+
+def _among(slot: Slot, slots: Iterable[Slot]) -> bool:
+    return any(slot is other for other in slots)
+
+
+def _add_gradient(owner: nn.Parameter, alias: nn.Parameter) -> None:
+    if owner.grad is None:
+        owner.grad = alias.grad
+    elif alias.grad is not None:
+        owner.grad.add_(alias.grad)
