@@ -5,29 +5,16 @@ Bytes are payload bytes that this rank sends, by the algorithm's own count.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm import exchange
-from unisono.comm.memory import Meeting, mapped
-from unisono.comm.tree import tree_sum
+from unisono.comm.collectives import Algorithm, Collective, Done, Pending
+from unisono.comm.collectives.auto import Auto
 from unisono.observe.span import Recorder
 
-
-class Pending(Protocol):
-    """Something under way; `wait` returns when the result is there."""
-
-    def wait(self) -> object: ...
-
-
-class Done:
-    """The pending operation of a group of one."""
-
-    def wait(self) -> None:
-        return None
+__all__ = ["Done", "Group", "Pending"]
 
 
 class Group:
@@ -35,7 +22,8 @@ class Group:
 
     ranks: global ranks in coordinate order. index: this rank's place among them. pg: torch's process group, or
     None for a group of one. ordered: scattered sums follow one tree on every backend, at the cost of the backend's
-    own algorithm.
+    own algorithm. collective: how its members add up, gather and exchange. Every member of the group makes it and calls
+    each of its methods, or it hangs.
     """
 
     def __init__(
@@ -46,58 +34,41 @@ class Group:
         pg: dist.ProcessGroup | None,
         recorder: Recorder,
         ordered: bool = False,
+        collective: Collective = Auto(),
     ) -> None:
         self.axis, self.ranks, self.index, self.pg = axis, tuple(ranks), index, pg
         self.size = len(self.ranks)
         self.recorder, self.ordered = recorder, ordered
-        self._shared: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
-        self._near: bool | None = None
+        self.algorithm = collective.bind(pg, axis) if pg is not None else None
 
     def near(self, device: torch.device) -> bool:
-        """Whether `device` is a processor and all ranks are on one host and see each other's memory. A collective."""
-        if device.type != "cpu":
-            return False
-        if self._near is None:
-            gloo = self.pg if self.pg is not None and self.pg.name() == "gloo" else None
-            self._near = gloo is not None and mapped(gloo, 1, torch.uint8) is not None
-        return self._near
+        """Whether sums of whole buffers on `device` are taken in memory that all ranks see."""
+        return self.algorithm is not None and self.algorithm.near(device)
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
         """Zeros [numel] of the dtype and on the device of `like`. Where all ranks are near, `start_all_reduce` of the
-        whole of it sends nothing. A collective."""
-        if self.pg is not None and self.near(like.device):
-            found = mapped(self.pg, numel, like.dtype)
-            if found is not None:
-                self._shared[found[self.index].data_ptr()] = found
-                return found[self.index]
-        return torch.zeros(numel, dtype=like.dtype, device=like.device)
+        whole of it sends nothing."""
+        return like.new_zeros(numel) if self.algorithm is None else self.algorithm.buffer(numel, like)
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce x in place over the group; returns x."""
-        if self.pg is None:
-            return x
-        if exchange.reduces(x, op, self.size):
-            with self._timed("all_reduce", x.nbytes * (self.size - 1)):
-                exchange.reduce_small(x, op, self.pg)
-        else:
-            with self._timed("all_reduce", x.nbytes * 2 * (self.size - 1) // self.size):
-                dist.all_reduce(x, op=op, group=self.pg)
+        if self.algorithm is not None:
+            by = self.algorithm.pick("all_reduce", x)
+            with self._timed("all_reduce", self._sent(by, "all_reduce", x)):
+                by.all_reduce(x, op).wait()
         return x
 
     def start_all_reduce(self, x: Tensor) -> Pending:
         """As all_reduce, but returns at once; x is ready after `wait`. What meets in memory counts as sent."""
-        if self.pg is None:
+        if self.algorithm is None:
             return Done()
-        self.recorder.count(self.axis, "all_reduce", x.nbytes * 2 * (self.size - 1) // self.size)
-        shared = self._shared.get(x.data_ptr())
-        if shared is not None and shared[self.index].numel() == x.numel():
-            return Meeting(self.pg, shared, self.index, exchange.agreed(self.pg))
-        work = dist.all_reduce(x, group=self.pg, async_op=True)
-        return work if work is not None else Done()
+        by = self.algorithm.pick("all_reduce", x, True)
+        self.recorder.count(self.axis, "all_reduce", self._sent(by, "all_reduce", x))
+        return by.all_reduce(x, dist.ReduceOp.SUM)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x [n, ...] → [size · n, ...], this group's parts one after the other."""
-        if self.pg is None:
+        if self.algorithm is None:
             return x
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
         self.gather_into(out, x.contiguous())
@@ -105,32 +76,25 @@ class Group:
 
     def gather_into(self, out: Tensor, part: Tensor) -> None:
         """As all_gather, into `out`, of which `part` may be this rank's place; both are contiguous."""
-        if self.pg is None:
+        if self.algorithm is None:
             out.copy_(part)
             return
-        with self._timed("all_gather", part.nbytes * (self.size - 1)):
-            if part.is_cuda:
-                dist.all_gather_single(out, part, group=self.pg)
-            else:
-                exchange.gather(out, part, self.pg)
+        by = self.algorithm.pick("all_gather", part)
+        with self._timed("all_gather", self._sent(by, "all_gather", part)):
+            by.all_gather(out, part).wait()
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x [size · n, ...] → [n, ...]: this rank's part of the sum, along the tree over the ranks.
-
-        Gloo's own reduce-scatter sends what an all-reduce sends; an exchange of parts sends half of that.
-        """
-        if self.pg is None:
+        """x [size · n, ...] → [n, ...]: this rank's part of the sum."""
+        if self.algorithm is None:
             return x
         x = x.contiguous()
-        part = (x.shape[0] // self.size, *x.shape[1:])
-        with self._timed("reduce_scatter", x.nbytes * (self.size - 1) // self.size):
-            if x.is_cuda and not self.ordered:
-                out = x.new_empty(part)
-                dist.reduce_scatter_single(out, x, group=self.pg)
-                return out
-            parts = torch.empty_like(x)
-            self._exchange(parts, x).wait()
-        return tree_sum(parts.view(self.size, *part).unbind(0))
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        with self._timed("reduce_scatter", self._sent(self.algorithm, "all_to_all", x)):
+            if self.ordered:
+                Algorithm.reduce_scatter(self.algorithm, out, x)
+            else:
+                self.algorithm.reduce_scatter(out, x)
+        return out
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite x with that of the rank at index `source`."""
@@ -147,22 +111,20 @@ class Group:
 
     def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
         """x [size · n] → [size, n] after `wait`: part i is what rank i holds of this rank's part."""
-        if self.pg is None:
+        if self.algorithm is None:
             return x.view(1, -1), Done()
-        self.recorder.count(self.axis, "all_to_all", x.nbytes * (self.size - 1) // self.size)
-        parts = torch.empty_like(x)
-        return parts.view(self.size, -1), self._exchange(parts, x)
+        by, parts = self.algorithm.pick("all_to_all", x), torch.empty_like(x)
+        self.recorder.count(self.axis, "all_to_all", self._sent(by, "all_to_all", x))
+        return parts.view(self.size, -1), by.exchange(parts, x)
 
     def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
         """part [n] of every rank → out [size · n] after `wait`."""
-        if self.pg is None:
+        if self.algorithm is None:
             out.copy_(part)
             return Done()
-        self.recorder.count(self.axis, "all_gather", part.nbytes * (self.size - 1))
-        if not part.is_cuda:
-            return exchange.start_gather(out, part, self.pg)
-        work = dist.all_gather_single(out, part, group=self.pg, async_op=True)
-        return work if work is not None else Done()
+        by = self.algorithm.pick("all_gather", part, True)
+        self.recorder.count(self.axis, "all_gather", self._sent(by, "all_gather", part))
+        return by.all_gather(out, part, later=True)
 
     def start_send(self, x: Tensor, to: int) -> Pending:
         """Send x to the rank at index `to`; x must not change before `wait`."""
@@ -175,13 +137,8 @@ class Group:
         work = dist.irecv(out, self.ranks[source], group=self.pg)
         return work if work is not None else Done()
 
-    def _exchange(self, out: Tensor, x: Tensor) -> Pending:
-        if self.pg is None:
-            return Done()
-        if not x.is_cuda and not self.near(x.device):  # on one host Gloo's own is as quick, and wakes fewer
-            return exchange.start_exchange(out, x, self.pg)
-        work = dist.all_to_all_single(out, x, group=self.pg, async_op=True)
-        return work if work is not None else Done()
+    def _sent(self, by: Algorithm, op: str, x: Tensor) -> int:
+        return by.member.sent(op, x.nbytes, self.size)
 
     def _timed(self, op: str, nbytes: int):
         self.recorder.count(self.axis, op, nbytes)

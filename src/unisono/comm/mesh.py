@@ -6,6 +6,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from unisono.comm.collectives import Collective
+from unisono.comm.collectives.auto import Auto
 from unisono.comm.group import Group
 from unisono.observe.span import Recorder
 
@@ -52,13 +54,20 @@ class Shape:
 
 
 class Mesh:
-    """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered: see Group."""
+    """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered, collective: see Group; the
+    latter is for `dp` alone."""
 
     def __init__(
-        self, shape: Shape, rank: int, recorder: Recorder, timeout: timedelta, ordered: bool = False
+        self,
+        shape: Shape,
+        rank: int,
+        recorder: Recorder,
+        timeout: timedelta,
+        ordered: bool = False,
+        collective: Collective = Auto(),
     ) -> None:
         self.shape, self.rank, self.recorder = shape, rank, recorder
-        self._timeout, self._ordered = timeout, ordered
+        self._timeout, self._ordered, self._collective = timeout, ordered, collective
         self.at = shape.coordinates(rank)
         self.dp = self.group("dp", ("dp",))
         self.shard = self.group("shard", ("shard",))
@@ -89,4 +98,5 @@ class Mesh:
         if len(ranks) > 1:
             made = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
             pg = made if isinstance(made, dist.ProcessGroup) else None
-        return Group(name, ranks, ranks.index(self.rank), pg, self.recorder, self._ordered)
+        how = self._collective if name == "dp" else Auto()
+        return Group(name, ranks, ranks.index(self.rank), pg, self.recorder, self._ordered, how)

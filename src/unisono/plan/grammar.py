@@ -30,11 +30,11 @@ KEYS = (
 PACKAGES: Mapping[str, str] = {
     "schedule": "unisono.programs.schedules",
     "sync": "unisono.sync",
+    "collective": "unisono.comm.collectives",
     "codec": "unisono.codecs",
 }
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
-    "collective": ("auto", "engine"),
     "precision": ("fp32", "bf16", "fp64"),
     "recompute": ("none", "full"),
     "offload": ("none",),

@@ -20,11 +20,12 @@ NAMES = ("auto", "ring", "tree", "halving_doubling", "hierarchical", "torus")
 def all_reduce(cluster: Cluster, stride: int, size: int, moved: float, share: float, algorithm: str) -> float:
     """Seconds until `size` ranks, `stride` apart, have the sum of the `moved` bytes that each of them has.
 
-    share: of the links' rate that the software reaches. auto and engine take the quicker of ring and tree, as NCCL.
+    share: of the links' rate that the software reaches. auto, and what has no form here, takes the quicker
+    of ring and tree, as NCCL does.
     """
     if size == 1:
         return 0.0
-    if algorithm in ("auto", "engine"):
+    if algorithm == "auto" or algorithm not in NAMES:
         ring, tree = (all_reduce(cluster, stride, size, moved, share, name) for name in ("ring", "tree"))
         return smaller(ring, tree)
     net = bus(cluster, stride, size, share)

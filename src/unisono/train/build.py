@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono import models
+from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.tree import TreeSum
 from unisono.config import Recipe
@@ -72,7 +73,8 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     """A run at step 0. recipe and plan are resolved; every rank calls this together."""
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     policy = POLICIES.read(plan.sync)
-    mesh = Mesh(shape, place.rank, recorder, place.timeout, ordered=policy.leafwise)
+    collective = COLLECTIVES.read(plan.collective)
+    mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective)
     model = models.build(recipe.model, facts_of(corpus), seed=recipe.seed)
     values = initial_values(model, recipe.seed)
     train = recipe.train

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.exchange import Messages, agreed
+from unisono.comm.collectives import Collective, Pending
+from unisono.comm.collectives.engine.live import EngineAlgorithm
+from unisono.comm.collectives.messages.live import InFlight, agreed
 
 _NAME = "unisono-buffer"
 _HEAD = 4096  # bytes, which begin with the token by which a file is known to be the right one
@@ -26,12 +29,12 @@ _LINE = 16  # elements, so that no two ranks write to one line of a cache
 
 @dataclass(slots=True)
 class Meeting:
-    """A sum under way over `buffers`, one a member, in order; `index` is this rank's. Pending: see comm.group."""
+    """A sum under way over `buffers`, one a member, in order; `index` is this rank's. A pending operation."""
 
     pg: dist.ProcessGroup
     buffers: Sequence[Tensor]
     index: int
-    there: Messages
+    there: InFlight
 
     def wait(self) -> None:
         """Returns when the sum is in everybody's buffer, the same bits in all. Raises what the group's collectives
@@ -50,6 +53,41 @@ class Meeting:
         agreed(self.pg).wait()
 
 
+class MemoryAlgorithm(EngineAlgorithm):
+    """Sums of whole buffers by a meeting; every other operation as the engine does it."""
+
+    def __init__(self, member: Collective, pg: dist.ProcessGroup) -> None:
+        super().__init__(member, pg)
+        self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
+
+    def near(self, device: torch.device) -> bool:
+        return device.type == "cpu"
+
+    def buffer(self, numel: int, like: Tensor) -> Tensor:
+        buffers = mapped(self.pg, numel, like.dtype) if self.near(like.device) else None
+        if buffers is None:
+            return super().buffer(numel, like)
+        own = buffers[self.pg.rank()]
+        self._buffers[own.data_ptr()] = buffers
+        return own
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether x is the whole of such a buffer."""
+        buffers = self._buffers.get(x.data_ptr())
+        return buffers is not None and buffers[self.pg.rank()].numel() == x.numel()
+
+    def all_reduce(self, x: Tensor, op: Any) -> Pending:
+        if op == dist.ReduceOp.SUM and self.holds(x):
+            return Meeting(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
+        return super().all_reduce(x, op)
+
+
+def sees_all(pg: dist.ProcessGroup) -> bool:
+    """Whether all members are on one host and see each other's memory. Every member of the group calls it, or it
+    hangs."""
+    return pg.name() != "nccl" and mapped(pg, 1, torch.uint8) is not None
+
+
 def part_of(numel: int, index: int, size: int) -> slice:
     """The elements that one member adds up, of `numel`."""
     lines = -(-numel // _LINE)
@@ -59,7 +97,7 @@ def part_of(numel: int, index: int, size: int) -> slice:
 
 def mapped(pg: dist.ProcessGroup, numel: int, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
     """Zeros [numel] of every member, in order, which each member sees; None, for all of them, where one cannot: another
-    host or network, no such memory. A collective."""
+    host or network, no such memory. Every member of the group calls it, or it hangs."""
     size, index = pg.size(), pg.rank()
     nbytes = _HEAD + numel * dtype.itemsize
     token = secrets.randbits(62)

@@ -1,0 +1,102 @@
+"""How the ranks of a group add up, gather and exchange: algorithms, one a file or folder, chosen by `collective`.
+
+`Collective` is the declaration: options, and what an operation sends, without torch. `bind` makes the live part, an
+`Algorithm`, when there is a process group. Its operations begin at once and end when what they return is waited for.
+"""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from unisono.comm.tree import tree_sum
+from unisono.spec.family import Family, Member
+from unisono.spec.fidelity import Fidelity
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch.distributed import ProcessGroup
+
+
+class Pending(Protocol):
+    """Something under way; `wait` returns when the result is there."""
+
+    def wait(self) -> object: ...
+
+
+class Done:
+    """The pending operation that is over."""
+
+    def wait(self) -> None:
+        return None
+
+
+class Collective(Member, ABC):
+    """An algorithm's declaration.
+
+    fidelity: of its sums, towards those in the order of the ranks. counted: whether all that it declares leaves as
+    messages; what ranks read in each other's memory does not.
+    """
+
+    fidelity: ClassVar[Fidelity] = Fidelity.ROUNDING
+    counted: ClassVar[bool] = True
+
+    def sent(self, op: str, nbytes: int, size: int) -> int:
+        """Bytes that one of `size` ranks sends in `all_reduce` or `all_to_all` of a tensor of `nbytes` bytes, or in
+        `all_gather` of a part of them."""
+        return {
+            "all_reduce": 2 * nbytes * (size - 1) // size,
+            "all_to_all": nbytes * (size - 1) // size,
+            "all_gather": nbytes * (size - 1),
+        }[op]
+
+    @abstractmethod
+    def bind(self, pg: "ProcessGroup", axis: str) -> "Algorithm":
+        """The live algorithm of one rank. Every member of the group calls it, or it hangs. Raises UsageError, on all
+        ranks alike, where it cannot be had between these ranks."""
+
+
+class Algorithm(ABC):
+    """A live algorithm of one rank. Every member of the group calls each method, in one order, or it hangs. Tensors are
+    contiguous; where one has a part for each member, the parts lie one after the other."""
+
+    def __init__(self, member: Collective, pg: "ProcessGroup") -> None:
+        self.member, self.pg = member, pg
+
+    @abstractmethod
+    def all_reduce(self, x: "Tensor", op: Any) -> Pending:
+        """Begin to reduce x in place. op: torch's ReduceOp."""
+
+    @abstractmethod
+    def all_gather(self, out: "Tensor", part: "Tensor", later: bool = False) -> Pending:
+        """Begin to bring part [n] of every member into out [size · n], in which `part` may lie at its own place. later:
+        the caller has other work to do before it waits."""
+
+    @abstractmethod
+    def exchange(self, out: "Tensor", x: "Tensor") -> Pending:
+        """Begin to bring into part i of out [size · n] what member i has as this member's part of its x [size · n]."""
+
+    def reduce_scatter(self, out: "Tensor", x: "Tensor") -> None:
+        """This member's part of the sum of all x [size · n] into out [n]. As here: along the tree over the ranks."""
+        parts = x.new_empty(x.shape)
+        self.pick("all_to_all", x).exchange(parts, x).wait()
+        out.copy_(tree_sum(parts.view(self.pg.size(), *out.shape).unbind(0)))
+
+    def buffer(self, numel: int, like: "Tensor") -> "Tensor":
+        """Zeros [numel] of the dtype and on the device of `like`, where `all_reduce` of the whole is quickest."""
+        return like.new_zeros(numel)
+
+    def near(self, device: "device") -> bool:
+        """Whether sums of whole buffers on `device` are taken in memory that all members see."""
+        return False
+
+    def pick(self, op: str, x: "Tensor", later: bool = False) -> "Algorithm":
+        """The algorithm that is meant for this operation: itself, but for one that chooses among others."""
+        return self
+
+    def says(self) -> str:
+        """What was taken and why, for the start of a run."""
+        return f"{self.member.name}, as asked for"
+
+
+COLLECTIVES: Family[Collective] = Family(
+    "collective", "unisono.comm.collectives", Collective, "plan.collective", ("P04", "P05")
+)

@@ -1,0 +1,38 @@
+"""Messages between CPUs whose receives are posted before any is sent; see `live`."""
+
+from typing import TYPE_CHECKING
+
+from unisono.comm.collectives import Collective
+from unisono.spec.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from unisono.comm.collectives.messages.live import MessageAlgorithm
+
+SMALL = (
+    1 << 16
+)  # bytes that come to a member: below, what a sum costs is its rounds, of which an all-reduce has more
+
+
+class Messages(Collective):
+    """Messages from every rank to every other one, received in the order of the ranks; between CPUs."""
+
+    name = "messages"
+
+    def sent(self, op: str, nbytes: int, size: int) -> int:
+        if op == "all_reduce" and nbytes * (size - 1) <= SMALL:
+            return nbytes * (size - 1)  # everybody's goes to everybody, and each adds up
+        return super().sent(op, nbytes, size)
+
+    def bind(self, pg: "ProcessGroup", axis: str) -> "MessageAlgorithm":
+        from unisono.comm.collectives.messages.live import MessageAlgorithm
+
+        if pg.name() == "nccl":
+            raise UsageError(
+                f"collective={self.name} is for ranks on CPUs, and those of {axis} are on GPUs",
+                where="plan.collective",
+                fix="collective=auto, or collective=engine",
+                code="P20",
+            )
+        return MessageAlgorithm(self, pg)
