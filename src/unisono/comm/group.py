@@ -41,6 +41,10 @@ class Group:
         self.recorder, self.ordered = recorder, ordered
         self.algorithm = collective.bind(pg, axis) if pg is not None else None
 
+    def says(self) -> str:
+        """How the members add up, gather and exchange, and why so; "" for a group of one."""
+        return "" if self.algorithm is None else self.algorithm.says()
+
     def near(self, device: torch.device) -> bool:
         """Whether sums of whole buffers on `device` are taken in memory that all ranks see."""
         return self.algorithm is not None and self.algorithm.near(device)

@@ -41,7 +41,8 @@ class StepRecord:
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before,
-    so the first step to come. steps: of the whole run. recorder: the rank's spans."""
+    so the first step to come. steps: of the whole run. recorder: the rank's spans. collective:
+    how the replicas' collectives are done, and why so."""
 
     run_dir: Path
     rank: int
@@ -52,6 +53,7 @@ class RunFacts:
     step: int
     steps: int
     recorder: Recorder
+    collective: str = ""
 
 
 class Observer(ABC):

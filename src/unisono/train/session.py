@@ -121,6 +121,8 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
     connect(place, terms.store)
     recorder = Recorder(place.rank)
     run = build(recipe, plan, place, corpus, recorder)
+    if collective := run.mesh.dp.says():
+        _note(terms, f"collective: {collective}")
     val_losses: list[tuple[int, float]] = []
     if terms.resume is not None:
         state = load(terms.resume, pieces_of(run))
@@ -148,7 +150,7 @@ def _observers(terms: RankOrder, run: Run) -> list[Observer]:
     recipe, place = terms.recipe, terms.place
     facts = RunFacts(
         terms.run_dir, place.rank, place.world, terms.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
-        run.recorder,
+        run.recorder, run.mesh.dp.says(),
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}

@@ -28,7 +28,8 @@ class _Events(Observer):
     def __init__(self, file: JsonLines, run: RunFacts) -> None:
         self._file, self._rank = file, run.rank
         try:
-            file.write({"kind": "info", "rank": run.rank, "host": run.host, "coords": run.coords})
+            said = {"collective": run.collective} if run.collective else {}
+            file.write({"kind": "info", "rank": run.rank, "host": run.host, "coords": run.coords, **said})
         except OSError:
             with suppress(OSError):
                 file.close()
