@@ -1,17 +1,38 @@
 """A new member of any family is one new file: written into a copy of the package, it is found, listed and run."""
 
+import ast
 import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from unisono.cli import LATER
+from unisono.spec.finder import Finder
 
 SOURCE = Path(__file__).parents[2] / "src" / "unisono"
+
+
+def families() -> dict[str, Finder[Any]]:
+    """Every family of the source, `module:NAME` → family: the values of top-level names made by Family or Finder."""
+    known: dict[str, Finder[Any]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            call, target = getattr(node, "value", None), getattr(node, "target", None)
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("Family", "Finder"):
+                module = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
+                known[f"{module}:{target.id}"] = getattr(import_module(module), target.id)
+    return known
+
+
+FAMILIES = families()
 
 VERB = '''
 """`unisono greet`."""
@@ -87,6 +108,58 @@ def copied(tmp_path: Path):
         return done.stdout
 
     return run
+
+
+def test_the_source_has_these_families() -> None:
+    nouns = {family.noun for family in FAMILIES.values()}
+    assert nouns >= {"schedule", "policy", "codec", "optimiser", "sink", "starter", "verb"}
+    assert all(family.names() for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize("place", FAMILIES)
+def test_a_member_is_one_file_found_and_listed(copied, place: str) -> None:
+    """A member's file under another name is another member, and no other file is touched."""
+    family = FAMILIES[place]
+    known = family.find(family.names()[0])
+    home = Path(sys.modules[known.__module__].__file__ or "")
+    folder = home.parent.parent if home.name == "__init__.py" else home.parent
+    below = folder.relative_to(SOURCE)
+    sources = {
+        str(below / "toyish" / path.relative_to(home.parent))
+        if home.name == "__init__.py"
+        else f"{below}/toyish.py": path
+        for path in (home.parent.glob("*.py") if home.name == "__init__.py" else [home])
+    }
+    files = {
+        name: path.read_text()
+        .replace(f'name = "{known.name}"', 'name = "toyish"')
+        .replace(f'name: ClassVar[str] = "{known.name}"', 'name: ClassVar[str] = "toyish"')
+        for name, path in sources.items()
+    }
+    module, _, name = place.partition(":")
+    told = copied(
+        files,
+        "-c",
+        f"from {module} import {name} as f; print('toyish' in f.names(), f.find('toyish').name, f.key)",
+    )
+    assert told.split()[:2] == ["True", "toyish"]
+    if family.key == "unisono":
+        assert "  toyish " in copied({}, "-m", "unisono", "--help")
+    elif family.key.startswith("plan."):
+        words = ("-m", "unisono", "config", "check", "--plan", f"{family.key.removeprefix('plan.')}=nobody")
+        with pytest.raises(AssertionError, match="toyish"):
+            copied({}, *words)
+    elif "." in family.key:
+        assert "toyish" in copied({}, "-m", "unisono", "config", "schema")
+
+
+def test_declarations_of_all_members_need_no_torch() -> None:
+    script = "import sys; sys.modules['torch'] = None\nfrom importlib import import_module\n"
+    for place in FAMILIES:
+        module, _, name = place.partition(":")
+        script += f"f = import_module({module!r}).{name}\nfor name in f.names(): f.find(name)\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_verb_is_one_file(copied) -> None:
