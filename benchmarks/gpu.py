@@ -20,7 +20,7 @@ from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.launch.nursery import Nursery
-from unisono.spec import workload
+from unisono.planner.work.transformer import transformer
 
 # Dense bf16 peak in TFLOP/s, by what the makers' data sheets say; the first name that the device's name contains.
 PEAKS = {
@@ -136,7 +136,7 @@ def figures(
     result: dict[str, Any], model: ModelConfig, ranks: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Ratios, medians and MFU from what the ranks saw."""
-    cost = workload.of(model, vocab=model.vocab)
+    cost = transformer(model, VOCAB).workload
     ours, peer = ([one[who][0] for one in result["rounds"]] for who in (0, 1))
     ratios = [theirs / mine for mine, theirs in zip(ours, peer, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3

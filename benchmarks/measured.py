@@ -19,7 +19,8 @@ from peers import Task, ours
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import NullChannel
 from unisono.measure.kernels import copies, products
-from unisono.models.gpt import Block, GPTConfig
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.net import Block
 from unisono.planner.block import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from unisono.planner.clusters import device
 from unisono.planner.stack import stack

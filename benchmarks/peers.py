@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 
-from unisono import models
 from unisono.config import Recipe, TrainConfig
 from unisono.launch.context import Channel
+from unisono.models.build import build as build_model
 from unisono.models.init import initialise
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -70,7 +70,7 @@ class Racer:
 
 def model_of(task: Task) -> nn.Module:
     """The recipe's model with its initial weights, on the rank's device."""
-    model = models.build(task.recipe.model, facts_of(task.corpus), device="cpu")
+    model = build_model(task.recipe.model, facts_of(task.corpus), device="cpu")
     initialise(model, task.recipe.seed)
     return model.to(task.place.device)
 

@@ -81,10 +81,10 @@ def test_recipe_function_is_a_recipe() -> None:
 def test_own_model_predicts_from_the_past_only() -> None:
     import torch
 
-    from unisono import models
+    from unisono.models.build import Facts, build
 
     kind = f"{EXAMPLES / 'own_model.py'}:smoother"
-    model = models.build(config.ModelConfig(kind=kind, d_model=16, context=12), models.Facts(vocab=256))
+    model = build(config.ModelConfig(kind=kind, d_model=16, context=12), Facts(vocab=256))
     tokens = torch.randint(256, (2, 12))
     other = tokens.clone()
     other[:, 7:] = 0

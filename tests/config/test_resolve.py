@@ -17,10 +17,12 @@ from unisono.config import (
     load,
     resolve,
     resolved_toml,
+    schema,
 )
 from unisono.plan import Plan
 from unisono.recipes.demo import demo
 from unisono.spec.errors import ConfigProblems
+from unisono.spec.model import own_model, restored
 
 
 def problems(recipe: Recipe, plan: str = "dp=1", world: int | None = None, **named) -> list[str]:
@@ -117,9 +119,7 @@ def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ({"kind": "moe"}, {}, "not yet in this version"),
         ({"kind": "hf:gpt2"}, {}, "not yet in this version"),
-        ({"kind": "gtp"}, {}, "did you mean gpt?"),
         ({"kind": "none.py:model"}, {}, "no such model file"),
-        ({"kind": "mlp", "n_head": 2}, {"source": "digits"}, "model.n_head means nothing"),
         ({"kind": "mlp"}, {}, "reads pictures"),
         ({}, {"source": "digits"}, "reads tokens"),
         ({}, {"source": "hf:x"}, "not yet in this version"),
@@ -132,6 +132,38 @@ def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_what_does_not_fit_inside_a_recipe(model: dict, data: dict, words: str) -> None:
     assert words in problems(Recipe.model_validate({"model": model, "data": data}))[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ({"kind": "gtp"}, "C06", "did you mean gpt?"),
+        ({"kind": "mlp", "n_head": "2"}, "C06", "model.n_head means nothing to a model of kind mlp"),
+        ({"kind": "dlrm", "n_layer": "2"}, "C06", "model.n_layer means nothing to a model of kind dlrm"),
+        ({"n_haed": "2"}, "C01", "did you mean model.n_head?"),
+        ({"kind": "mlp", "hidden": "0"}, "C02", "model.hidden"),
+        ({"kind": "hf:"}, "C02", "hf:PATH_OR_NAME"),
+    ],
+)
+def test_a_kind_has_its_own_keys(flags: dict, code: str, words: str) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        load(None, [(f"model.{key}", value) for key, value in flags.items()], {})
+    (problem,) = caught.value.problems
+    assert (
+        problem.code == code and words in f"{problem.what} {problem.fix}" and "flag --model" in problem.where
+    )
+
+
+def test_schema_lists_the_keys_of_each_kind() -> None:
+    kinds = {kind["title"]: set(kind["properties"]) for kind in schema()["properties"]["model"]["anyOf"]}
+    assert {"kind", "hidden", "image"} < kinds["MLPConfig"] and "n_head" not in kinds["MLPConfig"]
+    assert {"n_head", "rope_theta"} < kinds["GPTConfig"] < kinds["MoEConfig"]
+
+
+def test_a_checkpoint_of_before_had_the_keys_of_all_kinds() -> None:
+    flat = own_model()(kind="none.py:f").model_dump(mode="json")
+    for kind in ("gpt", "mlp", "convnet"):
+        assert restored(flat | {"kind": kind}) == ModelConfig(kind=kind)
 
 
 def test_a_model_file_is_read_before_torch_is(tmp_path: Path) -> None:

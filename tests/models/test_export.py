@@ -10,7 +10,7 @@ import torch
 
 from unisono.config import ModelConfig, Recipe
 from unisono.models.build import Facts, build
-from unisono.models.export import export_state, layout_of
+from unisono.models.gpt.export import export_state
 from unisono.models.init import initialise
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box, save
@@ -134,10 +134,10 @@ def test_mistakes(tmp_path: Path) -> None:
         assert caught.value.code == code and caught.value.fix
         return caught.value
 
-    mixed = refused("F01", lambda: layout_of(ModelConfig(positions="rotary", n_kv_head=2)))
+    mixed = refused("F01", ModelConfig(positions="rotary", n_kv_head=2).layout)
     assert 'positions = "rotary"' in mixed.likely and 'norm = "layer"' in mixed.likely
-    assert "n_kv_head = 2" in refused("F01", lambda: layout_of(ModelConfig(n_kv_head=2))).likely
-    refused("F01", lambda: layout_of(ModelConfig(kind="mlp")))
+    assert "n_kv_head = 2" in refused("F01", ModelConfig(n_kv_head=2).layout).likely
+    refused("F01", ModelConfig(kind="mlp").layout)
     refused("F03", lambda: run(tmp_path))
     refused("F04", lambda: run(tmp_path, to="onnx"))
     (tmp_path / "file").touch()

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
 from unisono.models.noise import Noise, name_sites
 

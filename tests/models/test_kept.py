@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
 from unisono.models.noise import Noise
 from unisono.plan import Plan
@@ -32,7 +33,7 @@ def pair(**fields: Any) -> tuple[GPT, Transformer]:
     model = GPT(config)
     initialise(model, 0)
     return model, Transformer(
-        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.hidden,
+        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.ff_width,
         noisy=config.dropout > 0, bias=config.bias, tied=config.tie_embeddings,
         learned=config.positions == "learned", gated=config.activation == "swiglu", rms=config.norm == "rms",
     )  # fmt: skip
@@ -139,7 +140,7 @@ def test_the_peak_of_a_step(fields: dict[str, Any], precision: str) -> None:
     before = 3 * 4 * sum(p.numel() for p in model.parameters())  # weights and two moments
     measured = before + highest(profile.profiler.kineto_results.events())  # type: ignore[union-attr]
     sizes = Transformer(
-        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.hidden,
+        config.n_layer, config.n_head, config.d_model, config.context, config.vocab, config.kv_heads, config.ff_width,
         noisy=config.dropout > 0, learned=config.positions == "learned", gated=config.activation == "swiglu",
         rms=config.norm == "rms",
     )  # fmt: skip

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.models.test_workload import GPTS, gpt_pair, image_pair
+from unisono.models.convnet.resnet import resnet
 from unisono.models.noise import Noise
 from unisono.models.trace import trace, units
 from unisono.planner.hf import transformer_of
-from unisono.planner.work.networks import resnet
 from unisono.spec.workload import Workload
 
 

@@ -9,12 +9,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from unisono.config import ModelConfig
-from unisono.models.convnet import ConvNet
-from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.convnet.net import ConvNet
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
-from unisono.models.mlp import MLP
+from unisono.models.mlp.net import MLP
 from unisono.models.noise import Noise
-from unisono.spec import workload
+from unisono.planner.work.transformer import transformer
+from unisono.spec.errors import UsageError
+from unisono.spec.model import Facts
 from unisono.spec.workload import Workload
 
 BATCH = 3
@@ -31,30 +34,14 @@ GPTS: list[dict[str, Any]] = [
 
 def gpt_pair(**fields: Any) -> tuple[GPT, Workload]:
     config = GPTConfig(**({"vocab": 37, "n_layer": 2, "n_head": 4, "d_model": 32, "context": 16} | fields))
-    sizes = workload.gpt(
-        n_layer=config.n_layer,
-        n_head=config.n_head,
-        kv_heads=config.kv_heads,
-        d_model=config.d_model,
-        d_ff=config.hidden,
-        context=config.context,
-        vocab=config.vocab,
-        dropout=config.dropout,
-        bias=config.bias,
-        tie_embeddings=config.tie_embeddings,
-        learned_positions=config.positions == "learned",
-        gated=config.activation == "swiglu",
-        rms=config.norm == "rms",
-    )
-    return GPT(config), sizes
+    return GPT(config), transformer(config, 37).workload
 
 
 def image_pair(kind: str, dropout: float, n_layer: int) -> tuple[nn.Module, Workload]:
-    config = ModelConfig(
-        kind=kind, dropout=dropout, hidden=(48, 24, 40)[:n_layer], n_layer=n_layer, channels=12
-    )
+    own = {"hidden": (48, 24, 40)[:n_layer]} if kind == "mlp" else {"n_layer": n_layer, "channels": 12}
+    config = ModelConfig(kind=kind, dropout=dropout, **own)
     made = (MLP if kind == "mlp" else ConvNet)(config, 10, (1, 9, 9))
-    return made, workload.of(config, classes=10, image=(1, 9, 9))
+    return made, config.workload(Facts(classes=10, sample_shape=(1, 9, 9)))
 
 
 def every() -> list[Any]:
@@ -118,6 +105,10 @@ def test_activations_are_what_autograd_keeps(pair: Any) -> None:
     loss.backward()
 
 
+def sizes_of(vocab: int, **fields: Any) -> Workload:
+    return transformer(GPTConfig(**fields), vocab).workload
+
+
 def test_published_sizes() -> None:
     """GPT-2's four sizes and Llama 2 7B, Llama 3 8B, from their model cards."""
     for layers, heads, width, count in (
@@ -126,7 +117,7 @@ def test_published_sizes() -> None:
         (36, 20, 1280, 774_030_080),
         (48, 25, 1600, 1_557_611_200),
     ):
-        sizes = workload.gpt(n_layer=layers, n_head=heads, d_model=width, context=1024, vocab=50257)
+        sizes = sizes_of(n_layer=layers, n_head=heads, d_model=width, context=1024, vocab=50257)
         assert sizes.parameters == count
     llama: dict[str, Any] = {
         "n_layer": 32,
@@ -134,19 +125,15 @@ def test_published_sizes() -> None:
         "d_model": 4096,
         "bias": False,
         "tie_embeddings": False,
-        "learned_positions": False,
-        "gated": True,
+        "positions": "rotary",
+        "activation": "swiglu",
     }
-    assert workload.gpt(context=4096, vocab=32000, d_ff=11008, **llama).parameters == 6_738_415_616
-    assert (
-        workload.gpt(context=8192, vocab=128256, d_ff=14336, kv_heads=8, **llama).parameters == 8_030_261_248
-    )
+    assert sizes_of(context=4096, vocab=32000, d_ff=11008, **llama).parameters == 6_738_415_616
+    assert sizes_of(context=8192, vocab=128256, d_ff=14336, n_kv_head=8, **llama).parameters == 8_030_261_248
 
 
-def test_bytes_and_steps() -> None:
-    sizes = workload.gpt(n_layer=12, n_head=12, d_model=768, context=1024, vocab=50257)
-    assert sizes.parameter_bytes(2) == 2 * 124_439_808
-    assert sizes.activation_bytes(2) == 2 * sizes.activations
+def test_steps() -> None:
+    sizes = sizes_of(n_layer=12, n_head=12, d_model=768, context=1024, vocab=50257)
     assert sizes.step_flops == 3 * sizes.flops
     # Kaplan et al., 2020: about 2 operations a parameter and token, plus attention.
     exact = 2 * (124_439_808 - 1024 * 768) + 4 * 12 * 1024 * 768
@@ -154,17 +141,12 @@ def test_bytes_and_steps() -> None:
 
 
 def test_of_a_recipe() -> None:
-    sizes = workload.of(
-        ModelConfig(positions="rotary", activation="swiglu", norm="rms", n_kv_head=2), vocab=256
-    )
-    model = GPT(GPTConfig(vocab=256, positions="rotary", activation="swiglu", norm="rms", n_kv_head=2))
-    assert sizes.parameters == sum(p.numel() for p in model.parameters())
-    image = {"classes": 10, "image": (1, 8, 8)}
-    assert (
-        workload.of(ModelConfig(kind="mlp"), **image).parameters == 64 * 128 + 3 * 128 * 128 + 4 * 128 + 1290
-    )
-    assert len(workload.of(ModelConfig(kind="convnet"), **image).blocks) == 4
-    with pytest.raises(ValueError, match="no closed form"):
-        workload.of(ModelConfig(kind="mine.py:model"), vocab=256)
-    with pytest.raises(ValueError, match="no closed form"):
-        workload.of(ModelConfig())
+    config = GPTConfig(vocab=256, positions="rotary", activation="swiglu", norm="rms", n_kv_head=2)
+    assert transformer(config, 256).workload.parameters == sum(p.numel() for p in GPT(config).parameters())
+    image = Facts(classes=10, sample_shape=(1, 8, 8))
+    count = 64 * 128 + 3 * 128 * 128 + 4 * 128 + 1290
+    assert ModelConfig(kind="mlp").workload(image).parameters == count
+    assert len(ModelConfig(kind="convnet").workload(image).blocks) == 4
+    for model in (ModelConfig(kind="mine.py:model"), ModelConfig(kind="mlp")):
+        with pytest.raises(UsageError):
+            model.workload(Facts(vocab=256))

@@ -4,15 +4,18 @@ from itertools import pairwise
 
 import pytest
 
+from unisono.models.convnet import convnet
+from unisono.models.convnet.resnet import resnet
+from unisono.models.dlrm import dlrm
+from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.general import cut
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
-from unisono.planner.work.networks import Network, dlrm, resnet
+from unisono.planner.work.networks import Network
 from unisono.programs.balance import balance
-from unisono.spec.workload import convnet, mlp
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from tests.planner.test_host import here
 from unisono.cli import main
+from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
 from unisono.planner import networks, orders, orders_told
 from unisono.planner.clusters import cluster, device
@@ -25,7 +26,7 @@ from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.work.experts import Experts
-from unisono.planner.work.networks import Network, dlrm
+from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 

@@ -11,6 +11,10 @@ from tests.planner.published import gpt
 from tests.planner.test_host import MODEL as SMALL
 from tests.planner.test_host import here
 from unisono.cli import main
+from unisono.models.convnet import convnet
+from unisono.models.convnet.resnet import resnet
+from unisono.models.dlrm import dlrm
+from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.memory import kept_of
@@ -19,8 +23,7 @@ from unisono.planner.priced import Model
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.experts import Experts
-from unisono.planner.work.networks import Network, dlrm, resnet
-from unisono.spec.workload import convnet, mlp
+from unisono.planner.work.networks import Network
 
 DENSE = gpt(24, 16, 2048, 1024)
 SPARSE = replace(DENSE, experts=Experts(count=16, top_k=2, width=4096, shared_width=2048, every=2, dense=4))

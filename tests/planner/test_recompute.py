@@ -10,6 +10,7 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.cli import main
+from unisono.models.convnet.resnet import resnet
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
@@ -19,7 +20,7 @@ from unisono.planner.price import rows
 from unisono.planner.recompute import Extra, fewest
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
-from unisono.planner.work.networks import Network, resnet
+from unisono.planner.work.networks import Network
 
 MODEL, MADE = gpt(32, 32, 4096, 2048), stack("megatron-2022")
 FUSED = replace(MADE, fused_attention=True)

@@ -5,7 +5,8 @@ import torch
 
 from unisono.codecs.plain import Plain
 from unisono.config import TrainConfig
-from unisono.models.gpt import GPT, GPTConfig
+from unisono.models.gpt import GPTConfig
+from unisono.models.gpt.net import GPT
 from unisono.plan import Plan
 from unisono.spec.fidelity import Fidelity
 from unisono.verify.bounds import Bounds, BoundTerms, bounds_of, fidelity_of

@@ -8,8 +8,10 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from unisono.config.models import Recipe
+from unisono.spec.model import model_keys
 
 SECTIONS = ("model", "data", "train", "launch", "out")
 TOP = ("name", "seed", "plan")
@@ -35,13 +37,20 @@ def keys() -> Mapping[str, Key]:
     """Every key of a recipe, in the order of the models."""
     found: dict[str, Key] = {}
     for name, info in Recipe.model_fields.items():
-        if name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if name == "model":
+            found |= {f"model.{leaf}": _key(f"model.{leaf}", field) for leaf, field in model_keys().items()}
+        elif (
+            name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
+        ):
             for leaf, inner in info.annotation.model_fields.items():
-                dotted = f"{name}.{leaf}"
-                found[dotted] = Key(dotted, inner.annotation, inner.default, inner.description or "")
+                found[f"{name}.{leaf}"] = _key(f"{name}.{leaf}", inner)
         else:
-            found[name] = Key(name, info.annotation, info.default, info.description or "")
+            found[name] = _key(name, info)
     return found
+
+
+def _key(name: str, field: FieldInfo) -> Key:
+    return Key(name, field.annotation, field.default, field.description or "")
 
 
 def suggestion(name: str) -> str:

@@ -155,7 +155,10 @@ def _validate(layer: Layer, problems: list[Problem]) -> Recipe | None:
         return Recipe.model_validate(nested)
     except ValidationError as error:
         problems += _pydantic(error, layer, "")
-        return None
+    except UsageError as error:  # of a kind of model that there is not
+        where = layer["model.kind"].origin if "model.kind" in layer else error.where
+        problems.append(Problem(error.code, error.what, where, error.fix))
+    return None
 
 
 def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem]:
@@ -164,6 +167,11 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
         loc = [str(p) for p in item["loc"]]
         name = ".".join(loc[:2]) if loc and loc[0] in SECTIONS else ".".join(loc[:1])
         setting = layer.get(name)
+        if item["type"] == "extra_forbidden" and loc[0] == "model" and name in keys():
+            kind = layer.get("model.kind", Setting(keys()["model.kind"].default, "")).value
+            what = f"{name} means nothing to a model of kind {kind}"
+            found.append(Problem("C06", what, setting.origin if setting else origin, "take it out"))
+            continue
         value = _shown(setting.value if setting else item.get("input"))
         message = item["msg"].replace("Input should", "should").replace("Tuple should", "should")
         fix = about(name) if name in keys() else ""

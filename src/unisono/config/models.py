@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, split
+from unisono.spec.model import ModelConfig
 from unisono.spec.sink import SINKS
 from unisono.spec.training import (
     OPTIMISERS,
@@ -23,105 +24,6 @@ from unisono.spec.training import (
 )
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ModelConfig(BaseModel):
-    """Which model: gpt, convnet, mlp or FILE.py:FUNCTION. Sizes of another kind of model are refused when given."""
-
-    model_config = _FROZEN
-
-    kind: str = Field(
-        default="gpt",
-        description="gpt | convnet | mlp | FILE.py:FUNCTION; priced only: moe | dlrm | hf:PATH_OR_NAME",
-    )
-    n_layer: Count = Field(
-        default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
-    )
-    n_head: Count = Field(default=4, description="attention heads")
-    n_kv_head: Count | None = Field(default=None, description="key-value heads; as many as heads when absent")
-    d_model: Count = Field(default=128, description="width of the residual stream")
-    d_ff: Count | None = Field(
-        default=None, description="feed-forward width; 4 d_model, for swiglu 8/3 d_model when absent"
-    )
-    context: Count = Field(default=64, description="tokens of a sample")
-    vocab: Count | None = Field(default=None, description="size of the vocabulary; from the data when absent")
-    dropout: Share = Field(default=0.0, description="probability of dropping an element")
-    bias: bool = Field(default=True, description="biases in linear layers and norms")
-    tie_embeddings: bool = Field(default=True, description="one weight for the embedding and the classifier")
-    positions: Literal["learned", "rotary"] = Field(default="learned", description="how positions enter")
-    activation: Literal["gelu", "swiglu"] = Field(default="gelu", description="feed-forward non-linearity")
-    norm: Literal["layer", "rms"] = Field(
-        default="layer", description="normalisation before attention and feed-forward"
-    )
-    rope_theta: Positive = Field(default=10000.0, description="base of the rotary frequencies")
-    hidden: tuple[Count, ...] = Field(
-        default=(128, 128), min_length=1, description="mlp: inner width of each block of two layers"
-    )
-    channels: Count = Field(default=32, description="convnet: channels of the first stage")
-    image: tuple[Count, Count, Count] | None = Field(
-        default=None, description="channels, height, width; from the data when absent"
-    )
-    classes: Count | None = Field(
-        default=None, description="mlp, convnet: classes; from the data when absent"
-    )
-
-    n_experts: Count = Field(default=8, description="moe: experts of a sparse layer")
-    top_k: Count = Field(default=2, description="moe: experts that a token takes")
-    d_expert: Count | None = Field(default=None, description="moe: width of one expert; d_ff's when absent")
-    n_shared_experts: Natural = Field(
-        default=0, description="moe: experts of d_expert that every token takes"
-    )
-    capacity_factor: NotNegative = Field(
-        default=0.0, description="moe: room of an expert in shares of the mean, padded up to it; 0: no limit"
-    )
-    load_factor: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = Field(
-        default=1.0, description="moe: tokens of the fullest expert over the mean; 1 when balanced"
-    )
-    moe_every: Count = Field(
-        default=1, description="moe: how many layers there are for each sparse one, which is the last of them"
-    )
-    n_dense_first: Natural = Field(default=0, description="moe: first layers that are dense")
-    resnet: Literal["50", "101", "152"] | None = Field(
-        default=None, description="convnet: the residual network of so many layers instead; priced only"
-    )
-    tables: tuple[Count, ...] = Field(default=(), description="dlrm: rows of each embedding table")
-    d_table: Count = Field(default=64, description="dlrm: width of an embedding")
-    lookups: Count = Field(default=1, description="dlrm: rows that a sample reads from each table")
-    n_dense: Count = Field(default=13, description="dlrm: continuous features of a sample")
-    bottom: tuple[Count, ...] = Field(
-        default=(512, 256), description="dlrm: layers on the continuous features, before the last of d_table"
-    )
-    top: tuple[Count, ...] = Field(
-        default=(512, 256), description="dlrm: layers on the interactions, before the last of 1"
-    )
-
-    @property
-    def kv_heads(self) -> int:
-        """Key-value heads as played."""
-        return self.n_kv_head or self.n_head
-
-    @property
-    def ff_width(self) -> int:
-        """Feed-forward width as played.
-
-        Swiglu has three matrices, so 8/3 of the width keeps the size that 4 has with two (Shazeer, 2020).
-        """
-        if self.d_ff is not None:
-            return self.d_ff
-        if self.activation == "gelu":
-            return 4 * self.d_model
-        return -(-8 * self.d_model // 24) * 8
-
-    @property
-    def depth(self) -> int | None:
-        """Blocks that `pp` can deal, None where only the model itself knows."""
-        if self.kind == "mlp":
-            return len(self.hidden)
-        return self.n_layer if self.kind in ("gpt", "moe", "convnet") and not self.resnet else None
-
-    @property
-    def depth_key(self) -> str:
-        return "model.hidden" if self.kind == "mlp" else "model.n_layer"
 
 
 class DataConfig(BaseModel):
@@ -254,7 +156,7 @@ class Recipe(BaseModel):
     )
     seed: Natural = Field(default=0, description="initialisation, sample order, dropout")
     plan: str = Field(default="dp=1", description="how it is spread, as key=value words")
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     launch: LaunchConfig = LaunchConfig()

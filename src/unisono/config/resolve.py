@@ -13,20 +13,9 @@ from unisono.plan import Batch, Plan
 from unisono.plan.checks import batch_of
 from unisono.plan.grammar import meant
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.model import MODELS, OwnModel
 
-KINDS = ("gpt", "convnet", "mlp")
-LATER_KINDS = ("moe", "dlrm")
 SOURCES = ("stdlib", "digits")
-_SHARED = ("kind", "dropout", "bias")
-_GPT = (
-    *_SHARED, "n_layer", "n_head", "n_kv_head", "d_model", "d_ff", "context", "vocab", "tie_embeddings", "positions",
-    "activation", "norm", "rope_theta",
-)  # fmt: skip
-OWN_KEYS: Mapping[str, frozenset[str]] = {
-    "mlp": frozenset((*_SHARED, "hidden", "image", "classes")),
-    "convnet": frozenset((*_SHARED, "n_layer", "channels", "image", "classes", "resnet")),
-    "gpt": frozenset(_GPT),
-}
 _KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
 
 
@@ -102,40 +91,18 @@ def located(where: str, origins: Mapping[str, str]) -> str:
 
 def recipe_problems(recipe: Recipe) -> list[Problem]:
     """What does not fit together inside a recipe, whatever the plan."""
-    return [*_kind(recipe), *_gpt(recipe.model), *_data(recipe), *_train(recipe.train)]
+    return [*_model(recipe.model), *_data(recipe), *_train(recipe.train)]
 
 
-def _kind(recipe: Recipe) -> list[Problem]:
-    kind = recipe.model.kind
-    if kind == "convnet" and recipe.model.resnet:
-        what = f"model.resnet {recipe.model.resnet} is priced by simulate, not yet trained in this version"
-        return [
-            Problem(
-                "C10", what, "model.resnet", "leave resnet out, for the residual network of n_layer blocks"
-            )
-        ]
-    if kind in KINDS:
-        foreign = sorted(recipe.model.model_fields_set - OWN_KEYS[kind])
-        return [
-            Problem(
-                "C06", f"model.{leaf} means nothing to a model of kind {kind}", f"model.{leaf}", "take it out"
-            )
-            for leaf in foreign
-        ]
-    if kind in LATER_KINDS or kind.startswith("hf:"):
-        return [
-            Problem(
-                "C10",
-                f"model.kind {kind} is not yet in this version",
-                "model.kind",
-                "one of: " + " ".join(KINDS),
-            )
-        ]
-    path, colon, name = kind.rpartition(":")
-    if not (colon and path.endswith(".py")):
-        what = f"model.kind {kind} is not known{meant(kind, KINDS)}"
-        return [Problem("C06", what, "model.kind", f"one of: {' '.join(KINDS)}, or FILE.py:FUNCTION")]
-    return _user_model(Path(path), name)
+def _model(model: ModelConfig) -> list[Problem]:
+    path, py, name = model.kind.rpartition(".py:")
+    if py and isinstance(model, OwnModel):
+        return _user_model(Path(f"{path}.py"), name)
+    if not model.played:
+        what = f"model.kind {model.kind} is not yet in this version"
+        played = " ".join(name for name in MODELS.names() if MODELS.find(name).played)
+        return [Problem("C10", what, "model.kind", f"one of: {played}")]
+    return list(model.problems())
 
 
 def _user_model(path: Path, name: str) -> list[Problem]:
@@ -170,26 +137,9 @@ def _user_model(path: Path, name: str) -> list[Problem]:
     return [Problem("C06", f"{path} has no function {name}{hint}", "model.kind", fix)]
 
 
-def _gpt(model: ModelConfig) -> list[Problem]:
-    if model.kind != "gpt":
-        return []
-    problems = []
-    if model.d_model % model.n_head:
-        fits = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0 and n <= 4 * model.n_head]
-        what = f"n_head {model.n_head} does not divide d_model {model.d_model}"
-        fix = f"n_head one of {' '.join(map(str, fits))}"
-        problems.append(Problem("C06", what, "model.n_head, model.d_model", fix))
-    elif model.positions == "rotary" and (model.d_model // model.n_head) % 2:
-        what = f"rotary positions turn pairs, but a head is {model.d_model // model.n_head} wide"
-        problems.append(Problem("C06", what, "model.n_head, model.d_model", "an even d_model / n_head"))
-    if model.n_head % model.kv_heads:
-        what = f"n_kv_head {model.kv_heads} does not divide n_head {model.n_head}"
-        problems.append(Problem("C06", what, "model.n_kv_head, model.n_head", "a divisor of n_head"))
-    return problems
-
-
 def _data(recipe: Recipe) -> list[Problem]:
     source, tokenizer, kind = recipe.data.source, recipe.data.tokenizer, recipe.model.kind
+    reads = recipe.model.reads
     scheme, _, path = source.partition(":")
     problems = []
     if scheme == "hf":
@@ -229,16 +179,16 @@ def _data(recipe: Recipe) -> list[Problem]:
                 "byte or char",
             )
         )
-    if kind == "gpt" and source == "digits":
+    if reads == "tokens" and source == "digits":
         problems.append(
             Problem(
                 "C06",
-                "a gpt reads tokens, digits are pictures",
+                f"a model of kind {kind} reads tokens, digits are pictures",
                 "model.kind, data.source",
                 "kind mlp or convnet, or another source",
             )
         )
-    if kind in ("mlp", "convnet") and source != "digits" and not problems:
+    if reads == "pictures" and source != "digits" and not problems:
         problems.append(
             Problem(
                 "C06",

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from unisono.config.fields import keys
+from unisono.config.fields import SECTIONS, TOP, keys
 from unisono.config.models import Recipe
-from unisono.config.resolve import OWN_KEYS, Resolved
+from unisono.config.resolve import Resolved
 from unisono.config.toml import toml
 
 
@@ -19,12 +19,12 @@ def recipe_toml(recipe: Recipe, origins: dict[str, str], head: list[str]) -> str
     """A recipe as TOML, with origins as comments; keys that mean nothing to its kind of model are left out."""
     lines = list(head)
     section = ""
-    own = OWN_KEYS.get(recipe.model.kind)
     idle = recipe.train.options() - recipe.train.meant()
-    for name in keys():
+    for name in (
+        *TOP,
+        *(f"{section}.{leaf}" for section in SECTIONS for leaf in dict(getattr(recipe, section))),
+    ):
         here, dot, leaf = name.partition(".")
-        if dot and here == "model" and own is not None and leaf not in own:
-            continue
         if here == "train" and leaf in idle:
             continue
         if dot and here != section:
@@ -42,9 +42,9 @@ def _line(leaf: str, value: Any, origin: str) -> str:
 
 
 def value_of(recipe: Recipe, name: str) -> Any:
-    """The value under a dotted key."""
+    """The value under a dotted key; None for a key of another kind of model."""
     section, dot, leaf = name.partition(".")
-    return getattr(getattr(recipe, section), leaf) if dot else getattr(recipe, name)
+    return getattr(getattr(recipe, section), leaf, None) if dot else getattr(recipe, name)
 
 
 def differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:

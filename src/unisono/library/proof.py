@@ -35,7 +35,8 @@ def prove(
     if not isinstance(kind, str):
         file, name = found(kind, "unisono.prove", _IMPORTED)
         kind = f"{file}:{name}"
-    whole = given.model_copy(update={"model": given.model.model_copy(update={"kind": kind})})
+    own = ModelConfig(**given.model.model_dump(exclude_unset=True) | {"kind": kind})
+    whole = given.model_copy(update={"model": own})
     asked = plan if isinstance(plan, Plan) else Plan.parse(plan)
     (result,) = proof.prove(whole, [resolve(whole, asked).plan], steps)
     return result

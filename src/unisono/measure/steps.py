@@ -11,6 +11,7 @@ import numpy as np
 from unisono.config import Recipe, resolve
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Recorder
+from unisono.spec.model import Facts
 from unisono.train.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.loop import train
@@ -56,7 +57,7 @@ def play(
     other.
     """
     resolved = resolve(given, plan, place.world)
-    data = corpus(given.model.context, given.model.vocab or 256)
+    data = corpus(given.model.window, given.model.sized(Facts(vocab=256)).vocab or 0)
     recorder = Recorder(place.rank)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
     feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, data, place.device)

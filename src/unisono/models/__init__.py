@@ -1,9 +1,6 @@
-"""Models: plain modules that know nothing of parallelism, and how a recipe names them.
+"""Models: a folder a kind, and what all kinds share. Declarations import no torch.
 
-Every model has three parts, `stem(inputs, noise)`, `blocks[i](x, noise)` and `head(x)`, a summed `loss`, and an
-`anatomy` that says what may be cut where.
+`models/gpt/__init__.py` declares the kind (a `spec.model.ModelConfig`): its keys, what may be dealt, what it costs. The
+module itself is in `net.py`. A module knows nothing of parallelism and has three parts, `stem(inputs, noise)`,
+`blocks[i](x, noise)` and `head(x)`, a summed `loss`, and an `anatomy` that says what may be cut where.
 """
-
-from unisono.models.build import Facts, build
-
-__all__ = ["Facts", "build"]

@@ -4,28 +4,17 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unisono.config import ModelConfig
 from unisono.models import noise
-from unisono.models.gpt import GPT, GPTConfig
 from unisono.models.noise import Noise
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.spec.layout import Anatomy
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the data decides about a model: size of the vocabulary, number of classes, shape of a sample."""
-
-    vocab: int | None = None
-    classes: int | None = None
-    sample_shape: tuple[int, ...] | None = None
+from unisono.spec.model import Facts, ModelConfig, OwnModel
 
 
 class WholeModule(nn.Module):
@@ -67,38 +56,15 @@ def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta"
 
     Raises UsageError where the recipe and the data leave a size open, UserCodeError if a user's function raises.
     """
-    if ".py:" in config.kind:
+    if isinstance(config, OwnModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = user_model(config, facts)
+            model = user_model(config, config.sized(facts))
     else:
         with torch.device(device):
-            model = _own(config, facts)
+            model = config.build(facts)
     noise.name_sites(model)
     return model
-
-
-def _own(config: ModelConfig, facts: Facts) -> nn.Module:
-    if config.kind == "gpt":
-        vocab = config.vocab or facts.vocab
-        if not vocab:
-            raise UsageError(
-                "the size of the vocabulary is not known", where="model.vocab", fix="--model.vocab N"
-            )
-        names = GPTConfig.__dataclass_fields__.keys() - {"vocab"}
-        return GPT(GPTConfig(vocab=vocab, **{name: getattr(config, name) for name in names}))
-    classes, shape = config.classes or facts.classes, config.image or facts.sample_shape
-    if not classes or not shape:
-        raise UsageError(
-            f"{config.kind} needs classes and a sample's shape", where="model", fix="--model.classes N"
-        )
-    if config.kind == "mlp":
-        from unisono.models.mlp import MLP
-
-        return MLP(config, classes, shape)
-    from unisono.models.convnet import ConvNet
-
-    return ConvNet(config, classes, shape)
 
 
 def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
@@ -111,10 +77,10 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
     sys.modules[spec.name] = module
     known = {
         "config": config,
-        "vocab": config.vocab or facts.vocab,
-        "context": config.context,
-        "classes": config.classes or facts.classes,
-        "sample_shape": config.image or facts.sample_shape,
+        "vocab": facts.vocab,
+        "context": getattr(config, "context", None),
+        "classes": facts.classes,
+        "sample_shape": facts.sample_shape,
     }
     try:
         spec.loader.exec_module(module)

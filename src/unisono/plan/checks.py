@@ -126,36 +126,25 @@ def _precision(plan: "Plan", recipe: RecipeLike) -> Iterator[Problem]:
 def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.tp == 1:
         return
-    if model.kind in ("convnet", "dlrm"):
+    sizes = model.deals("tp")
+    if sizes is None:
         what = f"tp={plan.tp}: the {model.kind} declares nothing that tensor parallelism could split"
         yield Problem(
             "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
         )
-    for name, keys, size in _sizes(model):
+    for name, keys, size in sizes or ():
         if size % plan.tp:
             fits = " ".join(str(n) for n in divisors(size) if n <= 64)
             what = f"tp={plan.tp} does not divide {name} {size}"
             yield Problem("P12", what, f"plan.tp, {keys}", f"tp one of {fits}, or another {keys}")
 
 
-def _sizes(model: Any) -> Iterator[tuple[str, str, int]]:
-    """(what it is, the recipe's key, its size) for all that tp deals out among its ranks."""
-    if model.kind in ("gpt", "moe"):
-        yield "the heads", "model.n_head", model.n_head
-        if model.kv_heads != model.n_head:
-            yield "the key-value heads", "model.n_kv_head", model.kv_heads
-        yield "the feed-forward width", "model.d_ff", model.ff_width
-        yield "the context (positions are dealt between blocks)", "model.context", model.context
-    elif model.kind == "mlp":
-        for size in dict.fromkeys(model.hidden):
-            yield "the hidden width", "model.hidden", size
-
-
 def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
     """ep deals out experts, or a recommender's tables, over the ranks of shard, cp and tp, the innermost first."""
-    if plan.ep == 1 or model.kind not in ("gpt", "mlp", "convnet", "moe", "dlrm"):
+    if plan.ep == 1:
         return
-    if model.kind not in ("moe", "dlrm"):
+    sizes = model.deals("ep")
+    if sizes is None:
         what = f"ep={plan.ep}: a model of kind {model.kind} has no experts to deal out"
         yield Problem("P12", what, "plan.ep, model.kind", "leave ep out")
         return
@@ -164,10 +153,11 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
         what = f"ep={plan.ep} re-uses the ranks of shard x cp x tp = {ranks}, tp={plan.tp} first, and does not fit them"
         fits = " ".join(str(n) for n in divisors(ranks) if not (n % plan.tp and plan.tp % n))
         yield Problem("P12", what, "plan.ep, plan.shard, plan.cp, plan.tp", f"ep one of {fits}")
-    if model.kind == "moe" and model.n_experts % plan.ep:
-        fits = " ".join(str(n) for n in divisors(model.n_experts))
-        what = f"ep={plan.ep} does not divide the experts {model.n_experts}"
-        yield Problem("P12", what, "plan.ep, model.n_experts", f"ep one of {fits}")
+    for name, keys, size in sizes:
+        if size % plan.ep:
+            fits = " ".join(str(n) for n in divisors(size))
+            what = f"ep={plan.ep} does not divide {name} {size}"
+            yield Problem("P12", what, f"plan.ep, {keys}", f"ep one of {fits}")
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ class Finder(Generic[C]):
 
     noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
     key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
+    folders: every member is a folder, and files beside them are their tools.
     """
 
     noun: str
@@ -36,10 +37,11 @@ class Finder(Generic[C]):
     base: type[C]
     key: str
     codes: tuple[str, str] = ("C04", "C04")
+    folders: bool = False
 
     def names(self) -> tuple[str, ...]:
         """All members' names, as the contract spells them; nothing is imported for it."""
-        return names_in(self.package)
+        return names_in(self.package, self.folders)
 
     def find(self, name: str, where: str = "") -> type[C]:
         """The member's class, by its name or by `FILE.py:NAME`. Raises UsageError."""
@@ -68,10 +70,11 @@ class Finder(Generic[C]):
 
 
 @cache
-def names_in(package: str) -> tuple[str, ...]:
+def names_in(package: str, folders: bool = False) -> tuple[str, ...]:
     """Names of the members that lie in a family's package, as `unisono.sync`, which is not imported for it."""
     spec = importlib.util.find_spec(package)
-    modules = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+    found = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+    modules = (module for module in found if module.ispkg or not folders)
     return tuple(sorted(name_of(module.name) for module in modules if not module.name.startswith("_")))
 
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono import models
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.tree import TreeSum
 from unisono.config import Recipe
+from unisono.models.build import build as build_model
 from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
@@ -23,6 +23,7 @@ from unisono.parallelize import parallelize
 from unisono.plan import Plan
 from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.model import Facts
 from unisono.sync import POLICIES
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.data.dataset import Corpus
@@ -59,9 +60,9 @@ def connect(place: Place, store: dist.Store | None) -> None:
     )
 
 
-def facts_of(corpus: Corpus) -> models.Facts:
+def facts_of(corpus: Corpus) -> Facts:
     """What the data decides about the model."""
-    return models.Facts(corpus.vocab, corpus.classes, corpus.sample_shape)
+    return Facts(corpus.vocab, corpus.classes, corpus.sample_shape)
 
 
 def timetable_of(plan: Plan) -> Timetable:
@@ -75,7 +76,7 @@ def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Re
     policy = POLICIES.read(plan.sync)
     collective = COLLECTIVES.read(plan.collective)
     mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective)
-    model = models.build(recipe.model, facts_of(corpus), seed=recipe.seed)
+    model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed)
     values = initial_values(model, recipe.seed)
     train = recipe.train
     micro = train.micro_batch or 1

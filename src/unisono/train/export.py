@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unisono.config import DataConfig, ModelConfig
-from unisono.models.export import export_state, layout_of
+from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
+from unisono.spec.model import restored
 from unisono.train.checkpoint import latest, load, read_full, tensor_names
 
 _PREFIX = "model/"
@@ -19,7 +19,7 @@ def run(
 ) -> dict[str, Any]:
     """Write the weights of the run's latest checkpoint into `out` (RUN/export-hf), as `transformers` loads them.
 
-    Returns run_dir, checkpoint, step, to, out and what `export_state` returns. Raises UsageError: F01 no layout fits,
+    Returns run_dir, checkpoint, step, to, out and what the model's kind tells. Raises UsageError: F01 no layout fits,
     F02 not writable, F03 no checkpoint, F04 unknown target, K01 damaged.
     """
     if to != "hf":
@@ -27,14 +27,13 @@ def run(
     folder = _checkpoint(Path(run_dir))
     state = load(folder, [])
     recipe = state["recipe"]
-    # Through JSON text: there, lists may stand for tuples.
-    model = ModelConfig.model_validate_json(json.dumps(recipe["model"]))
+    model = restored(recipe["model"])
     data = DataConfig.model_validate_json(json.dumps(recipe["data"]))
-    layout_of(model)  # before gigabytes are read
+    model.layout()  # before gigabytes are read
     names = [name for name in tensor_names(folder) if name.startswith(_PREFIX)]
     tensors = {name.removeprefix(_PREFIX): tensor for name, tensor in read_full(folder, names).items()}
     target = Path(out) if out else Path(run_dir) / "export-hf"
-    written = export_state(tensors, model, target, tokenizer=_tokenizer(data))
+    written = model.export(tensors, target, _tokenizer(data))
     return {
         "schema_version": 1,
         "run_dir": str(run_dir),

@@ -6,6 +6,7 @@ from typing import Any
 
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
+from unisono.spec.model import restored
 from unisono.train.checkpoint import load, verify_folder
 from unisono.train.checkpoint.faults import damaged
 from unisono.train.checkpoint.find import by_age
@@ -46,7 +47,9 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
 
     A checkpoint of a version that kept no fingerprint of its data is taken on trust.
     """
-    then, now = state.get("recipe", {}), recipe.model_dump(mode="json")
+    then, now = dict(state.get("recipe", {})), recipe.model_dump(mode="json")
+    if then.get("model"):  # with the keys of its kind alone, as now
+        then["model"] = restored(then["model"]).model_dump(mode="json")
     for key in FIXED:
         was, wanted = _dig(then, key), _dig(now, key)
         if was != wanted:

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unisono import models
 from unisono.config import Recipe
+from unisono.models.build import build as build_model
 from unisono.train.build import facts_of
 from unisono.train.checkpoint import read_full
 from unisono.train.data.dataset import Corpus
@@ -24,9 +24,9 @@ def sample(
     Draws from softmax(logits / 0.8) with a generator seeded by the recipe.
     """
     encode: Callable[[str], Sequence[int]] | None = corpus.encode
-    if recipe.model.kind != "gpt" or corpus.decode is None or encode is None:
+    if recipe.model.reads != "tokens" or corpus.decode is None or encode is None:
         return None
-    model = models.build(recipe.model, facts_of(corpus))
+    model = build_model(recipe.model, facts_of(corpus))
     if sum(p.numel() for p in model.parameters()) > LARGEST:
         return None
     state = {
@@ -42,6 +42,6 @@ def sample(
         tokens = list(corpus.train.fetch(np.zeros(1, dtype=np.int64))[0][0, :4].tolist())
     generator = torch.Generator().manual_seed(recipe.seed)
     for _ in range(length):
-        logits = model(torch.tensor([tokens[-recipe.model.context :]]))[0, -1].float()
+        logits = model(torch.tensor([tokens[-recipe.model.window :]]))[0, -1].float()
         tokens.append(int(torch.multinomial((logits / 0.8).softmax(-1), 1, generator=generator)))
     return corpus.decode(tokens)

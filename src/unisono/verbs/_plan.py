@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.config.resolve import KINDS, on_any_ranks
+from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import chosen, fidelities, orders, orders_told, search
 from unisono.planner.clusters import cluster, is_file, of_size
@@ -42,7 +42,7 @@ def space_on(
     model = model_of(got, os.environ)
     asked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or priced or (recipe.model.kind not in KINDS and ".py:" not in recipe.model.kind)
+    later = all_keys or priced or not recipe.model.played
 
     def legal(plan: Plan) -> bool:
         return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))

@@ -8,25 +8,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.config.models import ModelConfig, Recipe
-from unisono.config.resolve import KINDS, located, recipe_problems
+from unisono.config.models import Recipe
+from unisono.config.resolve import located, recipe_problems
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
-from unisono.plan.grammar import meant
 from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
 from unisono.planner.work import sample
-from unisono.planner.work.experts import Experts
-from unisono.planner.work.networks import Network, dlrm, resnet
-from unisono.planner.work.sample import Sample
+from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
-from unisono.spec import workload
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
+from unisono.spec.model import Facts, ModelConfig, kind_of
 
-_IMAGENET = (3, 224, 224), 1000
-_DIGITS = (1, 8, 8), 10
-_PRICED = (*KINDS, "moe", "dlrm")
+_DIGITS = Facts(classes=10, sample_shape=(1, 8, 8))
 
 
 def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
@@ -46,24 +41,28 @@ def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
         if wrong:
             raise ConfigProblems([replace(p, where=located(p.where, got.origins)) for p in wrong])
         return _from_file(got)
-    if kind in ("gpt", "moe"):
-        return _transformer(got)
-    if kind not in _PRICED:
-        raise _wrong(got, f"model.kind {kind} is not known{meant(kind, _PRICED)}", "model.kind",
-                     f"one of: {' '.join(_PRICED)}, hf:PATH or FILE.py:FUNCTION")  # fmt: skip
-    return Network(_parts(got), by_weights=not recipe.model.resnet, sample=_sample(got))
+    with _located(got):
+        if recipe.model.attends:
+            wrong = [replace(p, where=located(p.where, got.origins)) for p in recipe.model.problems()]
+            if wrong:
+                raise ConfigProblems(wrong)
+            return transformer(recipe.model, _vocab(got))
+        facts = _facts(got)
+        parts = recipe.model.workload(facts)
+        return Network(parts, by_weights=recipe.model.by_weights, sample=_sample(recipe.model, facts))
 
 
 def judged(recipe: Recipe, model: Model) -> Any:
     """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
     if not recipe.model.kind.startswith("hf:") or not isinstance(model, Transformer):
         return recipe
-    sizes = SimpleNamespace(
-        kind="moe" if model.experts else "gpt", n_head=model.n_head, kv_heads=model.kv_heads, ff_width=model.d_ff,
-        context=model.context, depth=model.n_layer, depth_key="model.kind",
+    kind = kind_of("moe" if model.experts else "gpt")
+    sizes = kind.model_construct(
+        n_head=model.n_head, n_kv_head=model.kv_heads, d_ff=model.d_ff, context=model.context,
         n_experts=model.experts.count if model.experts else 0,
     )  # fmt: skip
-    return SimpleNamespace(model=sizes, train=recipe.train, launch=recipe.launch)
+    read = SimpleNamespace(kind=sizes.kind, depth=model.n_layer, depth_key="model.kind", deals=sizes.deals)
+    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
 
 
 def problems(model: Model, plan: Plan) -> list[Problem]:
@@ -107,71 +106,26 @@ def _context(model: Transformer, plan: Plan) -> list[Problem]:
     return found
 
 
-def _transformer(got: Loaded) -> Transformer:
-    sizes = got.recipe.model
-    if sizes.d_model % sizes.n_head:
-        raise _wrong(
-            got, f"d_model {sizes.d_model} is no multiple of n_head {sizes.n_head}", "model.d_model, model.n_head",
-            f"--model.d_model {sizes.n_head * max(1, round(sizes.d_model / sizes.n_head))}",
-        )  # fmt: skip
-    return transformer(sizes, _vocab(got), _experts(got) if sizes.kind == "moe" else None)
+def _facts(got: Loaded) -> Facts:
+    """What is known of the data without reading it."""
+    if got.recipe.data.source == "digits":
+        return _DIGITS
+    return Facts(vocab=256 if got.recipe.data.tokenizer == "byte" else None)
 
 
-def _experts(got: Loaded) -> Experts:
-    sizes = got.recipe.model
-    if sizes.top_k > sizes.n_experts:
-        raise _wrong(got, f"a token takes top_k {sizes.top_k} of n_experts {sizes.n_experts}",
-                     "model.top_k, model.n_experts", f"--model.top_k {sizes.n_experts}")  # fmt: skip
-    width = sizes.d_expert or sizes.ff_width
-    return Experts(
-        count=sizes.n_experts, top_k=sizes.top_k, width=width, shared_width=sizes.n_shared_experts * width,
-        capacity=sizes.capacity_factor, load=sizes.load_factor, every=sizes.moe_every, dense=sizes.n_dense_first,
-    )  # fmt: skip
+def _sample(model: ModelConfig, facts: Facts) -> sample.Sample:
+    """Bytes of a sample of what is no transformer."""
+    if model.reads == "clicks":
+        return sample.features(*model.record)
+    return sample.picture(model.sized(facts).sample_shape or ())
 
 
 def _vocab(got: Loaded) -> int:
-    if got.recipe.model.vocab is not None:
-        return got.recipe.model.vocab
-    if got.recipe.data.tokenizer == "byte":
-        return 256  # every byte is a token
-    raise _wrong(
-        got, f"the vocabulary of tokenizer {got.recipe.data.tokenizer} is not known without the data", "model.vocab",
-        "--model.vocab 51200",
-    )  # fmt: skip
-
-
-def _parts(got: Loaded) -> workload.Workload:
-    sizes = got.recipe.model
-    if sizes.kind == "dlrm":
-        if not sizes.tables:
-            raise _wrong(got, "a dlrm has embedding tables, and their rows are not given", "model.tables",
-                         "--model.tables 1000000,200000")  # fmt: skip
-        return dlrm(tables=sizes.tables, width=sizes.d_table, lookups=sizes.lookups, dense=sizes.n_dense,
-                    bottom=sizes.bottom, top=sizes.top)  # fmt: skip
-    image, classes = _picture(got)
-    if sizes.resnet:
-        return resnet(sizes.resnet, classes=classes, image=image)
-    return workload.of(sizes, classes=classes, image=image)
-
-
-def _sample(got: Loaded) -> Sample:
-    """Bytes of a sample of what is no transformer."""
-    sizes = got.recipe.model
-    if sizes.kind == "dlrm":
-        return sample.features(sizes.n_dense, sizes.lookups * len(sizes.tables))
-    return sample.picture(_picture(got)[0])
-
-
-def _picture(got: Loaded) -> tuple[tuple[int, int, int], int]:
-    """Shape of a sample and number of classes: as given, or the data's; ImageNet's for a network made for it."""
-    sizes = got.recipe.model
-    usual = _IMAGENET if sizes.resnet else _DIGITS if got.recipe.data.source == "digits" else (None, None)
-    image, classes = sizes.image or usual[0], sizes.classes or usual[1]
-    if image is None or classes is None:
-        missing = "model.image, model.classes"
-        raise _wrong(got, "the shape of a picture or the number of classes is not known without the data", missing,
-                     "--model.image 3,224,224 --model.classes 1000")  # fmt: skip
-    return image, classes
+    vocab = got.recipe.model.sized(_facts(got)).vocab
+    if vocab is None:
+        what = f"the vocabulary of tokenizer {got.recipe.data.tokenizer} is not known without the data"
+        raise _wrong(got, what, "model.vocab", "--model.vocab 51200")
+    return vocab
 
 
 def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
@@ -185,7 +139,7 @@ def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
         raise _wrong(
             got, f"{path} is not JSON: {error}", "model.kind", "the file as transformers writes it"
         ) from None
-    context = got.recipe.model.context if "context" in got.recipe.model.model_fields_set else None
+    context = got.recipe.model.window or None
     found = transformer_of(config, context, where=str(path))
     return found if found is not None else _traced_hf(got, path, config, context)
 
@@ -214,7 +168,7 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
         made = AutoConfig.for_model(**config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(made)
-    longest = getattr(made, "max_position_embeddings", None) or got.recipe.model.context
+    longest = getattr(made, "max_position_embeddings", None) or 64
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         # A whole mask is the one that transformers does not look into.
@@ -227,19 +181,16 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
 def _from_file(got: Loaded) -> Network:
     import torch
 
-    from unisono.models.build import Facts, user_model
+    from unisono.models.build import user_model
 
-    sizes = got.recipe.model
-    image, classes = _shape(got)
+    facts = got.recipe.model.sized(_facts(got))
+    image = facts.sample_shape
+    if image and facts.classes is None:
+        what = "the number of classes is not known without the data"
+        raise _wrong(got, what, "model.classes", "--model.classes 1000")
     with torch.device("meta"):
-        model = user_model(sizes, Facts(None if image else _vocab(got), classes, image))
-    return _traced(got, model, model, image, sizes.context)
-
-
-def _shape(got: Loaded) -> tuple[tuple[int, int, int] | None, int | None]:
-    """(shape of a picture, classes) where samples are pictures."""
-    sizes: ModelConfig = got.recipe.model
-    return _picture(got) if sizes.image or got.recipe.data.source == "digits" else (None, sizes.classes)
+        model = user_model(got.recipe.model, facts if image else replace(facts, vocab=_vocab(got)))
+    return _traced(got, model, model, image, got.recipe.model.window)
 
 
 def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None, context: int) -> Network:
@@ -260,8 +211,21 @@ def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None
 
     with _tracing(got), torch.device("meta"):
         parts = trace(model, inputs, forward=forward, loss=loss)
-    read = sample.picture(image) if image else sample.text(context, got.recipe.model.vocab)
+    read = sample.picture(image) if image else sample.text(context, got.recipe.model.sized(Facts()).vocab)
     return Network(parts, tokens=1 if image else context, sample=read)
+
+
+class _located:
+    """What a kind says of its sizes, with the places of the keys."""
+
+    def __init__(self, got: Loaded) -> None:
+        self.origins = got.origins
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if isinstance(error, UsageError) and not isinstance(error, ConfigProblems):
+            error.where = located(error.where, self.origins)
 
 
 class _tracing:

@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from unisono import models
 from unisono.config import Resolved
+from unisono.models.build import build as build_model
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
@@ -23,7 +23,7 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """What comparing a step of this plan has to know."""
     exact = fidelity_of(resolved.plan) is Fidelity.EXACT
     bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
-    model = models.build(resolved.recipe.model, facts_of(corpus))
+    model = build_model(resolved.recipe.model, facts_of(corpus))
     ties = getattr(getattr(model, "anatomy", None), "ties", ())
     return CompareTerms(resolved.recipe.train, bounds, exact, dict(ties))
 

@@ -4,8 +4,8 @@ import math
 
 from torch import nn
 
-from unisono import models
 from unisono.config import Resolved
+from unisono.models.build import build as build_model
 from unisono.train.build import facts_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms
@@ -15,7 +15,7 @@ PASSES = 2  # a normalisation or a softmax sums over its width twice, and again 
 
 def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     """The sizes of a resolved recipe's model and global batch."""
-    model = models.build(resolved.recipe.model, facts_of(corpus))
+    model = build_model(resolved.recipe.model, facts_of(corpus))
     batch = resolved.batch
     path, rounded = path_of(model)
     return BoundTerms(

@@ -229,7 +229,7 @@ class _Prover:
     def _without_dropout(self, work: _Work) -> bool | None:
         """Whether the plan is right when nothing is dropped; None if nothing is."""
         recipe = work.resolved.recipe
-        if not recipe.model.dropout:
+        if not getattr(recipe.model, "dropout", 0.0):
             return None
         quiet = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dropout": 0.0})})
         other = self._work(

@@ -13,9 +13,9 @@ import torch.distributed as dist
 # For its effect: reading a checkpoint draws this in late, and once in the helper is cheaper than in every rank.
 import torch.distributed.checkpoint.planner_helpers
 
-from unisono import models
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
+from unisono.models.build import build as build_model
 from unisono.parallel.cut import boundaries
 from unisono.train.build import Place, connect, facts_of
 from unisono.train.data import load
@@ -46,7 +46,7 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def _warm(recipe: Recipe, corpus: Corpus) -> None:
     """Build and run the model on the meta device once: that draws in parts of torch, a second or more of work, that
     each rank would draw in anew. It computes nothing and starts no thread."""
-    model = models.build(recipe.model, facts_of(corpus))
+    model = build_model(recipe.model, facts_of(corpus))
     inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
     whole = [range(len(model.blocks)), range(0)]  # type: ignore[arg-type]
     boundaries(model, whole, torch.empty(inputs.shape, dtype=inputs.dtype, device="meta"))

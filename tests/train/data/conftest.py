@@ -14,7 +14,7 @@ def open_source() -> Callable[..., Corpus]:
     """load() of a source, with the model's fields as keywords."""
 
     def opened(source: str, *, tokenizer: str = "byte", val_fraction: float = 0.1, **model: Any) -> Corpus:
-        fields: dict[str, Any] = {"context": 8} | model
+        fields: dict[str, Any] = model if "kind" in model else {"context": 8} | model
         return load(
             DataConfig(source=source, tokenizer=tokenizer, val_fraction=val_fraction), ModelConfig(**fields)
         )

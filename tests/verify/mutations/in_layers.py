@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from tests.verify.mutations.planting import bug
 from unisono import parallelize
 from unisono.comm.group import Group
-from unisono.models.gpt import Positions
+from unisono.models.gpt.net import Positions
 from unisono.parallel import shard, tensor
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.tensor import (

@@ -1,12 +1,13 @@
 """A decoder-only transformer in numbers, dealt by tensor and context parallelism: what one rank keeps and counts.
 
-Parameters are those of `workload.gpt`. Bytes kept for the backward pass follow the list of tensors of Korthikanti et
+Bytes kept for the backward pass follow the list of tensors of Korthikanti et
 al., "Reducing activation recomputation in large transformer models", 2022, section 4, generalised to gated
 feed-forwards, grouped key-value heads, no dropout and fused attention.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from unisono.planner.work.experts import (
     Experts,
@@ -17,7 +18,7 @@ from unisono.planner.work.experts import (
     token_products,
 )
 from unisono.planner.work.sample import Sample, text
-from unisono.spec.workload import ModelSizes, Workload, WorkPart, gpt
+from unisono.spec.workload import Workload, WorkPart
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,48 @@ class Transformer:
     @cached_property
     def workload(self) -> Workload:
         """The same model as parts."""
-        dense = gpt(
-            n_layer=self.n_layer, n_head=self.n_head, d_model=self.d_model, context=self.context, vocab=self.vocab,
-            kv_heads=self.kv_heads, d_ff=self.d_ff, dropout=0.1 if self.noisy else 0.0, bias=self.bias,
-            tie_embeddings=self.tied, learned_positions=self.learned, gated=self.gated, rms=self.rms,
-        )  # fmt: skip
-        stem, *blocks, last = dense.parts
-        if self.learned and self.rows:
-            stem = replace(stem, parameters=stem.parameters + (self.rows - self.context) * self.d_model)
-        turned = [self._block(n, block) for n, block in enumerate(blocks)]
-        return Workload((stem, *turned, last), dense.tied)
+        D, T, V = self.d_model, self.context, self.vocab
+        norm, statistics = D * (2 if self.bias and not self.rms else 1), 1 if self.rms else 2
+        embedded = V * D + ((self.rows or T) * D if self.learned else 0)
+        stem = WorkPart("stem", embedded, 0, T * D if self.noisy else 0, T * D)
+        # The norm's input and output, its statistics, and the log-probabilities of the loss.
+        kept = 2 * T * D + statistics * T + T * V
+        head = WorkPart("head", norm + V * D, 2 * T * D * V, kept, T * V)
+        dense = self._dense(norm, statistics)
+        blocks = (self._block(n, replace(dense, name=f"blocks.{n}")) for n in range(self.n_layer))
+        return Workload((stem, *blocks, head), tied=V * D if self.tied else 0)
+
+    def _dense(self, norm: int, statistics: int) -> WorkPart:
+        """The usual block: heads of d_model / n_head, all layers dense. norm: parameters of a norm; statistics: numbers
+        that it keeps of a token."""
+        D, T, F = self.d_model, self.context, self.d_ff
+        qkv = (self.n_head + 2 * self.kv_heads) * (D // self.n_head)
+        ups = matrices(self.gated) - 1
+        weights = D * qkv + D * D + (ups + 1) * D * F
+        biases = qkv + D + ups * F + D if self.bias else 0
+        hidden = (4 if self.gated else 2) * T * F
+        masks = 2 * T * D if self.noisy else 0
+        norms = 2 * (2 * T * D + statistics * T)  # input, output
+        return WorkPart(
+            name="block",
+            parameters=weights + biases + 2 * norm,
+            flops=2 * T * weights + 4 * T * T * D,
+            activations=norms + self._attention_kept() + hidden + masks,
+            output=T * D,
+        )
+
+    def _attention_kept(self) -> int:
+        """Elements that the usual attention keeps for the backward pass."""
+        T, heads, rotary = self.context, self.n_head, not self.learned
+        q = T * self.d_model
+        kv = q // heads * self.kv_heads
+        if self.kv_heads != heads:
+            kept = 3 * q  # queries, and keys and values repeated for each query head
+        else:
+            kept = q + 2 * kv + (q + kv if rotary else 0)  # one tensor, and the turned copies
+        # With dropout weights, mask and dropped weights; else the fused kernel's one logarithm a row.
+        kept += 3 * heads * T * T if self.noisy else heads * T
+        return kept + (2 * q if rotary else q)  # what attention gives, and its copy where heads have to move
 
     def _block(self, layer: int, dense: WorkPart) -> WorkPart:
         """The usual block with what is different here."""
@@ -198,10 +231,15 @@ class Transformer:
         return 3.0 * batch * self.n_layer * each
 
 
-def transformer(model: ModelSizes, vocab: int, experts: Experts | None = None) -> Transformer:
-    """The numbers of a recipe's `[model]` of kind gpt, or moe with its experts. Raises ValueError for another kind."""
-    if model.kind not in ("gpt", "moe"):
-        raise ValueError(f"a model of kind {model.kind!r} is no transformer")
+def transformer(model: Any, vocab: int) -> Transformer:
+    """The numbers of a recipe's `[model]` whose kind attends, with its experts if it has any."""
+    experts = None
+    if model.deals("ep"):
+        width = model.d_expert or model.ff_width
+        experts = Experts(
+            count=model.n_experts, top_k=model.top_k, width=width, shared_width=model.n_shared_experts * width,
+            capacity=model.capacity_factor, load=model.load_factor, every=model.moe_every, dense=model.n_dense_first,
+        )  # fmt: skip
     return Transformer(
         n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context, vocab=vocab,
         kv_heads=model.kv_heads, d_ff=model.ff_width, noisy=model.dropout > 0.0, bias=model.bias,

@@ -7,11 +7,11 @@ import numpy as np
 
 from unisono.config import DataConfig, ModelConfig
 from unisono.spec.errors import UsageError
+from unisono.spec.model import Facts
 from unisono.train.data import binary, documents, tokens
 from unisono.train.data.dataset import Corpus, TokenWindows, require_samples
 from unisono.train.data.digits import digits
 
-_IMAGE_MODELS, _TOKEN_MODELS = ("mlp", "convnet"), ("gpt",)  # a user's own model may read what it likes
 _PAGES, _PAGE = 256, 4096  # how much of a memory-mapped file is read for its fingerprint
 
 
@@ -24,14 +24,12 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     """
     scheme, _, path = data.source.partition(":")
     images = data.source == "digits"
-    if model.kind in (_TOKEN_MODELS if images else _IMAGE_MODELS):
+    if model.reads not in ("", "pictures" if images else "tokens"):
         raise UsageError(
             f"a model of kind {model.kind!r} cannot read the source {data.source!r}",
             code="D12",
             where="data.source",
-            fix='data.source = "digits"'
-            if model.kind in _IMAGE_MODELS
-            else 'model.kind = "convnet" or "mlp"',
+            fix='data.source = "digits"' if model.reads == "pictures" else 'model.kind = "convnet" or "mlp"',
         )
     if images:
         return _load_digits(data)
@@ -77,26 +75,27 @@ def _load_text(
             fix='"byte" or "char"',
         )
     text = tokens.as_bytes(found) if data.tokenizer == "byte" else tokens.as_characters(found)
-    if model.vocab is not None and model.vocab < text.vocab:
+    vocab = model.sized(Facts()).vocab
+    if vocab is not None and vocab < text.vocab:
         raise UsageError(
-            f"model.vocab is {model.vocab}, the data has {text.vocab} different tokens",
+            f"model.vocab is {vocab}, the data has {text.vocab} different tokens",
             code="D08",
             where="model.vocab",
             fix="leave model.vocab out: it follows from the data",
         )
     line = text.tokens
     cut = len(line) - int(len(line) * data.val_fraction)
-    train = TokenWindows(line[:cut], model.context, origin=origin)
-    val = TokenWindows(line[cut:], model.context, origin=origin, first=cut)
+    train = TokenWindows(line[:cut], model.window, origin=origin)
+    val = TokenWindows(line[cut:], model.window, origin=origin, first=cut)
     require_samples(
-        len(train), 1, origin, f"a text of more than {model.context + 1} tokens, or a smaller model.context"
+        len(train), 1, origin, f"a text of more than {model.window + 1} tokens, or a smaller model.context"
     )
     return Corpus(
         train=train,
         val=val,
         vocab=text.vocab,
         classes=text.vocab,
-        sample_shape=(model.context,),
+        sample_shape=(model.window,),
         decode=text.decode,
         encode=text.encode,
         fingerprint=_fingerprint(line),
@@ -113,7 +112,7 @@ def _load_binary(path: str, data: DataConfig, model: ModelConfig) -> Corpus:
             fix="leave data.tokenizer out",
         )
     file, held_out = binary.open_tokens(path)
-    vocab = model.vocab
+    vocab = model.sized(Facts()).vocab
     if vocab is None:
         raise UsageError(
             "a token file does not say how large its vocabulary is",
@@ -127,20 +126,20 @@ def _load_binary(path: str, data: DataConfig, model: ModelConfig) -> Corpus:
     origin = str(file.path)
     if held_out is None:
         cut = len(file.tokens) - int(len(file.tokens) * data.val_fraction)
-        val = TokenWindows(file.tokens[cut:], model.context, vocab, origin, first=cut)
+        val = TokenWindows(file.tokens[cut:], model.window, vocab, origin, first=cut)
     else:
         cut = len(file.tokens)
-        val = TokenWindows(held_out.tokens, model.context, vocab, str(held_out.path))
-    train = TokenWindows(file.tokens[:cut], model.context, vocab, origin)
+        val = TokenWindows(held_out.tokens, model.window, vocab, str(held_out.path))
+    train = TokenWindows(file.tokens[:cut], model.window, vocab, origin)
     require_samples(
-        len(train), 1, origin, f"a file of more than {model.context + 1} tokens, or a smaller model.context"
+        len(train), 1, origin, f"a file of more than {model.window + 1} tokens, or a smaller model.context"
     )
     return Corpus(
         train=train,
         val=val,
         vocab=vocab,
         classes=vocab,
-        sample_shape=(model.context,),
+        sample_shape=(model.window,),
         decode=None,
         encode=None,
         fingerprint=_fingerprint(

@@ -9,6 +9,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB
 from unisono.report import words
 from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.model import Facts
 from unisono.verbs._plan import space_on
 
 _BYTES = 256  # words, where only the data knows how many: characters, most likely
@@ -50,7 +51,7 @@ def _with(where: Cluster, ranks: int) -> Cluster:
 def _sized(got: Loaded) -> Loaded:
     """The vocabulary is the data's where nobody has said it; for a price a near number will do."""
     recipe = got.recipe
-    if recipe.model.vocab is not None or recipe.model.kind != "gpt":
+    if recipe.model.sized(Facts()).vocab is not None or not recipe.model.attends:
         return got
     return replace(
         got, recipe=recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": _BYTES})})

@@ -13,48 +13,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unisono.config import ModelConfig
+from unisono.models.gpt import GPTConfig
 from unisono.observe.files import replaced, write_whole
 from unisono.spec.errors import UsageError
 
-# What each layout means, in the settings of a recipe. Both layouts can have biases or none, tied weights or not.
-_GPT2 = {"positions": "learned", "norm": "layer", "activation": "gelu"}
-_LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu"}
 _NORM_EPS = 1e-5  # of our norms, in both variants
 
 
-def layout_of(model: ModelConfig) -> str:
-    """ "gpt2" or "llama". Raises UsageError F01 that names the settings which fit neither."""
-    if model.kind != "gpt":
-        raise UsageError(
-            f"a model of kind {model.kind!r} has no layout that transformers loads",
-            code="F01",
-            where="model.kind",
-            fix='export a model of kind "gpt"; the checkpoint itself holds the weights as safetensors',
-        )
-    misfits = {"gpt2": _misfits(model, _GPT2), "llama": _misfits(model, _LLAMA)}
-    if model.kv_heads != model.n_head:
-        misfits["gpt2"].append(f"n_kv_head = {model.kv_heads} (of {model.n_head} heads)")
-    for layout, found in misfits.items():
-        if not found:
-            return layout
-    raise UsageError(
-        "these settings fit neither GPT-2's nor Llama's layout",
-        code="F01",
-        where="model",
-        likely="; ".join(f"not {name} because of {', '.join(found)}" for name, found in misfits.items()),
-        fix="for GPT-2: learned positions, norm layer, gelu; for Llama: rotary, norm rms, swiglu",
-    )
-
-
-def _misfits(model: ModelConfig, wanted: Mapping[str, str]) -> list[str]:
-    return [
-        f'{key} = "{getattr(model, key)}"' for key, value in wanted.items() if getattr(model, key) != value
-    ]
-
-
 def export_state(
-    state: Mapping[str, Tensor], model: ModelConfig, out: Path, *, tokenizer: str | None = None
+    state: Mapping[str, Tensor], model: GPTConfig, out: Path, *, tokenizer: str | None = None
 ) -> dict[str, Any]:
     """Write `model.safetensors`, `config.json` and `generation_config.json` into `out`.
 
@@ -62,7 +29,7 @@ def export_state(
     which AutoTokenizer makes the same tokens. Returns layout, files, parameters, dtype, tokenizer.
     Raises UsageError F01 where no layout fits, F02 where `out` cannot be written.
     """
-    layout = layout_of(model)
+    layout = model.layout()
     renamed = _as_gpt2(state, model) if layout == "gpt2" else _as_llama(state, model)
     dtype = str(state["stem.tok.weight"].dtype).removeprefix("torch.")
     ends = 0 if tokenizer == "byte" else None  # documents are set apart by the byte 0
@@ -99,7 +66,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, {"format": "pt"})
 
 
-def _config(layout: str, model: ModelConfig, vocab: int) -> dict[str, Any]:
+def _config(layout: str, model: GPTConfig, vocab: int) -> dict[str, Any]:
     """The fields of GPT2Config or LlamaConfig that decide what is computed; the others keep their defaults."""
     if layout == "gpt2":
         return {
@@ -140,14 +107,14 @@ def _config(layout: str, model: ModelConfig, vocab: int) -> dict[str, Any]:
     }
 
 
-def _heads(tensor: Tensor, model: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(tensor: Tensor, model: GPTConfig) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of our qkv, [G (H/G + 2) K, ...], as queries [H K, ...], keys [G K, ...] and values [G K, ...]."""
     width, groups = model.d_model // model.n_head, model.kv_heads
     rows = tensor.unflatten(0, (groups, model.n_head // groups + 2, width))
     return rows[:, :-2].flatten(0, 2), rows[:, -2].flatten(0, 1), rows[:, -1].flatten(0, 1)
 
 
-def _as_gpt2(state: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+def _as_gpt2(state: Mapping[str, Tensor], model: GPTConfig) -> dict[str, Tensor]:
     """GPT-2 keeps a layer's weight as [in, out], and queries, keys, values one after the other."""
     out = {
         "transformer.wte.weight": state["stem.tok.weight"],
@@ -177,7 +144,7 @@ def _as_gpt2(state: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tenso
     return out
 
 
-def _as_llama(state: Mapping[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+def _as_llama(state: Mapping[str, Tensor], model: GPTConfig) -> dict[str, Tensor]:
     """Llama keeps a layer's weight as [out, in] as we do, and queries, keys, values as three layers."""
     out = {
         "model.embed_tokens.weight": state["stem.tok.weight"],

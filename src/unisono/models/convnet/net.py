@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unisono.config import ModelConfig
+from unisono.models.convnet import ConvNetConfig, conv_stages
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
-from unisono.spec.workload import conv_stages
 
 
 def _norm(channels: int) -> nn.GroupNorm:
@@ -77,7 +76,7 @@ class ConvNet(nn.Module):
     Raises UsageError C04 where samples are no images.
     """
 
-    def __init__(self, config: ModelConfig, classes: int, shape: Sequence[int]) -> None:
+    def __init__(self, config: ConvNetConfig, classes: int, shape: Sequence[int]) -> None:
         super().__init__()
         if len(shape) != 3:
             raise UsageError(

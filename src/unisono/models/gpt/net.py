@@ -5,45 +5,15 @@ Shapes: B batch, T positions, D width, H query heads, G key/value heads, K head 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.models.gpt import GPTConfig
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GPTConfig:
-    """Sizes and variants; the defaults are GPT-2's (Radford et al., 2019), the others Llama's (Touvron, 2023)."""
-
-    vocab: int
-    n_layer: int = 4
-    n_head: int = 4
-    n_kv_head: int | None = None
-    d_model: int = 128
-    d_ff: int | None = None
-    context: int = 64
-    dropout: float = 0.0
-    bias: bool = True
-    tie_embeddings: bool = True
-    positions: str = "learned"
-    activation: str = "gelu"
-    norm: str = "layer"
-    rope_theta: float = 10000.0
-
-    @property
-    def kv_heads(self) -> int:
-        return self.n_kv_head or self.n_head
-
-    @property
-    def hidden(self) -> int:
-        if self.d_ff:
-            return self.d_ff
-        return -(-8 * self.d_model // 24) * 8 if self.activation == "swiglu" else 4 * self.d_model
 
 
 def _norm(config: GPTConfig) -> nn.Module:
@@ -70,7 +40,7 @@ class Stem(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.tok = nn.Embedding(config.vocab, config.d_model)
+        self.tok = nn.Embedding(config.vocab or 0, config.d_model)
         self.pos = Positions(config.context, config.d_model) if config.positions == "learned" else None
         self.drop = Dropout(config.dropout)
 
@@ -135,10 +105,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        self.up = nn.Linear(config.d_model, config.ff_width, bias=config.bias)
         gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.d_model, config.hidden, bias=config.bias) if gated else None
-        self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
+        self.gate = nn.Linear(config.d_model, config.ff_width, bias=config.bias) if gated else None
+        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.gate is None:
@@ -169,7 +139,7 @@ class Head(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.norm = _norm(config)
-        self.out = nn.Linear(config.d_model, config.vocab, bias=False)
+        self.out = nn.Linear(config.d_model, config.vocab or 0, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         return self.out(self.norm(x_BTD))
@@ -228,7 +198,7 @@ def _anatomy(config: GPTConfig) -> Anatomy:
             "blocks.*.drop2": Split.SEQUENCE_DROPOUT,
             "head.out": Split.VOCAB_OUT,
         },
-        divides={"heads": config.n_head, "key/value heads": config.kv_heads, "hidden width": config.hidden},
+        divides={"heads": config.n_head, "key/value heads": config.kv_heads, "hidden width": config.ff_width},
         ties=(("head.out.weight", "stem.tok.weight"),) if config.tie_embeddings else (),
         sequence=config.context,
     )

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unisono.config import ModelConfig
 from unisono.models.init import Rule
+from unisono.models.mlp import MLPConfig
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.layout import Anatomy, Split
 
@@ -54,7 +54,7 @@ class MLP(nn.Module):
     targets. shape: of one sample, without the batch.
     """
 
-    def __init__(self, config: ModelConfig, classes: int, shape: Sequence[int]) -> None:
+    def __init__(self, config: MLPConfig, classes: int, shape: Sequence[int]) -> None:
         super().__init__()
         hidden, dropout, bias = config.hidden, config.dropout, config.bias
         widths = (math.prod(shape), *hidden)
