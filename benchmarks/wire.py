@@ -27,7 +27,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.launch.context import RankContext
 from unisono.launch.nursery import Nursery
 from unisono.observe.span import Recorder
-from unisono.planner.host import PAYLOAD
+from unisono.planner.host_wire import PAYLOAD
 from unisono.train.build import connect
 from unisono.train.session import place_of
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.plan.grammar import known, played
-from unisono.programs.pipeline import Timetable, bubble, check, lower, needs, peak_held, play_costs
+from unisono.programs.check import check
+from unisono.programs.pipeline import Timetable, bubble, lower, needs, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 

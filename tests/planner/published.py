@@ -226,7 +226,7 @@ def korthikanti_memory(name: str, quantity: str) -> float:
         )
 
     if quantity == "params_optimizer_gib":
-        blocks, _ = memory.row_parameters(model, plan, 0)
+        blocks = memory.share_of(model, plan, 0, False).blocks
         return sum(memory.states(blocks, shard=1, zero=3, precision="fp16", grad_bytes=4)) / 2**30
     share = quantity.removeprefix("activation_pct_of_tp_baseline_")
     if share != quantity:

@@ -118,12 +118,12 @@ def test_experts_are_dealt_and_nothing_is_lost() -> None:
         "shard=8",
     ):
         plan = Plan.parse(f"precision=bf16 {text}")
-        held, ranks = memory.row_experts(SMALL, plan, 0)
-        copies = plan.shard * plan.tp * held / every
+        share = memory.share_of(SMALL, plan, 0, False)
+        copies, ranks = plan.shard * plan.tp * share.routed / every, share.ranks
         assert copies == pytest.approx(round(copies)) and copies >= 1, text
         assert plan.shard % ranks == 0 and ranks <= copies
     for rows in (2, 4):
-        parts = [memory.row_experts(SMALL, Plan(pp=rows), row)[0] for row in range(rows)]
+        parts = [memory.share_of(SMALL, Plan(pp=rows), row, False).routed for row in range(rows)]
         assert sum(parts) == pytest.approx(every)
 
 

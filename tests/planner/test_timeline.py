@@ -19,7 +19,8 @@ from unisono.planner.price import Price, price, rows
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
-from unisono.programs.pipeline import Placed, check, play_costs
+from unisono.programs.check import check
+from unisono.programs.pipeline import Placed, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError

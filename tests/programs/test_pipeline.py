@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from unisono.programs.check import check
 from unisono.programs.pipeline import (
     Action,
     Timetable,
     arrives_as,
     bubble,
-    check,
     lower,
     peak_held,
     play_costs,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unisono.programs.pipeline import Action, Timetable, check, lower, peak_held
+from unisono.programs.check import check
+from unisono.programs.pipeline import Action, Timetable, lower, peak_held
 from unisono.programs.pricing import Costs, bubble_rate, played, slowest
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.schedules.dualpipe import DualPipe

@@ -11,10 +11,11 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.host_memory import ITEM, block_of, layers_of, own_of
+from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
 from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.machines.host import Host, Pace
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET, row_parameters
+from unisono.planner.memory import BUCKET, share_of
 from unisono.planner.price import Price, Traffic
 from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
 from unisono.planner.timetables import ends as ends_of
@@ -25,10 +26,6 @@ from unisono.programs.shared import SharedCosts, play_shared
 
 _REDUCER = Source("specification", "our own reducer, comm.bucket: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
-_FRAME = Source(
-    "specification", "of 1,538 bytes of an Ethernet frame on a wire, IP and TCP with time stamps leave 1,448"
-)
-PAYLOAD: Annotated[float, _FRAME] = 1448 / 1538
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +128,9 @@ def _played(
     )
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
     latency = host.talk("message", 2, whole) + host.wait("message", 2) if plan.pp > 1 else 0.0
-    across = each // plan.dp * whole / (_wire(cluster) or 1.0)
+    across = each // plan.dp * whole / (way_out(cluster) or 1.0)
     neighbours = zip(timetable.placement, (*timetable.placement[1:], timetable.placement[0]), strict=True)
-    wires = [across * _between(cluster, each, row, other) for row, other in neighbours]
+    wires = [across * between(cluster, each, row, other) for row, other in neighbours]
     late = [latency + (cluster.links[-1].latency if wire else 0.0) for wire in wires]
     # Towards the weights a backward pass has the forward pass's products.
     later = [
@@ -192,8 +189,8 @@ def price_on_host(
     moved = _twice(model, plan)
     if moved:
         tied = stretch * host.talk("all_reduce", 2, moved) + host.wait("all_reduce", 2)
-        if _wire(cluster) and each * plan.pp > cluster.links[0].size:
-            tied += each * moved / _wire(cluster)
+        if way_out(cluster) and each * plan.pp > cluster.links[0].size:
+            tied += each * moved / way_out(cluster)
     fixed = host.step * stretch + tied
     shown = sum(t.exposed for t in data.values())
     comm = {axis: Traffic(traffic.bytes) for axis, traffic in axes.items() if getattr(plan, axis) > 1}
@@ -252,7 +249,7 @@ def _task(
         moves = host.talk(op, ranks, nbytes)
         talk += times * (moves + beside)
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
-        wire = max(0.0, _on_wire(cluster, op, apart, ranks, nbytes) - moves)
+        wire = max(0.0, on_wire(cluster, op, apart, ranks, nbytes) - moves)
         wait += times * (host.wait(op, ranks) + wire)
     neighbours = (not stem) + (not head)
     return _Task(compute, talk, wait, neighbours * host.calls.get(crowded("pp", full), 0.0))
@@ -280,7 +277,7 @@ def calls_of_pass(
             found.append(("tp", "all_reduce", tokens, 2.0))
     if plan.shard > 1:
         block = block_of(model, plan.tp)
-        rim = ITEM * row_parameters(model, plan, 0 if stem else plan.pp - 1, True)[1] if stem or head else 0.0
+        rim = ITEM * share_of(model, plan, 0 if stem else plan.pp - 1, True).ends if stem or head else 0.0
         once = 1.0 / micros
         if not backward:
             gathers = 1.0 if plan.zero == 3 else once
@@ -303,7 +300,7 @@ def _data(
     if plan.dp == 1:
         return {}
     apart = stride(plan, "dp")
-    near = not _crosses(cluster, apart, plan.dp)
+    near = not crosses(cluster, apart, plan.dp)
     op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
     sizes, total = _sizes(model, plan, near), ITEM * own_of(model, plan, 0) / plan.shard
     active = plan.world // plan.pp
@@ -311,9 +308,9 @@ def _data(
     work += len(sizes) * host.wait(op, plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
-    wires = [_on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
+    wires = [on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
     # Buckets before the last cross the wire while backward goes on, on the cores that bring them there.
-    early = sum(_leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:-1])
+    early = sum(leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:-1])
     if early:
         work += cluster.links[-1].work * early / cluster.links[0].size * host.slow(active)
     done = 0.0
@@ -371,46 +368,3 @@ def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict
     whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
     moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
     return {axis: Traffic(nbytes) for axis, nbytes in moved.items()}
-
-
-def _wire(cluster: Cluster) -> float:
-    """Payload bytes a second of a host's way out, where there is more than one host; else 0."""
-    if len(cluster.links) < 2:
-        return 0.0
-    return cluster.links[-1].bandwidth * PAYLOAD * cluster.links[0].size
-
-
-def _crosses(cluster: Cluster, apart: int, ranks: int) -> bool:
-    """Whether a group of so many ranks, `apart` from each other, lies on more than one host."""
-    return bool(_wire(cluster)) and ranks > 1 and apart * ranks > cluster.links[0].size
-
-
-def _on_wire(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -> float:
-    """Seconds on the way out of a host for one collective, while the other groups of the same axis do theirs."""
-    leaving = _leaving(cluster, op, apart, ranks, nbytes)
-    return leaving / _wire(cluster) + cluster.links[-1].latency if leaving else 0.0
-
-
-def _leaving(cluster: Cluster, op: str, apart: int, ranks: int, nbytes: float) -> float:
-    """Bytes on the way out of a host for the collectives of all groups of an axis."""
-    if not _crosses(cluster, apart, ranks):
-        return 0.0
-    node = cluster.links[0].size
-    here = max(1, node // apart)  # members of a group on one host
-    groups = min(node, apart)  # of that axis which go through the same way out
-    if op == "all_reduce":
-        sent = 2.0 * (ranks - 1) / ranks * nbytes
-    elif op == "all_gather":
-        sent = (ranks - 1) / ranks * nbytes
-    else:  # an exchange of parts: every member sends a part to each one outside
-        sent = here * (ranks - here) / ranks * nbytes
-    return groups * sent
-
-
-def _between(cluster: Cluster, each: int, row: int, other: int) -> float:
-    """1.0 where the ranks of two rows are on two hosts."""
-    node = cluster.links[0].size if cluster.links else 1
-    return float(bool(_wire(cluster)) and row * each // node != other * each // node)
-
-
-__all__ = ["buckets", "calls_of_pass", "counted", "crowded", "placed_on_host", "price_on_host"]

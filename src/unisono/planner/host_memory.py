@@ -7,12 +7,12 @@ from unisono.plan import Plan
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Source
 from unisono.planner.machines.host import Host
-from unisono.planner.memory import Memory, row_parameters, states
+from unisono.planner.memory import Memory, share_of, states
 from unisono.planner.timetables import HEAPED, LATE, ends, in_flight, name_of
 from unisono.planner.work.kept import head_bytes, owed_bytes
 from unisono.planner.work.transformer import Transformer
 
-ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on processors compute")] = 4.0
+ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on CPUs compute")] = 4.0
 
 
 def memory_on_host(
@@ -41,7 +41,7 @@ def moved(model: Transformer, plan: Plan, micro_batch: int) -> dict[str, float]:
 
 def _weights(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
     """Bytes of weights, of the optimiser and of what is gathered, at any moment of a pass."""
-    own, (_, rim) = own_of(model, plan, row), row_parameters(model, plan, row, True)
+    own, rim = own_of(model, plan, row), share_of(model, plan, row, True).ends
     params, _, optim = states(
         own, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4, moments=model.states
     )
@@ -128,4 +128,5 @@ def layers_of(model: Transformer, plan: Plan) -> tuple[float, ...]:
 
 def own_of(model: Transformer, plan: Plan, row: int) -> float:
     """Parameters of one rank of a row, before `shard` deals them."""
-    return sum(row_parameters(model, plan, row, True))
+    share = share_of(model, plan, row, True)
+    return share.blocks + share.ends

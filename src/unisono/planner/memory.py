@@ -141,14 +141,6 @@ def states(
     )
 
 
-def row_parameters(
-    model: Transformer, plan: Plan, row: int, is_balanced: bool = False
-) -> tuple[float, float]:
-    """(elements in blocks, elements of stem and head) of one rank of a pipeline row, all its copies."""
-    share = share_of(model, plan, row, is_balanced)
-    return share.blocks, share.ends
-
-
 def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> RowShare:
     """What one row has of the model."""
     return share_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
@@ -214,14 +206,8 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
 
 
 def of_share(
-    model: Transformer,
-    plan: Plan,
-    stack: Stack,
-    share: RowShare,
-    kept: Kept,
-    held: float,
-    again: Again = NEVER,
-) -> Memory:
+    model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float, again: Again = NEVER
+) -> Memory:  # fmt: skip
     """Memory of a rank with this share, `held` micro-batches in flight and `again` of its blocks computed again.
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
@@ -257,15 +243,9 @@ def of_share(
     return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
 
 
-def row_experts(model: Transformer, plan: Plan, row: int, is_balanced: bool = False) -> tuple[float, int]:
-    """(elements of routed experts on one rank of a pipeline row, ranks on shard that hold the same ones; 0: none are).
-
-    Of a row with several stages its share of all sparse layers, of one stage those that lie there.
-    """
-    return _experts_in(model, plan, row, rows_of(model, plan.schedule, plan.pp, is_balanced))
-
-
 def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
+    """(elements of routed experts on one rank of a row, ranks on shard that hold the same ones; 0: none are). Of a row
+    with several stages its share of all sparse layers, of one stage those that lie there."""
     if model.experts is None:
         return 0.0, 0
     first = sum(layers[:row])
@@ -278,15 +258,8 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
 
 
 def of_row(
-    model: Transformer,
-    plan: Plan,
-    stack: Stack,
-    *,
-    micro_batch: int,
-    micros: int,
-    row: int,
-    again: Again = NEVER,
-) -> Memory:
+    model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int, again: Again = NEVER
+) -> Memory:  # fmt: skip
     """Memory of the ranks of one pipeline row, `again` of its blocks computed again under recompute=auto."""
     share = share_of(model, plan, row, stack.balanced)
     kept = kept_of(model, plan, stack, micro_batch)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner.clusters import cluster
+from unisono.planner import clusters
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, verdict
-from unisono.planner.stack import Stack, stack
+from unisono.planner.stack import Stack
+from unisono.planner.stack import stack as stack_named
 from unisono.planner.trust import trust
 
 MIB = 2.0**20
@@ -34,40 +35,40 @@ class Prediction:
 
 
 def predict(
-    model: Model, plan: Plan, where: Cluster, made: Stack, *, micro_batch: int, micros: int
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Prediction:
-    """The prediction for a resolved plan. More ranks than `where` has devices share its widest link all the same."""
-    where = roomy(where, plan.world)
-    got = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-    memory = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros).memory
-    held = (memory.total + where.device.reserved) / MIB
-    error = trust(model, plan, where, made).error
-    return Prediction(where.name, made.name, error, parts_of(got), held)
+    """The prediction for a resolved plan. Ranks beyond the cluster's devices share its last link."""
+    cluster, sizes = roomy(cluster, plan.world), {"micro_batch": micro_batch, "micros": micros}
+    seconds = price(model, plan, cluster, stack, **sizes)
+    memory = verdict(model, plan, stack, cluster, **sizes).memory
+    mem_mib = (memory.total + cluster.device.reserved) / MIB
+    error = trust(model, plan, cluster, stack).error
+    return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib)
 
 
-def parts_of(got: Price) -> dict[str, float]:
+def parts_of(price: Price) -> dict[str, float]:
     """A price in the parts that a run's clock can tell apart: `compute`, `comm AXIS` (exposed), `wait` (bubble, uneven
     stages, stragglers, and messages between stages, for which a rank waits alike), `optim`, `other`; in all the step.
     """
-    messages = got.comm["pp"].exposed if "pp" in got.comm else 0.0
-    comm = {f"comm {axis}": traffic.exposed for axis, traffic in got.comm.items() if axis != "pp"}
-    waits = got.idle + got.uneven + messages + got.straggling
-    other = got.fixed + got.loading
-    told = {"compute": got.step - sum(comm.values()) - waits - got.optimizer - other, **comm}
-    return {**told, "wait": waits, "optim": got.optimizer, "other": other}
+    messages = price.comm["pp"].exposed if "pp" in price.comm else 0.0
+    comm = {f"comm {axis}": traffic.exposed for axis, traffic in price.comm.items() if axis != "pp"}
+    waits = price.idle + price.uneven + messages + price.straggling
+    other = price.fixed + price.loading
+    parts = {"compute": price.step - sum(comm.values()) - waits - price.optimizer - other, **comm}
+    return {**parts, "wait": waits, "optim": price.optimizer, "other": other}
 
 
-def as_json(told: Prediction, calibrated: bool) -> dict[str, Any]:
+def as_json(prediction: Prediction, calibrated: bool) -> dict[str, Any]:
     """The object of `prediction.json`. calibrated: the prices were measured on the machine that runs."""
     return {
         "schema_version": 1,
-        "cluster": told.cluster,
-        "stack": told.stack,
+        "cluster": prediction.cluster,
+        "stack": prediction.stack,
         "calibrated": calibrated,
-        "error_pct": 100.0 * told.error,
-        "step_s": told.step,
-        "parts": dict(told.parts),
-        "mem_mib": told.mem_mib,
+        "error_pct": 100.0 * prediction.error,
+        "step_s": prediction.step,
+        "parts": dict(prediction.parts),
+        "mem_mib": prediction.mem_mib,
     }
 
 
@@ -75,9 +76,9 @@ def here(environ: Mapping[str, str]) -> tuple[Cluster, Stack, bool]:
     """The cluster that prices runs on this machine, its stack, and whether it was measured here by
     `unisono calibrate`. Raises UsageError for a measured file that is wrong."""
     path = calibration(environ)
-    measured = path.is_file()
-    found = cluster(str(path) if measured else FALLBACK)
-    return found, stack(found.stack), measured
+    is_calibrated = path.is_file()
+    cluster = clusters.cluster(str(path) if is_calibrated else FALLBACK)
+    return cluster, stack_named(cluster.stack), is_calibrated
 
 
 def calibration(environ: Mapping[str, str]) -> Path:
@@ -86,9 +87,9 @@ def calibration(environ: Mapping[str, str]) -> Path:
     return Path(base, "unisono", "cluster.toml")
 
 
-def roomy(where: Cluster, ranks: int) -> Cluster:
+def roomy(cluster: Cluster, ranks: int) -> Cluster:
     """The cluster with room for so many ranks, however few devices it has."""
-    if ranks <= where.devices or not where.links:
-        return where
-    last = replace(where.links[-1], size=ranks)
-    return replace(where, devices=ranks, links=(*where.links[:-1], last))
+    if ranks <= cluster.devices or not cluster.links:
+        return cluster
+    last = replace(cluster.links[-1], size=ranks)
+    return replace(cluster, devices=ranks, links=(*cluster.links[:-1], last))

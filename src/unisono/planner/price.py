@@ -7,9 +7,9 @@ from unisono.plan import Plan
 from unisono.planner import block, experts, gathering, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import BlockSplit
-from unisono.planner.collectives import Bus, bus, exchange, message, uncovered
+from unisono.planner.collectives import bus, exchange, message, uncovered
 from unisono.planner.cuts import rows_of
-from unisono.planner.kernels import Chip, chip
+from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import ITEM, Again, RowShare, item_of, kept_of, share_of
@@ -55,14 +55,8 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
 
 
 def blocks(
-    model: Transformer,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    micro_batch: float,
-    made: Totals,
-    kept: float,
-) -> Blocks:
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float, made: Totals, kept: float
+) -> Blocks:  # fmt: skip
     """A block with its weights and activations on their way to and from shard and host. kept: bytes that it keeps.
 
     Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
@@ -256,14 +250,8 @@ def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int
 
 
 def inside_blocks(
-    model: Transformer,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    each: Detail,
-    micro_batch: int,
-    micros: int,
-) -> dict[str, Traffic]:
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Detail, micro_batch: int, micros: int
+) -> dict[str, Traffic]:  # fmt: skip
     """What is sent, and what of it shows, inside the passes over blocks: by axis, and to the host."""
     layers = model.n_layer / plan.pp * micros
     ahead = each.first.ahead
@@ -407,6 +395,3 @@ def meeting(
 def joined(some: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
     """Both, by axis."""
     return {axis: some.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**some, **more}}
-
-
-__all__ = ["Bus", "Chip", "Price", "Rows", "Traffic", "price", "rows"]

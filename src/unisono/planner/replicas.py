@@ -1,7 +1,7 @@
 """What crosses `dp` under a codec and a policy: bytes, seconds, what shows of them, and how faithful it is.
 
 Bytes of codecs are those of their formats, counted; encoding is priced as bytes moved through memory, which holds where
-kernels are fused and memory-bound, as on accelerators. On processors exact top-k is up to thirty times slower.
+kernels are fused and memory-bound, as on accelerators. On CPUs exact top-k is up to thirty times slower.
 """
 
 from collections.abc import Callable

@@ -1,22 +1,29 @@
-"""Timetables played by ranks that share processor cores: work is stretched while more ranks compute than there are
-cores, a rank that waits leaves its core to the others, and messages queue on their wire, which they enter when they
-are made and their receiver has asked for them: as the computation before the one that needs them begins.
+"""When each action of a timetable runs on ranks that share CPU cores.
 
-Pipelines beside each other are in step only until they share a wire: who comes second there is late from then on, and
-computes while the first one's next message is on it."""
+Cores: while more ranks compute than there are cores, all of them compute more slowly. A rank that waits uses no core.
+
+Wires: a message enters its wire when it is made and its receiver has asked for it. A receiver asks when it begins the
+computation before the one that needs the message. Messages on one wire follow each other.
+
+Lanes: replicas may send over the same wire. Then one of them is always second, and stays behind the other.
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from unisono.programs.pipeline import COMPUTE, Action, Placed, Timetable
+from unisono.programs.pipeline import COMPUTE, Action, Placed, Timetable, needs
 
 
 @dataclass(frozen=True, slots=True)
 class SharedCosts:
-    """Seconds, all per stage. forward, backward: (of work on a core of its own, of waiting without a core after it).
-    wire: for which a message between this stage and the next occupies its way, each direction for itself. latency: from
-    its leaving the wire to its arrival. weight: as backward, of what timetables that split it do later."""
+    """Seconds, all per stage.
+
+    forward, backward: (work on a core of its own, then waiting without a core).
+    weight: the same of a weight gradient, in timetables that compute it apart.
+    wire: how long a message to the next stage occupies its wire; each direction has its own.
+    latency: from the end of that to the message's arrival.
+    """
 
     forward: Sequence[tuple[float, float]]
     backward: Sequence[tuple[float, float]]
@@ -32,9 +39,11 @@ def play_shared(
     slow: Callable[[float], float] = lambda active: 1.0,
     lanes: int = 1,
 ) -> list[Placed]:
-    """When each computation runs. each: ranks that stand behind one row and do the same at the same time.
-    slow(active): how many times longer work takes while `active` ranks work. lanes: pipelines that play this beside
-    each other, on the same cores and wires, of which the one that ends last is returned.
+    """When each computation runs.
+
+    each: ranks of one row, which do the same at the same time.
+    slow(active): how many times longer work takes while `active` ranks work.
+    lanes: pipelines beside each other on the same cores and wires. The one that ends last is returned.
 
     Raises ValueError if the timetable deadlocks.
     """
@@ -153,10 +162,8 @@ class _Game:
 
     def _ready(self, action: Action, lane: int) -> float:
         """When all is here that a computation needs; infinity while it is not known."""
-        stage, micro, length = action.stage, action.micro, self.timetable.length
-        if action.kind == "F":
-            return self.here.get(("F", stage, micro, lane), math.inf) if stage % length else 0.0
-        own = self.here.get((f"own {'B' if action.kind == 'W' else 'F'}", stage, micro, lane), math.inf)
-        if action.kind == "W" or (stage + 1) % length == 0:
-            return own
-        return max(own, self.here.get(("B", stage, micro, lane), math.inf))
+        ready, here = 0.0, (action.stage, action.micro, lane)
+        for kind, stage in needs(action, self.timetable.length, split=True):
+            key = (f"own {kind}", *here) if stage == action.stage else (kind, *here)
+            ready = max(ready, self.here.get(key, math.inf))
+        return ready

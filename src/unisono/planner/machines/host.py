@@ -1,4 +1,4 @@
-"""A host whose ranks share processor cores, in measured numbers: what its passes, updates and collectives take.
+"""A host whose ranks share CPU cores, in measured numbers: what its passes, updates and collectives take.
 
 Ranks on a host are no devices of their own: more ranks than cores share them, a collective over loopback is work for
 the same cores, and a rank that waits leaves its core to another.
@@ -50,16 +50,20 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """cores: that ranks share, one thread each. crowd: how much longer work takes, beyond its share of the cores,
-    where two ranks share each. forward, backward: of a pass. update: seconds of an optimiser step, of one tensor more,
-    of one element more. step: what is left of a step (data, bookkeeping). curves: "operation:ranks" to seconds, in
-    which all those ranks took part. calls: seconds that one collective of an axis costs beside itself (hooks, waking);
-    copies: for each of its bytes.
-    memory: axis (dp, tp, shard, pp) to what a rank of such a plan has beside its weights, gradients, moments,
-    activations and buffers: bytes, a share of what comes and goes in a pass, and so many times what the axis moves at
-    once, which is freed in pieces that others do not fit; of several axes the most bytes, the greatest share, and the
-    pieces of all.
-    error: mean relative error of the steps that all this was fitted to.
+    """What was measured on one host. Times are seconds; a rank computes with one thread.
+
+    cores: CPU cores that the ranks share.
+    forward, backward: pace of a pass.
+    update: (of an optimiser step, of each tensor more, of each element more).
+    step: the rest of a step, such as data and bookkeeping.
+    crowd: two ranks on one core need more than twice the time of one; `crowd` is how many times more.
+    curves: time of a collective by bytes; the key is "operation:ranks", for example "all_reduce:4".
+    calls: what one collective of an axis adds to its own time, for hooks and for waking ranks.
+    copies: what each byte of it adds.
+    memory: bytes of a rank that the planner cannot name (beyond weights, gradients, moments, activations, buffers).
+        The key is the axis that the plan uses: dp, tp, shard or pp. The value is (fixed bytes, share of the activations
+        and gradients that are freed within a step, share of the bytes that the axis moves at once).
+    error: mean relative error of the steps to which all this was fitted.
     """
 
     cores: int
@@ -80,8 +84,12 @@ class Host:
         return 1.0 if each <= 1.0 else each * (1.0 + (self.crowd - 1.0) * min(1.0, each - 1.0))
 
     def beside(self, passing: float, moved: Mapping[str, float]) -> float:
-        """Bytes that a rank has beside what it needs, see `memory`. passing: bytes of that which come and go in a
-        pass. moved: the plan's axes, and what each moves at once, in bytes."""
+        """Bytes of a rank that the planner cannot name, see `memory`. Of a plan with several axes the largest fixed
+        part and the largest share count, and what all of them move.
+
+        passing: bytes of activations and gradients that are freed within a step. moved: bytes that each axis of the
+        plan moves at once.
+        """
         known = {axis: self.memory[axis] for axis in moved if axis in self.memory}
         if not known:
             known = dict([*self.memory.items()][:1])
@@ -95,7 +103,7 @@ class Host:
         return any(key.startswith(f"{op}:") for key in self.curves)
 
     def talk(self, op: str, ranks: int, nbytes: float) -> float:
-        """Work of one rank, in seconds of a core, for a collective over `ranks` ranks of this host, beside `wait`."""
+        """Seconds of a core that one rank works for a collective of `ranks` ranks on this host; `wait` comes on top."""
         known = self._nearest(op, ranks)
         if known is None:
             return 0.0
@@ -104,7 +112,8 @@ class Host:
         return (curve.at(nbytes) - curve.seconds[0]) / self.slow(known) * (ranks - 1) / (known - 1)
 
     def wait(self, op: str, ranks: int) -> float:
-        """Seconds of it in which a rank waits for others and leaves its core to them: what nothing at all takes."""
+        """Seconds that a rank of the collective waits for the others, with its core free for them. It is measured as
+        the time of a collective of almost no bytes."""
         known = self._nearest(op, ranks)
         return 0.0 if known is None else self.curves[f"{op}:{known}"].seconds[0] * (ranks - 1) / (known - 1)
 
