@@ -4,6 +4,7 @@ Also a command: `python -m tests.commands.test_resume` kills a run at a random s
 under another, and prints what became of the losses.
 """
 
+import os
 import random
 import shutil
 import sys
@@ -42,8 +43,10 @@ class Pair:
 
 
 def make_pair(place: Path, dtype: str, *killed_flags: str) -> Pair:
-    """Train one recipe twice, and `kill -9` the second run's whole group at a random step."""
-    at = random.SystemRandom().choice(KILLS)
+    """Train one recipe twice, and `kill -9` the second run's whole group at a random step, or at that of the shell's
+    KILL_STEP, which is printed to repeat it."""
+    at = int(os.environ.get("KILL_STEP") or random.SystemRandom().choice(KILLS))
+    print(f"KILL_STEP={at}")
     whole = jobs.folder_with(place / "whole", dtype=dtype)
     ended = unisono(whole, "train", "recipe.toml", "--json")
     doomed = jobs.folder_with(place / "killed", dtype=dtype)

@@ -108,7 +108,7 @@ def test_a_rank_that_raises_is_named_with_its_line(world: World) -> None:
     assert "test_failures.py" in error.where and "one_raises" in error.where
     assert "ranks 0, 2, 3" in error.likely
     assert "".join(error.__notes__).count("Traceback") == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60, "the others were waited for"
 
 
 def test_a_killed_rank_is_named_not_those_who_miss_it(world: World) -> None:
