@@ -56,6 +56,8 @@ class ThreadNursery:
         timeout: float | None = None,
         backend: str = "auto",
     ) -> Outcome:
+        import torch
+
         from unisono.comm.threads import run
 
         prepare = getattr(self._module, "prepare", None)
@@ -64,17 +66,16 @@ class ThreadNursery:
         def live(rank: int) -> Any:
             return self._entry(context(rank, ranks, on_event), argument, shared)
 
+        dtype = torch.get_default_dtype()  # of the process, which ranks may set as theirs
         try:
             return Outcome(run(ranks, live, join=False, timeout=timeout or 120.0), None, 0)
         except UnisonoError as error:
             return Outcome([], error, 1)
         except Exception as error:
-            return Outcome(
-                [],
-                UserCodeError(f"{type(error).__name__}: {error}"),
-                1,
-                "".join(traceback.format_exception(error)),
-            )
+            trace = "".join(traceback.format_exception(error))
+            return Outcome([], UserCodeError(f"{type(error).__name__}: {error}"), 1, trace)
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 def prove(recipe: Recipe, plans: Sequence[Plan], steps: int) -> list[Proof]:

@@ -5,9 +5,8 @@ import torch
 from torch.distributed.tensor import Shard
 
 import unisono
-from tests.ranks import ROOT
+from tests.threads import ThreadNursery
 from tests.verify import loops
-from unisono.launch.nursery import Nursery
 from unisono.library.prove import ENTRY, GradientCheck, check_with
 from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
 from unisono.verify.user import judge
@@ -19,9 +18,8 @@ CUT = {"up": Shard(0), "down": Shard(1)}
 
 @pytest.fixture(scope="module")
 def check():
-    """One import of torch for all loops."""
-    with Nursery(ENTRY, path=[ROOT]) as nursery:
-        yield lambda one, many, **terms: check_with(nursery, one, many, GradientCheck(**terms))
+    nursery = ThreadNursery(ENTRY)
+    return lambda one, many, **terms: check_with(nursery, one, many, GradientCheck(**terms))
 
 
 def test_the_public_call():

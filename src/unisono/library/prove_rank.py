@@ -52,7 +52,7 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
     torch.set_default_dtype(getattr(torch, argument["dtype"]))
     alone = argument["alone"]
     if not alone:
-        dist.init_process_group("gloo", store=ctx.store, rank=ctx.rank, world_size=ctx.world)
+        dist.init_process_group(ctx.backend, store=ctx.store, rank=ctx.rank, world_size=ctx.world)
     got = function() if alone else function(ctx)
     parts: list[Any] = list(got) if isinstance(got, Sequence) and alone else [got]
     order: dict[str, None] = {}
