@@ -8,7 +8,7 @@ from torch import nn
 from unisono.comm.group import Done
 from unisono.parallel.params import Slot
 from unisono.parallel.play import Turn
-from unisono.parallelize import Tie
+from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.gradients import Gradients
 

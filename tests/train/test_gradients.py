@@ -205,6 +205,12 @@ def test_a_last_stage_with_nothing_to_train_tells_its_loss(plan, text, world):
     assert [result["stops"][2] for result in many] == [True] * 4
 
 
+@pytest.mark.parametrize(("plan", "ranks"), [("tp=2", 2), ("tp=2 pp=2", 4), ("tp=2 sync=canonical", 2)])
+def test_a_loss_of_the_models_own_is_what_it_is_on_one_device(plan, ranks, text, world):
+    """The vocabulary does not divide by two, so ranks hold parts of two sizes."""
+    same_as_one_device(world, text, "smoothed", plan, ranks)
+
+
 # What counts as a step -----------------------------------------------------------------------------------------------
 
 

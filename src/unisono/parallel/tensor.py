@@ -7,6 +7,7 @@ Shapes: B batch, T positions, t = T / tp positions of this rank, D width, V voca
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.comm.group import Group
+from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split
+
+if TYPE_CHECKING:
+    from unisono.parallel.site import Site, Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +185,7 @@ class VocabCrossEntropy(torch.autograd.Function):
 
 
 def vocab_loss(group: Group, start: int):
-    """The loss over dealt logits, in place of the model's own `loss`."""
+    """The summed cross-entropy over dealt logits."""
 
     def loss(logits_BTv: Tensor, targets_BT: Tensor) -> Tensor:
         flat_Nv = (
@@ -191,6 +196,23 @@ def vocab_loss(group: Group, start: int):
         return VocabCrossEntropy.apply(flat_Nv, targets_BT.flatten(), start, group)  # type: ignore[return-value]
 
     return loss
+
+
+class GatherVocab(torch.autograd.Function):
+    """[..., v] → [..., V] on every rank; each keeps its part of the gradient, since all compute the same loss."""
+
+    @staticmethod
+    def forward(ctx, logits, full, group):  # type: ignore[override]
+        ctx.part = part_of(full, group)
+        most = -(-full // group.size)
+        padded = F.pad(logits, (0, most - logits.shape[-1])).movedim(-1, 0).contiguous()
+        sizes = [full // group.size + (i < full % group.size) for i in range(group.size)]
+        parts = group.all_gather(padded).split(most)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, -1)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return grad.narrow(-1, *ctx.part).contiguous(), None, None
 
 
 # The pass --------------------------------------------------------------------------------------------------
@@ -229,3 +251,25 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group) -> dict[str, 
             start, _ = part_of(anatomy.divides["heads"], group)
             module.window[1] = (start, anatomy.divides["heads"])  # type: ignore[index,union-attr]
     return cuts
+
+
+def split(stages: "Stages", site: "Site") -> None:
+    """Deal out the modules of this rank's stages over `tp`, and let the loss be what it is on one device: over dealt
+    logits where it is the summed cross-entropy, over gathered ones where it is the model's own."""
+    if not site.anatomy.splits:
+        what = "this model says nothing of how tp could split it"
+        fix = "tp=1, or a model with an anatomy"
+        raise UsageError(what, where="plan.tp, model.kind", fix=fix, code="P12")
+    tp = site.mesh.tp
+    head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
+    for stage in stages.values():
+        site.cuts.update(split_modules(stage, site.anatomy, tp))
+        if stage.last and head is not None:
+            full = site.shapes[f"{head}.weight"][0]
+            own = stage.loss
+            if site.anatomy.cross_entropy:
+                stage.loss = vocab_loss(tp, part_of(full, tp)[0])
+            else:
+                stage.loss = lambda y, targets, own=own, full=full: own(
+                    GatherVocab.apply(y, full, tp), targets
+                )

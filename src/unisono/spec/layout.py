@@ -16,7 +16,7 @@ class Split(Enum):
     COLUMN = "column"  # output features are dealt; the input is gathered along the sequence
     ROW = "row"  # input features are dealt; the output is summed and scattered along the sequence
     VOCAB_IN = "vocab_in"  # an embedding table dealt by rows
-    VOCAB_OUT = "vocab_out"  # the classifier dealt by rows; the loss works on dealt logits
+    VOCAB_OUT = "vocab_out"  # the classifier dealt by rows; see Anatomy.cross_entropy
     SEQUENCE_DROPOUT = "sequence_dropout"  # a dropout on the residual stream: sees a slice of positions
     HEAD_DROPOUT = "head_dropout"  # a dropout on attention weights: sees a slice of heads
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
@@ -30,12 +30,15 @@ class Anatomy:
     divides: name → size that `tp` must divide (heads, hidden width), for messages.
     ties: (alias parameter, owner parameter): one weight under two names.
     sequence: length of dim 1 of the residual stream, which `tp` deals between blocks; 0 if there is none.
+    cross_entropy: the loss is the cross-entropy summed over targets and nothing else, so `tp` may take it without
+    gathering the logits of VOCAB_OUT. A loss of another kind is given all logits.
     """
 
     splits: Mapping[str, Split] = field(default_factory=dict)
     divides: Mapping[str, int] = field(default_factory=dict)
     ties: tuple[tuple[str, str], ...] = ()
     sequence: int = 0
+    cross_entropy: bool = False
 
     def split_of(self, name: str) -> Split | None:
         """The split of the module called `name`, or None where it stays whole."""

@@ -30,7 +30,7 @@ from unisono.comm.tree import TreeSum
 from unisono.parallel.params import Slot
 from unisono.parallel.play import Turn
 from unisono.parallel.shard import Whole
-from unisono.parallelize import Tie
+from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure
 
@@ -104,7 +104,7 @@ class Gradients:
         self._line = torch.zeros(self.places.count + 2, dtype=torch.float64, device=like.device)
         self._lines = self._line.new_zeros(dp.size * len(self._line))
         self._own = torch.tensor(self.places.own, device=like.device)
-        self._halves: set[str] = set()  # of tied weights on two stages: those whose half here had no gradient
+        self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
     # Buckets ---------------------------------------------------------------------------------------------------
 
@@ -230,9 +230,8 @@ class Gradients:
                 slot.take_gradient()
             elif slot.master.grad is None:
                 slot.master.grad = self.trees[slot.name].close()
-        for tie in self.ties:
-            if len(tie.here) == 2 and not self.trees:
-                _add_gradient(tie.here[0].master, tie.here[1].master)
+        for tie in self.ties if not self.trees else ():
+            tie.add_uses()
         for group, partial in self._partial:
             for bucket in partial:
                 bucket.fill()
@@ -262,23 +261,13 @@ class Gradients:
         self.unused = tuple(self.slots[i].name for i in nowhere)
 
     def _join_ties(self) -> None:
-        """After replicas have met: sum the two halves of each tied gradient that lie on two stages."""
-        self._halves.clear()
-        for tie in self.ties:
-            master = tie.here[0].master
-            if len(tie.here) == 1:
-                if master.grad is None:
-                    master.grad = torch.zeros_like(master)
-                    self._halves.add(tie.here[0].name)
-                tie.group.all_reduce(master.grad)
-                continue
-            alias = tie.here[1].master
-            if self.trees:  # one order for all layouts: replicas first, then the two uses
-                _add_gradient(master, alias)
-            # An alias that is sharded has storage of its own, and takes the same step as its owner.
-            apart = alias.data_ptr() != master.data_ptr()
-            alias.grad = master.grad.clone() if apart and master.grad is not None else None
-        self._line[-1].fill_(len(self._halves))
+        """After replicas have met: the two uses of tied weights."""
+        for tie in (
+            self.ties if self.trees else ()
+        ):  # one order for all layouts: replicas first, then the uses
+            tie.add_uses()
+        self._halves = [tie.join() for tie in self.ties]
+        self._line[-1].fill_(sum(self._halves))
 
     # After -----------------------------------------------------------------------------------------------------
 
@@ -286,16 +275,9 @@ class Gradients:
         """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
         norm, *line = measure(self.slots, self._line)
         if line[-1]:
-            self._drop_unused_ties()
+            for tie, lacks in zip(self.ties, self._halves, strict=True):
+                tie.drop_unused(lacks)
         return Numbers(norm, math.fsum(line[:-2]), line[-2] > 0)
-
-    def _drop_unused_ties(self) -> None:
-        """Zeros stood for some half of a tied weight that had no gradient: forget the sum if neither half had one."""
-        for tie in self.ties:
-            if len(tie.here) == 1:
-                lacks = self._line.new_tensor([tie.here[0].name in self._halves])
-                if tie.group.all_reduce(lacks).item() == 2.0:
-                    tie.here[0].drop_gradient()
 
     def forget(self) -> None:
         """Drop this step's gradients."""
@@ -305,10 +287,3 @@ class Gradients:
 
 def _among(slot: Slot, slots: Iterable[Slot]) -> bool:
     return any(slot is other for other in slots)
-
-
-def _add_gradient(owner: nn.Parameter, alias: nn.Parameter) -> None:
-    if owner.grad is None:
-        owner.grad = alias.grad
-    elif alias.grad is not None:
-        owner.grad.add_(alias.grad)

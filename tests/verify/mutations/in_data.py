@@ -9,6 +9,7 @@ from tests.verify.mutations.planting import bug
 from unisono import parallelize
 from unisono.models.noise import Dropout, Noise
 from unisono.parallel import cut
+from unisono.parallel.fill import fill
 from unisono.train import build
 from unisono.train.data import feed
 from unisono.train.data.feed import Feed
@@ -72,12 +73,12 @@ def initialised_by_rank(patch):
 @bug("tp=2", "initialisation")
 def slices_begin_alike(patch):
     """Every tensor-parallel rank draws its slice from the same generator, so slices are copies of each other."""
-    fill = parallelize._fill
 
-    def first_slice(stage, values, owners, cuts, dtype, device):
-        fill(stage, values, owners, {k: replace(c, start=0) for k, c in cuts.items()}, dtype, device)
+    def first_slice(stages, site):
+        fill(stages, replace(site, cuts={name: replace(cut, start=0) for name, cut in site.cuts.items()}))
 
-    patch(parallelize, "_fill", first_slice)
+    passes = [replace(one, apply=first_slice) if one.name == "fill" else one for one in parallelize.PASSES]
+    patch(parallelize, "PASSES", passes)
 
 
 @bug("dp=2", "masks_differ")

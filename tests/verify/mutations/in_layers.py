@@ -19,7 +19,7 @@ from unisono.parallel.tensor import (
     VocabEmbedding,
 )
 
-SLOTS, LOSS = parallelize.slots_of, parallelize.vocab_loss
+SLOTS, LOSS = parallelize.slots_of, tensor.vocab_loss
 GATHER, SEND_F, SEND_B = Group.all_gather, StagePlayer._send_activation, StagePlayer._send_gradient
 FSDP_GATHER = shard.ShardGather.__call__
 
@@ -49,7 +49,7 @@ def positions_begin_at_zero_everywhere(patch):
 @bug("tp=2", "forward")
 def targets_off_by_one_in_the_vocabulary(patch):
     """The slice of the vocabulary is thought to begin one later."""
-    patch(parallelize, "vocab_loss", lambda group, start: LOSS(group, start + 1))
+    patch(tensor, "vocab_loss", lambda group, start: LOSS(group, start + 1))
 
 
 @bug("tp=2", "forward")

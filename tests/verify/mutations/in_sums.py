@@ -7,10 +7,10 @@ from unisono.comm.group import Group
 from unisono.parallel import shard
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.shard import Sharded
+from unisono.parallel.ties import Tie
 from unisono.sync import Verdict, canonical
 from unisono.sync.canonical import CanonicalSync
 from unisono.sync.every_step import EveryStepSync
-from unisono.train import gradients
 from unisono.train.gradients import Gradients
 
 PLAY, BACKWARD, READY, DEAL = StagePlayer.play, StagePlayer._backward, EveryStepSync.grad_ready, buckets.deal
@@ -261,17 +261,18 @@ def stale_gathered_parameters(patch):
 @bug("dp=2", "tied_use_missing")
 def tied_gradient_dropped(patch):
     """The classifier's share in the embedding's gradient is lost."""
-    patch(gradients, "_add_gradient", lambda owner, alias: None)
+    patch(Tie, "add_uses", lambda self: None)
 
 
 @bug("dp=2", "tied_use_twice")
 def tied_gradient_counted_twice(patch):
     """Autograd adds both uses, and the framework does it again."""
 
-    def add(owner, alias):
-        owner.grad.add_(alias.grad, alpha=2.0)
+    def add(self):
+        if len(self.here) == 2:
+            self.here[0].master.grad.add_(self.here[1].master.grad, alpha=2.0)
 
-    patch(gradients, "_add_gradient", add)
+    patch(Tie, "add_uses", add)
 
 
 @bug("pp=2", "tied_use_missing")

@@ -184,6 +184,7 @@ class GPT(nn.Module):
 
 def _anatomy(config: GPTConfig) -> Anatomy:
     return Anatomy(
+        cross_entropy=True,
         splits={
             "stem.tok": Split.VOCAB_IN,
             "stem.pos": Split.POSITIONS,

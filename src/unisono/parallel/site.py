@@ -1,0 +1,50 @@
+"""What the passes over a model share: what is asked for, and what one leaves for the next."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unisono.comm.mesh import Mesh
+from unisono.parallel.cut import Stage
+from unisono.parallel.shard import Whole
+from unisono.parallel.tensor import Cut
+from unisono.plan import Plan
+from unisono.spec.layout import Anatomy
+
+Stages = Mapping[int, Stage]  # of one rank, by number
+
+
+@dataclass(slots=True)
+class Site:
+    """One rank's building site.
+
+    shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
+    pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
+    is wanted by itself. cuts: by name, what `tp` took of a parameter. sharding: by stage.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    anatomy: Anatomy
+    shapes: Mapping[str, tuple[int, ...]]
+    blocks: Sequence[range]
+    placement: Sequence[int]
+    values: Callable[[str], Tensor]
+    dtype: torch.dtype
+    device: torch.device
+    leafwise: bool = False
+    compiled: bool = False
+    cuts: dict[str, Cut] = field(default_factory=dict)
+    sharding: dict[int, Whole] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Alias → owner of tied weights."""
+        return dict(self.anatomy.ties)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the uses of a tied weight collect gradients of their own."""
+        return self.plan.shard == 1 or len(self.blocks) > 1 or self.leafwise
