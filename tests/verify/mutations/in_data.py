@@ -113,7 +113,9 @@ def dropout_seeded_by_stage(patch):
 
 def _shifted(forward):
     def shifted(self, x, noise=None):
-        return forward(self, x, noise and Noise(noise.seed + 7 * self.index, noise.samples))
+        return forward(
+            self, x, noise and Noise(noise.seed + 7 * int(next(iter(self.blocks), 0)), noise.samples)
+        )
 
     return shifted
 

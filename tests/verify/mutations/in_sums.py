@@ -144,15 +144,15 @@ def last_bucket_never_reduced(patch):
     """A bucket that fills after the others is forgotten: its parameters drift apart."""
     small_buckets(patch)
 
-    ready = []
+    held = {}
 
     def all_but_the_last(self, bucket):
-        ready.append(bucket)
-        if len(ready) > 1:
-            READY(self, ready[-2])
+        before, held[id(self)] = held.get(id(self)), bucket
+        if before is not None:
+            READY(self, before)
 
     def settle(self):
-        ready.clear()
+        held.pop(id(self), None)
         return SETTLE(self)
 
     patch(EveryStepSync, "grad_ready", all_but_the_last)
@@ -238,7 +238,8 @@ def gradients_of_the_step_before(patch):
         for slot in self.slots:
             new = slot.master.grad
             if new is not None:
-                kept, old[slot.name] = old.get(slot.name), new.clone()
+                key = id(self), slot.name
+                kept, old[key] = old.get(key), new.clone()
                 slot.master.grad = new if kept is None else kept
 
     patch(Gradients, "_join_ties", join)
