@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from unisono.launch import table
-from unisono.launch.board import Board, duration, shares, short, sparkline
+from unisono.launch.board import Board, shares, sparkline
 from unisono.launch.screen import PLAIN_EVERY, Screen
 
 
@@ -118,8 +118,3 @@ def test_sparkline() -> None:
     assert sparkline([1.0, math.nan, 2.0]) == "▁x█"
     assert sparkline([math.inf]) == "x"
     assert len(sparkline(list(range(1000)), 24)) == 24
-
-
-def test_words_for_numbers() -> None:
-    assert [short(n) for n in (999, 28_900, 1.5e6, 2e9)] == ["999", "28.9k", "1.5M", "2.0G"]
-    assert [duration(s) for s in (9.4, 200, 7500)] == ["9 s", "3 min 20 s", "2 h 5 min"]

@@ -137,7 +137,7 @@ def play(
         dict.fromkeys(range(ranks - 1), wire),
         recorder,
         nullcontext,
-        lambda turn, losses: None,
+        lambda turn: None,
         dtype=torch.float64,
         device=torch.device("cpu"),
     )

@@ -171,16 +171,18 @@ def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
         (["--weak"], "--sweep"),
         (["--tokens", "-1"], "above 0"),
-        (
-            ["--model.kind", "mlp", "--data.source", "digits", "--sweep", "context=8..16"],
-            "no context to vary",
-        ),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.CaptureFixture[str]) -> None:
     got = said([*PLAN, *words], capsys)
     assert got["code"] == 2
     assert said_ in got["what"] + got["try"]
+
+
+def test_a_model_without_a_context_cannot_be_swept_over_it(capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = ["--model.kind", "mlp", "--data.source", "digits", "--train.global_batch", "64"]
+    assert main(["simulate", *pictures, "--cluster", "dgx-a100", "--sweep", "context=8..16", "--json"]) == 2
+    assert "no context to vary" in json.loads(capsys.readouterr().out)["what"]
 
 
 def test_elastic_needs_replicas(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unisono.report.words import count, seconds
+
 COMPUTE = ("forward", "backward", "optim")
 BARS = "▁▂▃▄▅▆▇█"
 AWAITED = 0.15
@@ -105,10 +107,10 @@ class Board:
         if self.val_loss is not None:
             words.append(f"validation {self.val_loss:.4f}")
         if self.per_second:
-            words.append(f"{short(self.per_second)} targets/s")
+            words.append(f"{count(self.per_second)} targets/s")
         left = self.seconds_left()
         if left is not None and self.step < self.steps:
-            words.append(f"{duration(left)} left")
+            words.append(f"{seconds(left)} left")
         if self.saved:
             words.append(f"saved {self.saved}")
         return "   ".join(words)
@@ -116,7 +118,7 @@ class Board:
 
 def shares(times: Mapping[str, float]) -> tuple[float, float, float]:
     """Shares of the step spent computing, in exposed communication, and waiting. Hidden communication costs none."""
-    total = sum(seconds for part, seconds in times.items() if part != "comm_hidden")
+    total = sum(spent for part, spent in times.items() if part != "comm_hidden")
     if total <= 0:
         return 0.0, 0.0, 0.0
     compute = sum(times.get(part, 0.0) for part in COMPUTE)
@@ -128,28 +130,10 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
     """`values` as at most `width` bars, the mean of neighbours each; a value that is no number is drawn as `x`."""
     if not values:
         return ""
-    count = min(width, len(values))
-    cuts = [len(values) * i // count for i in range(count + 1)]
+    bars = min(width, len(values))
+    cuts = [len(values) * i // bars for i in range(bars + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(BARS[round((mean - low) * scale)] if math.isfinite(mean) else "x" for mean in means)
-
-
-def short(number: float) -> str:
-    """28900 as 28.9k."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return f"{number:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 9 s, 3 min 20 s or 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

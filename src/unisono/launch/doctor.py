@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from unisono.launch.board import short
 from unisono.launch.nursery import Nursery
 from unisono.launch.supervise import Outcome
+from unisono.report.words import count
 from unisono.spec.errors import UnisonoError
 
 GIB = 1 << 30
@@ -212,7 +212,7 @@ def judge(outcome: Outcome) -> list[Check]:
     if not said["right"]:
         return [Check("all-reduce", False, "a wrong sum", "this machine computes wrongly: test its memory")]
     speed = 4 * (4 << 20) / (said["large_ms"] / 1e3)
-    detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {short(speed)}B/s for 16 MiB"
+    detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {count(speed)}B/s for 16 MiB"
     checks = [Check("all-reduce", True, detail)]
     if said["gpus"]:
         checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, CUDA {said['cuda']}"))

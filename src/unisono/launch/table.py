@@ -8,7 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from unisono.launch.board import Board, duration, short, sparkline
+from unisono.launch.board import Board, sparkline
+from unisono.report.words import count, seconds
 
 AWAITED_NOTE = "<- others wait"
 MOST_ROWS = 32
@@ -32,8 +33,8 @@ def _head(board: Board, title: str) -> Table:
         Text(title or "train", style="bold"),
         ProgressBar(total=max(1, board.steps), completed=board.step, width=26),
         f"{board.step}/{board.steps}",
-        f"{short(board.per_second)} targets/s" if board.per_second else "",
-        f"{duration(left)} left" if left is not None and board.step < board.steps else "",
+        f"{count(board.per_second)} targets/s" if board.per_second else "",
+        f"{seconds(left)} left" if left is not None and board.step < board.steps else "",
     )
     return grid
 
