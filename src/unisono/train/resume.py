@@ -7,9 +7,9 @@ from typing import Any
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
-from unisono.train.checkpoint import load, verify_folder
+from unisono.train.checkpoint import load
 from unisono.train.checkpoint.faults import damaged
-from unisono.train.checkpoint.find import by_age
+from unisono.train.checkpoint.find import by_age, first_whole
 from unisono.train.checkpoint.manifest import read_manifest
 from unisono.train.checkpoint.tensorfile import Damage
 from unisono.train.writing import nothing_to_resume
@@ -24,14 +24,11 @@ def choose(run_dir: Path, recipe: Recipe, data: str) -> tuple[Path, list[str]]:
     data: the fingerprint of the data that the run would go on with. Raises UsageError: K05 if the run was begun with
     another recipe or other data, K06 if no checkpoint is whole.
     """
-    faults: list[str] = []
-    for folder in by_age(run_dir):
-        found = verify_folder(folder)
-        if not found:
-            check_fits(load(folder, []), recipe, data, folder)
-            return folder, [f"{fault}; going on from {folder.name}" for fault in faults]
-        faults.append(f"checkpoint {folder.name} is damaged: {found[0]}")
-    raise nothing_to_resume(str(run_dir), "; ".join(faults))
+    folder, faults = first_whole(by_age(run_dir))
+    if folder is None:
+        raise nothing_to_resume(str(run_dir), "; ".join(faults))
+    check_fits(load(folder, []), recipe, data, folder)
+    return folder, [f"{fault}; going on from {folder.name}" for fault in faults]
 
 
 def identity(folder: Path) -> str:

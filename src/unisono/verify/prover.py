@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,7 @@ class Proof:
 
     def as_dict(self) -> dict[str, Any]:
         """The contract's object."""
-        return {
-            "plan": self.plan,
-            "ranks": self.ranks,
-            "fidelity": self.fidelity,
-            "bound": self.bound,
-            "bit_identical": self.bit_identical,
-            "max_rel_err": self.max_rel_err,
-            "pass": self.passed,
-            "first_divergence": self.first_divergence,
-            "cause": self.cause,
-            "explanation": self.explanation,
-        }
+        return {"pass" if key == "passed" else key: value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

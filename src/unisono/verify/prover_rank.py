@@ -64,59 +64,33 @@ def main(
         recipe = Recipe.model_validate_json(job["recipe"])
         resolved = resolve(recipe, job["plan"], ctx.world)
         timeout = resolved.recipe.launch.timeout
+        folder, reference = Path(job["folder"]), Path(job["reference"])
         place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, timeout)
         if ctx.rank == 0:
             ctx.channel.send("begun", job=job["id"])
-        do = {"reference": _reference, "prove": _prove, "explain": _explain}[argument["do"]]
-        result = do(ctx, number, job, resolved, place, corpus, around)
+        match argument["do"]:
+            case "reference":
+                play_reference(resolved, place, corpus, job["steps"], folder)
+                result = {}
+            case "prove":
+                # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
+                connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
+                with around(job):
+                    play_plan(resolved, place, corpus, job["steps"], folder, reference)
+                if ctx.world > 1:
+                    dist.destroy_process_group()
+                result = {}
+                if ctx.rank == 0:
+                    result = judge_plan(resolved, corpus, job["steps"], folder, reference)
+            case _:
+                result = _explain(job, resolved, place, corpus)
         if ctx.rank == 0:
             ctx.channel.send("done", job=job["id"], result=result)
     return {}
 
 
-def _reference(
-    ctx: RankContext,
-    number: int,
-    job: dict[str, Any],
-    resolved: Resolved,
-    place: Place,
-    corpus: Corpus,
-    around: Around,
-) -> dict[str, Any]:
-    play_reference(resolved, place, corpus, job["steps"], Path(job["folder"]))
-    return {}
-
-
-def _prove(
-    ctx: RankContext,
-    number: int,
-    job: dict[str, Any],
-    resolved: Resolved,
-    place: Place,
-    corpus: Corpus,
-    around: Around,
-) -> dict[str, Any]:
-    folder, reference = Path(job["folder"]), Path(job["reference"])
-    # Ranks live on from plan to plan: each plan has process groups of its own, under its own keys of the store.
-    connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
-    with around(job):
-        play_plan(resolved, place, corpus, job["steps"], folder, reference)
-    if ctx.world > 1:
-        dist.destroy_process_group()
-    return judge_plan(resolved, corpus, job["steps"], folder, reference) if ctx.rank == 0 else {}
-
-
-def _explain(
-    ctx: RankContext,
-    number: int,
-    job: dict[str, Any],
-    resolved: Resolved,
-    place: Place,
-    corpus: Corpus,
-    around: Around,
-) -> dict[str, Any]:
+def _explain(job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus) -> dict[str, Any]:
     asked = resolve(Recipe.model_validate_json(job["recipe"]), job["proved"])
-    cause = find_cause(
-        asked, resolved, place, corpus, Path(job["folder"]), Path(job["reference"]), job["step"], job["calm"]
-    )
+    folder, reference = Path(job["folder"]), Path(job["reference"])
+    cause = find_cause(asked, resolved, place, corpus, folder, reference, job["step"], job["calm"])
     return {"cause": cause.name, "explanation": cause.text}

@@ -10,8 +10,7 @@ from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
 from unisono.plan import Plan
 from unisono.train.checkpoint import load as load_checkpoint
-from unisono.train.checkpoint import verify_folder
-from unisono.train.checkpoint.find import list_steps
+from unisono.train.checkpoint.find import first_whole, list_steps
 from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
 from unisono.train.resume import check_fits
@@ -30,14 +29,9 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
     step = argument["step"]
     checkpoints = list_steps(Path(argument["run_dir"]))
-    start, notes = None, []
-    for number in sorted((n for n in checkpoints if n <= step), reverse=True):
-        faults = verify_folder(checkpoints[number])
-        if not faults:
-            start = checkpoints[number]
-            check_fits(load_checkpoint(start, []), resolved.recipe, corpus.fingerprint, start)
-            break
-        notes.append(f"checkpoint {checkpoints[number].name} is damaged: {faults[0]}")
+    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n <= step)
+    if start is not None:
+        check_fits(load_checkpoint(start, []), resolved.recipe, corpus.fingerprint, start)
     after = checkpoints.get(step + 1)
     ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
     task = Task(

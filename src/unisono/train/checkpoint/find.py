@@ -1,6 +1,7 @@
 """Which checkpoints a run has, and which of them can be trusted."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -61,13 +62,20 @@ def by_age(run_dir: Path) -> list[Path]:
     return [steps[step] for step in order]
 
 
+def first_whole(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
+    """The first checkpoint whose every byte verifies, None if there is none; what is wrong with those before it."""
+    faults: list[str] = []
+    for folder in folders:
+        problems = verify_folder(folder)
+        if not problems:
+            return folder, faults
+        faults.append(f"checkpoint {folder.name} is damaged: {problems[0]}")
+    return None, faults
+
+
 def newest_whole(run_dir: Path, below: int | None = None) -> Path | None:
-    """The newest checkpoint whose every byte verifies, None if there is none; only steps `< below` if given."""
-    for folder in by_age(run_dir):
-        step = step_of(folder)
-        if (below is None or (step is not None and step < below)) and not verify_folder(folder):
-            return folder
-    return None
+    """The newest whole checkpoint, None if there is none; only steps `< below` if given."""
+    return first_whole(f for f in by_age(run_dir) if below is None or (step_of(f) or 0) < below)[0]
 
 
 def verify_folder(folder: Path) -> list[str]:
