@@ -61,9 +61,9 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     for policy in ("every_step", "canonical"):
         resolved = resolve(recipe, f"{argument['plan']} sync={policy}")
         run = build(resolved.recipe, resolved.plan, place, shared.corpus, Recorder(ctx.rank))
-        feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, shared.corpus, place.device)
+        feed, _ = feeds(resolved.recipe, resolved.plan, shared.corpus, place.device)
         runs.append((run, feed))
-        train_step(run, feed.fetch(0))
+        train_step(run, feed.fetch(0, run.leaves))
     ratios = []
     for block in range(argument["blocks"]):
         times = {}
@@ -72,7 +72,7 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
             run.mesh.world.barrier()
             begun = time.perf_counter()
             for _ in range(argument["steps"]):
-                train_step(run, feed.fetch(run.step))
+                train_step(run, feed.fetch(run.step, run.leaves))
             times[which] = time.perf_counter() - begun
         ratios.append(times[1] / times[0])
     return {"ratios": ratios}

@@ -35,11 +35,11 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0)
     connect(place, ctx.store)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
-    feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
     check = install(run, 2)
     times: dict[str, list[float]] = {"step": [], "checked": [], "copies": []}
     for step in range(2 * argument["pairs"] + 2):
-        leaves = feed.fetch(step)
+        leaves = feed.fetch(step, run.leaves)
         run.mesh.world.barrier()
         begun = time.perf_counter()
         train_step(run, leaves)

@@ -181,7 +181,7 @@ def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Rac
     recipe, place = task.recipe, task.place
     recorder = Recorder(place.rank)
     run = build(recipe, plan, place, task.corpus, recorder)
-    feed, val = feeds(recipe, plan, run.mesh, task.corpus, place.device)
+    feed, val = feeds(recipe, plan, task.corpus, place.device)
     steps = train(run, feed, recipe.train.steps, line.stop_requested)
     observers = [
         watch.tell(line, recipe.train.steps),

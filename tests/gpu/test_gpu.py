@@ -112,7 +112,7 @@ def waits_of_a_step(ctx, recipe: str) -> int:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
     corpus = load(got.recipe.data, got.recipe.model)
     run = build(got.recipe, got.plan, place, corpus, Recorder())
-    feed, _ = feeds(got.recipe, got.plan, run.mesh, corpus, place.device)
+    feed, _ = feeds(got.recipe, got.plan, corpus, place.device)
     steps = train(run, feed, got.recipe.train.steps)
     for _ in range(3):
         next(steps)

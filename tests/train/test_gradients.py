@@ -51,7 +51,7 @@ def started(ctx, text, kind, plan, **train):
     corpus = load(resolved.recipe.data, resolved.recipe.model)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 60.0)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
-    return run, feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)[0]
+    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
 def stepped(ctx, text, kind, plan, steps=4, change="", **train):
@@ -59,7 +59,10 @@ def stepped(ctx, text, kind, plan, steps=4, change="", **train):
     run, feed = started(ctx, text, kind, plan, **train)
     if change:
         run.sync = run.gradients.sync = CHANGES[change](run.sync)
-    reports = [train_step(run, feed.fetch(step), stop=step == 2 and ctx.rank == 1) for step in range(steps)]
+    reports = [
+        train_step(run, feed.fetch(step, run.leaves), stop=step == 2 and ctx.rank == 1)
+        for step in range(steps)
+    ]
     state = run.update.optimizer.state
     return {
         "losses": [report.loss for report in reports],
@@ -227,7 +230,7 @@ def overflowing(ctx, text):
     measure = run.measure
     run.measure = lambda slots, line: [torch.inf, *measure(slots, line)[1:]]
     before = [slot.master.clone() for slot in run.local.slots]
-    report = train_step(run, feed.fetch(0))
+    report = train_step(run, feed.fetch(0, run.leaves))
     same = all(torch.equal(a, s.master) for a, s in zip(before, run.local.slots, strict=True))
     return [report.verdict.value, report.finite, run.step, same]
 
@@ -246,8 +249,8 @@ def proved(ctx, text, plan):
     run, feed = started(ctx, text, "gpt", plan, dtype="float32", clip=0.01)
     scales, optimizer = [], run.update.optimizer
     optimizer.register_step_pre_hook(lambda one, *_: scales.append(float(getattr(one, "grad_scale", 0.0))))
-    train_step(run, feed.fetch(0))
-    seen = watched_step(run, feed.fetch(1), 1)
+    train_step(run, feed.fetch(0, run.leaves))
+    seen = watched_step(run, feed.fetch(1, run.leaves), 1)
     return [scales, {kind: _norm(seen, kind) for kind in ("raw", "grad")}]
 
 

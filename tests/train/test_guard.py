@@ -31,7 +31,7 @@ def started(ctx, folder, plan, **train):
     corpus = load(resolved.recipe.data, resolved.recipe.model)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 60.0)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
-    return run, feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)[0]
+    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
 def flip(x, element, bit):
@@ -83,7 +83,7 @@ def with_flip(ctx, folder, plan, rank, kind, at, every, name=NAME, **train):
             slot = slot_of(run, name)
             state = run.update.optimizer.state[slot.master]
             flip(slot.master if kind == "weight" else state[kind], 5, 27)
-        train_step(run, feed.fetch(step))
+        train_step(run, feed.fetch(step, run.leaves))
     return True
 
 
@@ -147,7 +147,7 @@ def with_bad_gradient(ctx, folder, plan, rank, micro, every, steps=8, **train):
     stage.get_submodule(NAME.rpartition(".")[0]).register_forward_pre_hook(entering)
     install(run, every)
     for step in range(steps):
-        train_step(run, feed.fetch(step))
+        train_step(run, feed.fetch(step, run.leaves))
     return True
 
 
@@ -191,7 +191,7 @@ def weights(ctx, folder, plan, every, **train):
     run, feed = started(ctx, folder, plan, **train)
     notes = []
     check = install(run, every, notes.append)
-    reports = [train_step(run, feed.fetch(step)) for step in range(3)]
+    reports = [train_step(run, feed.fetch(step, run.leaves)) for step in range(3)]
     check()
     sums = {slot.name: checksum(slot.master).item() for slot in run.local.slots}
     return {"sums": sums, "losses": [r.loss for r in reports], "notes": notes}

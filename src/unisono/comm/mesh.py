@@ -1,61 +1,28 @@
 """The mesh: this rank's coordinates on the axes pp, dp, shard, cp, tp (outer to inner) and its groups."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import replace
 from datetime import timedelta
+from typing import Self
 
 import torch.distributed as dist
 
 from unisono.comm.collectives import Collective
 from unisono.comm.collectives.auto import Auto
 from unisono.comm.group import Group
+from unisono.comm.members import AXES, Members, Shape
 from unisono.observe.span import Recorder
 
-AXES = ("pp", "dp", "shard", "cp", "tp")
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of the axes; their product is the world."""
-
-    pp: int = 1
-    dp: int = 1
-    shard: int = 1
-    cp: int = 1
-    tp: int = 1
-
-    @property
-    def world(self) -> int:
-        return self.pp * self.dp * self.shard * self.cp * self.tp
-
-    def coordinates(self, rank: int) -> dict[str, int]:
-        """Axis → coordinate of a global rank; tp varies fastest."""
-        out: dict[str, int] = {}
-        for axis in reversed(AXES):
-            rank, out[axis] = divmod(rank, getattr(self, axis))
-        return {axis: out[axis] for axis in AXES}
-
-    def rank(self, at: Mapping[str, int]) -> int:
-        """Inverse of `coordinates`."""
-        rank = 0
-        for axis in AXES:
-            rank = rank * getattr(self, axis) + at[axis]
-        return rank
-
-    def peers(self, rank: int, axes: Iterable[str]) -> list[int]:
-        """Global ranks whose coordinates equal `rank`'s on all axes but the given ones, in order."""
-        own, free = self.coordinates(rank), set(axes)
-        fixed = [axis for axis in AXES if axis not in free]
-        return [
-            other
-            for other in range(self.world)
-            if all(self.coordinates(other)[axis] == own[axis] for axis in fixed)
-        ]
+__all__ = ["AXES", "Mesh", "Shape"]
 
 
 class Mesh:
     """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered, collective: see Group; the
-    latter is for `dp` alone."""
+    latter is for `dp` alone.
+
+    members: who takes part; all ranks of the shape's world if None. Every member makes one, or it hangs.
+    """
 
     def __init__(
         self,
@@ -65,21 +32,27 @@ class Mesh:
         timeout: timedelta,
         ordered: bool = False,
         collective: Collective = Auto(),
+        members: Members | None = None,
     ) -> None:
         self.shape, self.rank, self.recorder = shape, rank, recorder
+        self.members = members or Members.first(shape.world)
         self._timeout, self._ordered, self._collective = timeout, ordered, collective
-        self.at = shape.coordinates(rank)
-        self.dp = self.group("dp", ("dp",))
+        self.at = shape.coordinates(self.members.ranks.index(rank))
         self.shard = self.group("shard", ("shard",))
         self.tp = self.group("tp", ("tp",))
         # Two groups for the pipeline, one a direction: a backend that runs each group's operations in order
         # (NCCL) would deadlock when one rank sends an activation while its neighbour sends a gradient.
         self.pp = self.group("pp", ("pp",))
         self.pp_back = self.group("pp", ("pp",))
-        self.data = self.group("data", ("dp", "shard"))
         self.replica = self.group("replica", ("pp", "shard", "cp", "tp"))
-        self.world = self.group("world", AXES)
         self._over = {frozenset({"shard"}): self.shard, frozenset({"tp"}): self.tp}
+        self._meet()
+
+    def _meet(self) -> None:
+        """The groups across replicas."""
+        self.dp = self.group("dp", ("dp",))
+        self.data = self.group("data", ("dp", "shard"))
+        self.world = self.group("world", AXES)
 
     def over(self, axes: frozenset[str]) -> Group:
         """The group of this rank over these axes of its replica, made once. All its members call it the first time, or
@@ -88,9 +61,30 @@ class Mesh:
             self._over[axes] = self.group("+".join(sorted(axes)), axes)
         return self._over[axes]
 
+    def joined(self, members: Members) -> Self:
+        """This mesh among other replicas: groups across them are new, those inside this one stay as they are.
+
+        Every one of `members` calls it, or it hangs. Raises ValueError where they are not whole replicas.
+        """
+        mesh = copy(self)
+        inner = self.shape.world // self.shape.dp
+        mesh.members, mesh.shape = members, replace(self.shape, dp=len(members.ranks) // inner)
+        mesh.at = mesh.shape.coordinates(members.ranks.index(self.rank))
+        if mesh.shape.world != len(members.ranks) or mesh.peers(("pp", "shard", "cp", "tp")) != list(
+            self.replica.ranks
+        ):
+            raise ValueError(f"{members.ranks} are not whole replicas, rank {self.rank}'s among them")
+        mesh._meet()
+        return mesh
+
+    def peers(self, axes: Iterable[str]) -> list[int]:
+        """Ranks whose coordinates equal this one's on all axes but the given ones."""
+        places = self.shape.peers(self.members.ranks.index(self.rank), axes)
+        return [self.members.ranks[place] for place in places]
+
     def group(self, name: str, axes: Iterable[str]) -> Group:
-        """The group of this rank over the given axes; each call of the same on all its members."""
-        return self.group_of(name, self.shape.peers(self.rank, axes))
+        """The group of this rank over the given axes. Every member of the group calls it, or it hangs."""
+        return self.group_of(name, self.peers(axes))
 
     def group_of(self, name: str, ranks: list[int]) -> Group:
         """A group of the given ranks, of which this one is a member."""

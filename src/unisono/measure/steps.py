@@ -60,7 +60,7 @@ def play(
     data = corpus(given.model.window, given.model.sized(Facts(vocab=256)).vocab or 0)
     recorder = Recorder(place.rank)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
-    feed, _ = feeds(resolved.recipe, resolved.plan, run.mesh, data, place.device)
+    feed, _ = feeds(resolved.recipe, resolved.plan, data, place.device)
     playing = train(run, feed, _ENDLESS)
 
     def lap() -> dict[str, float]:

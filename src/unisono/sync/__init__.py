@@ -60,7 +60,7 @@ class Sync(ABC):
     """A live policy on the `dp` axis, on one rank."""
 
     @abstractmethod
-    def weigh(self, count: int) -> float:
+    def weigh(self, count: float) -> float:
         """Before forward: what one target's loss counts for, given the targets that one replica holds."""
 
     @abstractmethod

@@ -65,7 +65,7 @@ class CanonicalSync(Sync):
         self.dp = dp
         self._flights: list[_Flight] = []
 
-    def weigh(self, count: int) -> float:
+    def weigh(self, count: float) -> float:
         return 1.0 / (count * self.dp.size)
 
     def grad_ready(self, bucket: "Bucket") -> None:

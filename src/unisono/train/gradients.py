@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from unisono.comm import bucket as buckets
 from unisono.comm.bucket import Bucket
@@ -84,6 +85,7 @@ class Gradients:
         self.trees, self.places = trees or {}, places or LossPlaces()
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self._final, self._next = False, 0
+        self._hooks: list[RemovableHandle] = []
         twins = [slot for tie in self.ties if len(tie.here) == 2 for slot in tie.here]
         travels = [s for s in self.slots if self.trees or not (s.alias and _among(s, twins))]
         partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
@@ -135,9 +137,10 @@ class Gradients:
             bucket.waiting = len(bucket.params)
             ends = {part.stop - 1: part for part in buckets.pieces(bucket.params)}
             for i, p in enumerate(bucket.params):
-                p.register_post_accumulate_grad_hook(self._hook(bucket, ends.get(i)))
+                self._hooks.append(p.register_post_accumulate_grad_hook(self._hook(bucket, ends.get(i))))
         for part in buckets.pieces(joined):
-            joined[part.stop - 1].register_post_accumulate_grad_hook(self._hook(lasts[0], part))
+            last = joined[part.stop - 1]
+            self._hooks.append(last.register_post_accumulate_grad_hook(self._hook(lasts[0], part)))
         return firsts, lasts
 
     def _hook(self, bucket: Bucket, part: slice | None) -> Callable[[nn.Parameter], None]:
@@ -283,6 +286,12 @@ class Gradients:
         """Drop this step's gradients."""
         for slot in self.slots:
             slot.drop_gradient()
+
+    def release(self) -> None:
+        """Let go of the parameters: others will see to their gradients from now on."""
+        self.forget()
+        for hook in self._hooks:
+            hook.remove()
 
 
 def _among(slot: Slot, slots: Iterable[Slot]) -> bool:

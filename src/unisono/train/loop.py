@@ -12,7 +12,7 @@ def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: F
     while run.step < until:
         run.recorder.step = run.step
         with run.recorder.span("data"):
-            leaves = feed.fetch(run.step)
+            leaves = feed.fetch(run.step, run.leaves)
         report = train_step(run, leaves, stop())
         yield report
         if report.stop or not report.finite:

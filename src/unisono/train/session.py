@@ -22,7 +22,7 @@ from unisono.train.blame import blame
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver, load
 from unisono.train.data.dataset import Corpus
-from unisono.train.data.feed import Feed
+from unisono.train.data.feed import Feed, Permuted
 from unisono.train.guard import install
 from unisono.train.loop import train
 from unisono.train.sample import sample
@@ -57,7 +57,7 @@ class Live:
     terms: RankOrder
     run: Run
     feed: Feed
-    val: Feed
+    val: Permuted
     saver: Saver
     journal: Journal
     check: Callable[[], None]  # that copies are equal, where the run is guarded
@@ -128,7 +128,7 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
         state = load(terms.resume, pieces_of(run))
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
-    feed, val = feeds(recipe, plan, run.mesh, corpus, place.device)
+    feed, val = feeds(recipe, plan, corpus, place.device)
     check = install(run, recipe.train.guard, partial(_note, terms))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
@@ -181,7 +181,7 @@ def _between(live: Live, report: Report) -> None:
 def _validate(live: Live) -> None:
     if not live.val.samples:
         return
-    batches = [live.val.fetch(i) for i in range(live.terms.recipe.train.eval_batches)]
+    batches = [live.val.fetch(i, live.run.leaves) for i in range(live.terms.recipe.train.eval_batches)]
     loss = evaluate(live.run, batches)
     live.val_losses.append((live.run.step, loss))
     if live.terms.place.rank == 0:
@@ -215,7 +215,7 @@ def _announce(live: Live, folder: Path | None) -> None:
 
 
 def _give_up(live: Live, report: Report) -> None:
-    leaves = live.feed.fetch(report.step)
+    leaves = live.feed.fetch(report.step, live.run.leaves)
     _announce(live, live.saver.wait())
     error = blame(live.run, leaves, report, live.terms.place.rank, live.saved)
     if error is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,15 +16,22 @@ from unisono.train.clip import Measure
 from unisono.train.gradients import Gradients
 from unisono.train.update import Report, Update
 
+if TYPE_CHECKING:
+    from unisono.train.join import Replica
+
 
 @dataclass(slots=True)
 class Run:
-    """A live run on one rank. `step` is the number of updates made; everything else is fixed.
+    """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
 
-    timetable: of all rows of the pipeline; `row` is this rank's, `eval_row` its forwards alone.
+    leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
+    is this rank's, `eval_row` its forwards alone.
     """
 
+    replica: "Replica"
     mesh: Mesh
+    leaves: range
+    of_leaves: int
     local: Local
     player: Player
     timetable: Timetable
@@ -45,8 +53,9 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     changes nothing.
     """
     gradients = run.gradients
-    targets = sum(leaf.targets.numel() for leaf in leaves) * run.mesh.shard.size
-    losses = run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
+    losses = run.player.play(
+        run.row, leaves, run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size), run.seed
+    )
     with run.recorder.span("backward", op="close"):
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
@@ -57,6 +66,11 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     return report
 
 
+def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
+    """Targets of the global batch of which this rank computes these leaves: all leaves have as many."""
+    return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)
+
+
 @torch.no_grad()
 def evaluate(run: Run, batches: Sequence[Sequence[Leaf]]) -> float:
     """Mean loss in nats per target over the batches of all data ranks; the same on every rank."""
@@ -64,8 +78,8 @@ def evaluate(run: Run, batches: Sequence[Sequence[Leaf]]) -> float:
     total = torch.zeros((), dtype=torch.float64, device=run.local.device)
     run.local.train(False)
     for leaves in batches:
-        targets = sum(leaf.targets.numel() for leaf in leaves) * mesh.data.size
-        total += run.player.play(run.eval_row, leaves, 1.0 / (targets * len(batches)), None).sum()
+        weight = 1.0 / (targets_of(run, leaves) * len(batches))
+        total += run.player.play(run.eval_row, leaves, weight, None).sum()
     run.local.train(True)
     if not run.gradients.places.counted:
         total.zero_()

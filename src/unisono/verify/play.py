@@ -93,7 +93,7 @@ def record_of(folder: Path, step: int) -> Path:
 def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
     """A run at step 0 and its batches."""
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(place.rank))
-    return run, feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)[0]
+    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
 def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
@@ -128,7 +128,7 @@ def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int,
     """One process: the run that plans are held to, its records and its checkpoints."""
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
-        watched_step(run, feed.fetch(step), step).write(record_of(folder, step))
+        watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
         save(folder, step, pieces_of(run), {}, rank=0, world=1, token="reference")
 
 
@@ -139,7 +139,7 @@ def play_plan(
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
         rewind(run, reference, step)
-        watched_step(run, feed.fetch(step), step).write(record_of(folder, step))
+        watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
     run.mesh.world.barrier()
 
 
@@ -153,7 +153,7 @@ def play_leaves(
     """
     run, feed = start(resolved, place, corpus)
     rewind(run, reference, step)
-    leaves = feed.fetch(step)
+    leaves = feed.fetch(step, run.leaves)
     chosen: list[Slot] = []
     for slot in sorted(run.local.slots, key=lambda s: s.live.numel()):
         room -= slot.live.numel() * len(leaves)
@@ -182,7 +182,7 @@ def losses_with(
     """One process: the losses of step `step`'s leaves under the reference's parameters before step `state`."""
     run, feed = start(resolved, place, corpus)
     rewind(run, reference, state)
-    leaves = feed.fetch(step)
+    leaves = feed.fetch(step, run.leaves)
     targets = sum(leaf.targets.numel() for leaf in leaves)
     with torch.no_grad():
         return run.player.play(run.eval_row, leaves, run.sync.weigh(targets), run.seed).tolist()
@@ -193,7 +193,7 @@ def crossed_losses(
 ) -> Tensor | None:
     """One process: [inputs of leaf i, targets of leaf j], the losses if leaves were mixed up; None for many leaves."""
     run, feed = start(resolved, place, corpus)
-    leaves = feed.fetch(step)
+    leaves = feed.fetch(step, run.leaves)
     if len(leaves) > most:
         return None
     rewind(run, reference, step)

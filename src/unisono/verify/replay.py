@@ -98,7 +98,7 @@ class _Actor:
 
         run.measure = pushing
         try:
-            return train_step(run, self.feed.fetch(run.step))
+            return train_step(run, self.feed.fetch(run.step, run.leaves))
         finally:
             run.measure = measure
 
@@ -157,7 +157,7 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
 def _started(task: Task, place: Place, corpus: Corpus) -> _Actor:
     recipe, plan = task.resolved.recipe, task.resolved.plan
     run = build(recipe, plan, place, corpus, Recorder(place.rank))
-    feed, _ = feeds(recipe, plan, run.mesh, corpus, place.device)
+    feed, _ = feeds(recipe, plan, corpus, place.device)
     if task.start is not None:
         state = load(task.start, pieces_of(run))
         run.step = int(state["step"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unisono.spec.errors import UsageError
-from unisono.train.data import Corpus, Feed
+from unisono.train.data import Corpus, Permuted
 from unisono.train.data.binary import open_file
 
 Open = Callable[..., Corpus]
@@ -116,8 +116,8 @@ def test_a_bad_token_past_the_first_check_is_found_when_read(
     corpus.train.fetch(np.array([0, 1, 2, 3, 4, 7]))
     assert "position 48" in refused("D09", lambda: corpus.train.fetch(np.array([1, 6]))).what
     assert "position 48" in refused("D09", lambda: corpus.train.fetch(np.array([5]))).what  # as a target
-    feed = Feed(corpus.train, 0, 11, 11, range(1))
-    refused("D09", lambda: feed.fetch(0))
+    feed = Permuted(corpus.train, 0, 11, 11)
+    refused("D09", lambda: feed.fetch(0, range(1)))
 
 
 def test_negative_tokens_are_refused(open_source: Open, tmp_path: Path) -> None:

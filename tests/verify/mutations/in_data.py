@@ -10,11 +10,11 @@ from unisono import parallelize
 from unisono.models.noise import Dropout, Noise
 from unisono.parallel import cut
 from unisono.parallel.fill import fill
-from unisono.train import build
+from unisono.train import build, join
 from unisono.train.data import feed
-from unisono.train.data.feed import Feed
+from unisono.train.data.feed import Permuted
 
-OWN_LEAVES, INITIAL, SAMPLES_AT, FETCH = build.own_leaves, build.initial_values, feed.samples_at, Feed.fetch
+ASSIGN, INITIAL, SAMPLES_AT, FETCH = join.assign, build.initial_values, feed.samples_at, Permuted.fetch
 DROP, BITS = Dropout.forward, Dropout.bits
 
 
@@ -25,19 +25,28 @@ def rank() -> int:
 @bug("dp=2", "leaf_twice")
 def every_rank_reads_the_same_data(patch):
     """A sampler that was not told its rank; the loss looks right."""
-    patch(build, "own_leaves", lambda mesh, leaves: range(leaves // mesh.shape.dp))
+    patch(
+        build,
+        "assign",
+        lambda leaves, shape, members: dict.fromkeys(members.ranks, range(leaves // shape.dp)),
+    )
 
 
 @bug("dp=2", "leaf_twice")
 def duplicated_leaf(patch):
     """A micro-batch handed out twice at the seam of two ranks' shares."""
-    patch(build, "own_leaves", lambda mesh, n: [max(i - (rank() == 1), 0) for i in OWN_LEAVES(mesh, n)])
+
+    def overlapping(*args):
+        dealt = dict(ASSIGN(*args))
+        return dealt | {1: range(dealt[1].start - 1, dealt[1].stop - 1)}
+
+    patch(join, "assign", overlapping)
 
 
 @bug("dp=2", "wrong_samples")
 def shuffled_by_rank(patch):
     """Each rank shuffles with its own seed: samples repeat and are missed."""
-    patch(build, "Feed", lambda data, seed, **more: Feed(data, seed + rank(), **more))
+    patch(build, "Permuted", lambda data, seed, **more: Permuted(data, seed + rank(), **more))
 
 
 @bug("shard=2", "wrong_samples")
@@ -52,16 +61,16 @@ def sample_index_overflows(patch):
 def targets_not_shifted(patch):
     """Labels already shifted by the loader and not by the model, or the other way round."""
 
-    def fetch(self, step):
-        return [replace(leaf, targets=leaf.inputs) for leaf in FETCH(self, step)]
+    def fetch(self, step, leaves):
+        return [replace(leaf, targets=leaf.inputs) for leaf in FETCH(self, step, leaves)]
 
-    patch(Feed, "fetch", fetch)
+    patch(Permuted, "fetch", fetch)
 
 
 @bug("dp=2", "wrong_samples")
 def resumed_one_step_late(patch):
     """After a restart the loader is one step ahead of the optimiser."""
-    patch(Feed, "fetch", lambda self, step: FETCH(self, step + 1))
+    patch(Permuted, "fetch", lambda self, step, leaves: FETCH(self, step + 1, leaves))
 
 
 @bug("dp=2", "initialisation")

@@ -1,7 +1,7 @@
 """Real input, dealt as virtual shards: sources, the order of samples, and the batches of one rank."""
 
 from unisono.train.data.dataset import Corpus, Dataset, Images, TokenWindows, require_samples
-from unisono.train.data.feed import Feed, Micro, leaves_of
+from unisono.train.data.feed import Feed, Micro, Permuted
 from unisono.train.data.order import sample_ids, samples_at
 from unisono.train.data.sources import load
 
@@ -11,8 +11,8 @@ __all__ = [
     "Feed",
     "Images",
     "Micro",
+    "Permuted",
     "TokenWindows",
-    "leaves_of",
     "load",
     "require_samples",
     "sample_ids",

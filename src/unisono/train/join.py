@@ -1,0 +1,119 @@
+"""Take part in a run: what a rank holds by itself, and what it becomes among certain members.
+
+A rank's part of the model, its optimiser and the groups inside its replica do not depend on who else takes part. Groups
+across replicas, who computes which leaves, the timetable's length and the policy do: `join` makes them, the first time
+and after every change of the members, between two steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from unisono.comm.members import Assignment, Members, assign
+from unisono.comm.mesh import Mesh
+from unisono.comm.tree import TreeSum
+from unisono.observe.span import Recorder
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.precision import computing
+from unisono.parallelize import Local
+from unisono.plan import Plan
+from unisono.plan.checks import Batch
+from unisono.programs.pipeline import Timetable, lower, part_of
+from unisono.programs.schedules import SCHEDULES
+from unisono.spec.errors import UsageError
+from unisono.sync import POLICIES, Policy
+from unisono.train.clip import ByRow, ByTensor
+from unisono.train.gradients import Gradients, LossPlaces
+from unisono.train.step import Run
+from unisono.train.update import Update
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What one rank holds whoever else takes part. plan: resolved. global_batch, micro_batch: in samples."""
+
+    plan: Plan
+    mesh: Mesh
+    local: Local
+    update: Update
+    global_batch: int
+    micro_batch: int
+    dtype: torch.dtype
+    seed: int
+    recorder: Recorder
+
+
+def timetable_of(plan: Plan) -> Timetable:
+    """The lowered timetable of a resolved plan."""
+    return lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, plan.micros or 1))
+
+
+def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None = None) -> Run:
+    """The run among these members; of one under way, weights, optimiser and step stay as they are.
+
+    speeds: of the replicas, by which leaves are dealt; alike if None. Every one of `members` calls it, or it hangs.
+    A rank that joins late brings weights and step with it, from a checkpoint. Raises ValueError where the global batch
+    cannot be dealt to them, UsageError where the policy cannot be played so.
+    """
+    replica, mesh, step = (
+        (part.replica, part.mesh, part.step) if isinstance(part, Run) else (part, part.mesh, 0)
+    )
+    if isinstance(part, Run):
+        part.gradients.release()
+    mesh = mesh if mesh.members == members else mesh.joined(members)
+    count = replica.global_batch // replica.micro_batch
+    assignment = assign(count, mesh.shape, members, speeds)
+    policy, local = POLICIES.read(replica.plan.sync), replica.local
+    _check(replica, policy, mesh, assignment)
+    leaves = assignment[mesh.rank]
+    plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
+    sync, counted = policy.bind(local.slots, mesh.dp, None), mesh.tp.index == 0
+    gradients = Gradients(
+        local.slots,
+        mesh.dp,
+        sync,
+        ties=local.ties,
+        sharding=local.sharding,
+        inner=mesh.over,
+        trees={slot.name: TreeSum(len(leaves)) for slot in local.slots} if policy.leafwise else {},
+        places=LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted),
+    )
+    timetable, row = timetable_of(plan), mesh.at["pp"]
+    return Run(
+        replica=replica,
+        mesh=mesh,
+        leaves=leaves,
+        of_leaves=count,
+        local=local,
+        player=StagePlayer(
+            local.stages,
+            local.wires,
+            replica.recorder,
+            partial(computing, plan.precision, local.device),
+            gradients.begin,
+            gradients.leaf_done if policy.leafwise else None,
+            dtype=replica.dtype,
+            device=local.device,
+        ),
+        timetable=timetable,
+        row=timetable.rows[row],
+        eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
+        sync=sync,
+        gradients=gradients,
+        measure=(ByRow if policy.leafwise else ByTensor)(local.shapes, mesh.replica, mesh.at),
+        update=replica.update,
+        seed=replica.seed,
+        recorder=replica.recorder,
+        step=step,
+    )
+
+
+def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:
+    """Raises UsageError, on every rank alike, where the policy cannot be played with what some member computes."""
+    for micros in sorted({len(leaves) for leaves in assignment.values()}):
+        plan = replace(replica.plan, dp=mesh.dp.size, micros=micros)
+        batch = Batch(replica.global_batch, replica.micro_batch, micros, mesh.data.size)
+        for problem in policy.problems(plan, batch):
+            raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)

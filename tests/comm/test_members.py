@@ -1,0 +1,77 @@
+"""Who computes which leaves: whoever takes part, every leaf once, in order, and the same for the same members."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.comm.members import Members, Shape, assign
+
+shapes = st.builds(
+    Shape, pp=st.integers(1, 3), dp=st.integers(1, 5), shard=st.integers(1, 4), tp=st.integers(1, 2)
+)
+
+
+def members_of(shape: Shape, seed: int) -> Members:
+    """Ranks in some order, with gaps: others have left."""
+    return Members(3, tuple((place * 7 + seed) % 1009 for place in range(shape.world)))
+
+
+@given(shapes, st.integers(1, 4), st.integers(0, 500), st.data())
+def test_every_leaf_is_computed_once_in_the_order_of_replicas(
+    shape: Shape, each: int, seed: int, data: st.DataObject
+) -> None:
+    units = shape.dp * each
+    speeds = data.draw(st.none() | st.lists(st.floats(0.1, 10), min_size=shape.dp, max_size=shape.dp))
+    members, leaves = members_of(shape, seed), units * shape.shard
+    dealt = assign(leaves, shape, members, speeds)
+    assert set(dealt) == set(members.ranks)
+    at = {rank: shape.coordinates(place) for place, rank in enumerate(members.ranks)}
+    ends = 0
+    for dp in range(shape.dp):
+        mine = {rank: dealt[rank] for rank in members.ranks if at[rank]["dp"] == dp}
+        assert len({len(own) for own in mine.values()}) == 1 and all(mine.values()), "shards go in step"
+        whole = sorted({leaf for own in mine.values() for leaf in own})
+        assert whole == list(range(ends, ends + len(whole))), "a replica's leaves are a stretch"
+        ends += len(whole)
+    assert ends == leaves
+    for rank, own in dealt.items():
+        twins = [
+            other
+            for other in members.ranks
+            if (at[other]["dp"], at[other]["shard"]) == (at[rank]["dp"], at[rank]["shard"])
+        ]
+        assert all(dealt[other] == own for other in twins), "stages and slices share a batch"
+    assert dealt == assign(leaves, shape, members, speeds), "a function of its arguments"
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.data())
+def test_faster_replicas_get_no_less(replicas: int, each: int, data: st.DataObject) -> None:
+    speeds = sorted(data.draw(st.lists(st.floats(0.1, 10), min_size=replicas, max_size=replicas)))
+    leaves = replicas * each
+    counts = [
+        len(own) for own in assign(leaves, Shape(dp=replicas), Members.first(replicas), speeds).values()
+    ]
+    assert all(after >= before - 1 for before, after in itertools.pairwise(counts))
+    ideal = [(leaves - replicas) * speed / sum(speeds) + 1 for speed in speeds]
+    assert all(abs(count - share) < 1 + 1e-9 for count, share in zip(counts, ideal, strict=True))
+
+
+def test_equal_members_get_equal_stretches_whatever_their_numbers() -> None:
+    assert dict(assign(8, Shape(dp=2, shard=2), Members(1, (9, 4, 2, 7)))) == {
+        9: range(0, 4, 2), 4: range(1, 4, 2), 2: range(4, 8, 2), 7: range(5, 8, 2)
+    }  # fmt: skip
+
+
+def test_what_cannot_be_dealt_is_refused() -> None:
+    for leaves, shape in ((6, Shape(dp=4)), (2, Shape(dp=1, shard=4)), (3, Shape(dp=3, shard=2))):
+        with pytest.raises(ValueError, match="cannot be dealt"):
+            assign(leaves, shape, Members.first(shape.world))
+    with pytest.raises(ValueError, match="speeds"):
+        assign(4, Shape(dp=2), Members.first(2), [1.0, 0.0])
+    with pytest.raises(ValueError, match="do not fill"):
+        assign(4, Shape(dp=2), Members.first(3))
+    with pytest.raises(ValueError, match="twice"):
+        Members.first(2).now((1, 1))
+    assert Members.first(2).now((1,)) == Members(1, (1,))
