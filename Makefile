@@ -3,13 +3,16 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 PIP = .venv/bin/pip install -qq --disable-pip-version-check
 PYTEST = .venv/bin/python -m pytest
+# Two workers, each with whole modules, whose fixtures they share; as tests/conftest.py orders them, the long ones first.
+WORKERS ?= 2
+TOGETHER = -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 ARGS ?=
 
 .PHONY: help setup demo test test-all test-gpu check fmt bench accuracy clean
 
 help:
 	@echo "make demo      train a small GPT on 4 processes, in about a minute; ends with a report"
-	@echo "make test      the tests, in under ten minutes on two cores (ARGS='-k plan' for some)"
+	@echo "make test      the tests, in about five minutes on two cores (ARGS='-k plan' for some)"
 	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
 	@echo "make check     format, lint, types, floors      make fmt  put the format right"
 	@echo "make bench     tokens per second, beside plain PyTorch"
@@ -30,10 +33,10 @@ demo: .venv/ready
 	.venv/bin/unisono train --demo $(ARGS)
 
 test: .venv/ready
-	$(PYTEST) -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) $(TOGETHER) -m "not slow and not gpu" $(ARGS)
 
 test-all: .venv/ready
-	$(PYTEST) -m "not gpu" $(ARGS)
+	$(PYTEST) $(TOGETHER) -m "not gpu" $(ARGS)
 
 test-gpu: .venv/ready
 	$(PYTEST) -m gpu $(ARGS)

@@ -13,7 +13,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Folders whose modules take longest: two workers that begin with them end at about the same time.
+LONG = ("commands", "verbs", "launch", "verify", "library")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONG.index(part) if (part := item.path.parent.name) in LONG else len(LONG))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu and not _gpu():
         for item in needs_gpu:

@@ -6,8 +6,8 @@ on every rank, `prepare(argument)` before.
 
 import importlib
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
 import pytest
 
@@ -42,7 +42,7 @@ def context(rank: int, ranks: int, hear: OnEvent | None = None) -> RankContext:
 
 
 class ThreadNursery:
-    def __init__(self, entry: str) -> None:
+    def __init__(self, entry: str, python: str = "", path: Sequence[str] = ()) -> None:
         module, _, name = entry.partition(":")
         self._module = importlib.import_module(module)
         self._entry = getattr(self._module, name)
@@ -76,6 +76,24 @@ class ThreadNursery:
             return Outcome([], UserCodeError(f"{type(error).__name__}: {error}"), 1, trace)
         finally:
             torch.set_default_dtype(dtype)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@pytest.fixture(scope="module")
+def ranks_on_threads() -> Iterator[None]:
+    """Verbs that are called in this process, by `unisono.cli.main`, start their ranks on threads of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("unisono.launch.local", "unisono.verify.prover"):
+            patch.setattr(f"{module}.Nursery", ThreadNursery)
+        yield
 
 
 def prove(recipe: Recipe, plans: Sequence[Plan], steps: int) -> list[Proof]:

@@ -7,7 +7,7 @@ import pytest
 
 from unisono.cli import main
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_on_threads")]
 
 MODEL = ["--model.n_layer", "2", "--model.n_head", "2", "--model.d_model", "16", "--model.context", "8"]
 TRAIN = [
@@ -41,12 +41,12 @@ def trained(folder, plan):
 
 
 @pytest.fixture(scope="module")
-def canonical(tmp_path_factory):
+def canonical(tmp_path_factory, ranks_on_threads):
     return trained(tmp_path_factory.mktemp("canonical"), "dp=2 sync=canonical")
 
 
 @pytest.fixture(scope="module")
-def rounded(tmp_path_factory):
+def rounded(tmp_path_factory, ranks_on_threads):
     return trained(tmp_path_factory.mktemp("rounded"), "dp=2")
 
 
