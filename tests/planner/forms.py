@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.planner.published import table
 from unisono.programs.pipeline import Timetable, peak_held
-from unisono.programs.pricing import Costs, bubble_rate, played, slowest
+from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.schedules.zb1p import Zb1p
 from unisono.programs.schedules.zb2p import Zb2p
@@ -17,6 +17,12 @@ from unisono.programs.schedules.zb2p import Zb2p
 COSTS = Costs(forward=1.0, backward=0.966, weight=0.5, send=0.0326)
 CHUNKS, KEPT = 3, 0.37
 COLUMNS = ("b_1f1b", "b_1f1b_i", "b_zbh1", "b_zbh2", "b_zb1p", "b_zb2p")
+
+
+def bubble_rate(timetable: Timetable, costs: Costs, together: float | None = None) -> float:
+    """(cost - m(F+B+W)) / cost, cost being the slowest row's span: the bubble rate of the zero-bubble papers."""
+    span = slowest(played(timetable, costs, together))
+    return 1.0 - timetable.micros * costs.whole / span if span > 0 else 0.0
 
 
 def bubble_rates(

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.planner.forms import bubble_rate
 from unisono.programs.check import check
 from unisono.programs.pipeline import Action, Timetable, lower, peak_held
-from unisono.programs.pricing import Costs, bubble_rate, played, slowest
+from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.schedules.dualpipe import DualPipe
 from unisono.programs.schedules.dualpipev import DualPipeV

@@ -45,19 +45,6 @@ def daly(save: float, mtbf: float) -> float:
     return sqrt(2.0 * save * mtbf) * (1.0 + sqrt(small) / 3.0 + small / 9.0) - save
 
 
-def best_interval(save: float, mtbf: float) -> float:
-    """The exact optimum for exponential failures: where e^((t+save)/mtbf) (1 - t/mtbf) = 1, by bisection."""
-    low, high = 0.0, mtbf
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        # In logarithms, so that no exponential overflows.
-        if middle < mtbf and (middle + save) / mtbf + log1p(-middle / mtbf) > 0.0:
-            low = middle
-        else:
-            high = middle
-    return 0.5 * (low + high)
-
-
 def goodput(work: float, save: float, mtbf: float, restart: float) -> float:
     """Share of the time that is progress, with `work` seconds between checkpoints of `save` seconds.
 

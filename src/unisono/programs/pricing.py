@@ -45,9 +45,3 @@ def slowest(placed: Sequence[Placed]) -> float:
         first[p.row] = min(first.get(p.row, math.inf), p.start)
         last[p.row] = max(last.get(p.row, -math.inf), p.stop)
     return max((last[row] - first[row] for row in first), default=0.0)
-
-
-def bubble_rate(timetable: Timetable, costs: Costs, together: float | None = None) -> float:
-    """(cost - m(F+B+W)) / cost, cost being the slowest row's span: the bubble rate of the zero-bubble papers."""
-    span = slowest(played(timetable, costs, together))
-    return 1.0 - timetable.micros * costs.whole / span if span > 0 else 0.0
