@@ -57,7 +57,9 @@ class Policy(Member, ABC):
 
 
 class Sync(ABC):
-    """A live policy on the `dp` axis, on one rank."""
+    """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own."""
+
+    private: ClassVar[bool] = False
 
     @abstractmethod
     def weigh(self, count: float) -> float:
@@ -76,11 +78,14 @@ class Sync(ABC):
         """After the update of step number `step` (from 0)."""
 
     def state(self) -> "Mapping[str, Tensor]":
-        """What the policy keeps between steps, by name; a checkpoint keeps it and `load` gets it back."""
+        """What the policy keeps between steps; a checkpoint fills these very tensors.
+
+        Key: `NAME/WHAT` for a tensor like the master of the parameter NAME, which loads under any layout; any other
+        for one that all ranks of a replica have alike."""
         return {}
 
     def load(self, state: "Mapping[str, Tensor]") -> None:
-        """Take back what `state` gave."""
+        """What `state` gave is filled from a checkpoint, as far as it was there."""
         return None
 
 

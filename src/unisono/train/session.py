@@ -20,13 +20,13 @@ from unisono.plan import Plan
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.train.blame import blame
 from unisono.train.build import Place, build, connect, feeds
-from unisono.train.checkpoint import Saver, load
+from unisono.train.checkpoint import Saver
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.guard import install
 from unisono.train.loop import train
 from unisono.train.sample import sample
-from unisono.train.state import pieces_of
+from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import Report, Run, evaluate
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.writing import writing
@@ -125,7 +125,7 @@ def _start(terms: RankOrder, corpus: Corpus) -> Live:
         _note(terms, f"collective: {collective}")
     val_losses: list[tuple[int, float]] = []
     if terms.resume is not None:
-        state = load(terms.resume, pieces_of(run))
+        state = restore(run, terms.resume)
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, corpus, place.device)
@@ -201,7 +201,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "recipe": terms.recipe.model_dump(mode="json"),
     }
     _announce(live, live.saver.wait())
-    folder = live.saver.save(step, pieces_of(live.run), state, blocking)
+    folder = live.saver.save(step, [*pieces_of(live.run), *kept_of(live.run)], state, blocking)
     _announce(live, folder)
     return folder
 

@@ -1,6 +1,12 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
-from unisono.train.checkpoint import Box
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.optim._make import state_of
 from unisono.train.step import Run
 
@@ -28,3 +34,35 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
         if gradients and slot.master.grad is not None:
             pieces.append(Box(f"grad/{name}", slot.shape, slot.start, slot.master.grad, saved))
     return pieces
+
+
+def kept_of(run: Run) -> list[Box]:
+    """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own."""
+    return [box for _, box in _kept(run, run.sync.state())]
+
+
+def restore(run: Run, folder: Path) -> dict[str, Any]:
+    """Fill the run from a checkpoint; returns the saved state. What the policy keeps and the checkpoint does not have,
+    as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
+    state, known = dict(run.sync.state()), set(tensor_names(folder))
+    kept = [(key, box) for key, box in _kept(run, state) if box.name in known]
+    saved = load(folder, [*pieces_of(run), *(box for _, box in kept)])
+    run.sync.load({key: state[key] for key, _ in kept})
+    return saved
+
+
+def _kept(run: Run, state: Mapping[str, Tensor]) -> list[tuple[str, Box]]:
+    """(key, box) of each: a box like its parameter's where the key begins with its name, else a whole tensor."""
+    slots, at = {slot.name: slot for slot in run.local.slots}, run.mesh.at
+    prefix = f"sync/{at['dp']}" if run.sync.private else "sync"
+    writes = run.sync.private or at["dp"] == 0
+    first = not any(index for axis, index in at.items() if axis != "dp")
+    kept = []
+    for key, value in state.items():
+        slot = slots.get(key.rpartition("/")[0])
+        if slot is not None and value.shape == slot.master.shape:
+            box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and slot.counted(at))
+        else:
+            box = Box(f"{prefix}/{key}", tuple(value.shape), (0,) * value.dim(), value, writes and first)
+        kept.append((key, box))
+    return kept
