@@ -30,13 +30,13 @@ def started(ctx, text, plan):
     corpus = load(resolved.recipe.data, resolved.recipe.model)
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 60.0)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
-    return run, feeds(resolved.recipe, resolved.plan, run.mesh, corpus, place.device)[0]
+    return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
 def saved(ctx, text, folder, plan):
     run, feed = started(ctx, text, plan)
     for step in range(3):
-        train_step(run, feed.fetch(step))
+        train_step(run, feed.fetch(step, run.leaves))
     boxes = [*pieces_of(run), *kept_of(run)]
     save(Path(folder), 3, boxes, {"step": 3}, rank=ctx.rank, world=ctx.world, token="t")
     run.mesh.world.barrier()
