@@ -24,11 +24,13 @@ from unisono.spec.layout import Anatomy
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One change of a rank's stages. wanted(site): whether plan and model ask for it."""
+    """One change of a rank's stages. wanted(site): whether plan and model ask for it. at_once: what it adds serves one
+    backward after a forward, such as gathered shards, so a backward may not go in two halves."""
 
     name: str
     wanted: Callable[[Site], bool]
     apply: Callable[[Stages, Site], None]
+    at_once: bool = False
 
 
 def _recompute(stages: Stages, site: Site) -> None:
@@ -55,16 +57,16 @@ PASSES = (
     Pass("split", lambda site: site.plan.tp > 1, split),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
-    Pass("recompute", lambda site: site.plan.recompute == "full", _recompute),
-    Pass("compile", lambda site: site.compiled, _compile),
-    Pass("shard", lambda site: site.plan.shard > 1, _shard),
+    Pass("recompute", lambda site: site.plan.recompute == "full", _recompute, at_once=True),
+    Pass("compile", lambda site: site.compiled, _compile, at_once=True),
+    Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
     """What one rank holds of the model: stages by their number, slots of all of them. owners: alias → owner of tied
-    weights."""
+    weights. halves: whether their backward may go in two."""
 
     stages: Mapping[int, Stage]
     owners: Mapping[str, str]
@@ -74,6 +76,7 @@ class Local:
     ties: tuple[Tie, ...]
     wires: Mapping[int, Wire]  # by the stage before the boundary
     device: torch.device
+    halves: bool
 
     @property
     def holds_loss(self) -> bool:
@@ -114,9 +117,9 @@ def parallelize(
     wires = _wires(model, owned, site, sample)
     stages = {i: Stage(model, blocks[i], i, timetable.length) for i in owned}
     site.sharding.update((i, Whole()) for i in stages)
-    for one in PASSES:
-        if one.wanted(site):
-            one.apply(stages, site)
+    chosen = [one for one in PASSES if one.wanted(site)]
+    for one in chosen:
+        one.apply(stages, site)
     aliases = frozenset(site.owners)
     slots = [
         slot
@@ -125,7 +128,8 @@ def parallelize(
     ]
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties = ties_of(slots, site)
-    return Local(stages, site.owners, tuple(slots), counted, site.sharding, ties, wires, device)
+    halves = not any(one.at_once for one in chosen)
+    return Local(stages, site.owners, tuple(slots), counted, site.sharding, ties, wires, device, halves)
 
 
 def _blocks_of(model: nn.Module, stages: int) -> list[range]:

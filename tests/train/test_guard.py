@@ -125,12 +125,11 @@ def with_bad_gradient(ctx, folder, plan, rank, micro, every, steps=8, **train):
     """Train with a guard; on one rank the backward of one micro-batch of every step flips a bit of one gradient."""
     run, feed = started(ctx, folder, plan, **train)
     player, armed, hooked = run.player, [False], []
-    backward = player._backward
+    tell = player.before_backward
 
-    def noted(action):
-        armed[0] = ctx.rank == rank and action.micro == micro
-        backward(action)
-        armed[0] = False
+    def noted(turn):
+        armed[0] = ctx.rank == rank and turn.micro == micro
+        tell(turn)
 
     def entering(module, _):
         if not hooked:  # under FSDP2 the gathered weight is here only now
@@ -142,7 +141,7 @@ def with_bad_gradient(ctx, folder, plan, rank, micro, every, steps=8, **train):
             flip(grad, 7, 3)
         return grad
 
-    player._backward = noted
+    player.before_backward = noted
     (stage,) = run.local.stages.values()
     stage.get_submodule(NAME.rpartition(".")[0]).register_forward_pre_hook(entering)
     install(run, every)

@@ -43,6 +43,12 @@ def tensors_of(carry: Carry) -> tuple[Tensor, ...]:
     return carry if isinstance(carry, tuple) else (carry,)
 
 
+def carry_of(tensors: tuple[Tensor, ...]) -> Carry:
+    """The carry that has these tensors."""
+    first, *more = tensors
+    return tensors if more else first
+
+
 def cut(model: nn.Module, stages: int) -> list[range]:
     """The blocks of each stage, balanced by cost."""
     costs = [matrix_cost(block) for block in model.blocks]  # type: ignore[union-attr]

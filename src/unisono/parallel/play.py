@@ -16,7 +16,7 @@ from torch import Tensor
 from unisono.comm.group import Group, Pending
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
-from unisono.parallel.cut import Carry, Stage, tensors_of
+from unisono.parallel.cut import Stage, carry_of, tensors_of
 from unisono.parallel.split import backward_in_halves
 from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
 
@@ -75,7 +75,8 @@ class StagePlayer(Player):
 
     wires: by the stage before the boundary. computing() is the context of a forward (autocast or nothing); what crosses
     a wire, and a loss, is of `dtype`. before_backward(turn) is told of each backward towards weights;
-    after_backward(micro) when its gradients are there.
+    after_backward(micro) when its gradients are there. halves: whether backward may go in two, as W asks; else B does
+    all of it.
     """
 
     def __init__(
@@ -89,29 +90,27 @@ class StagePlayer(Player):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        halves: bool = True,
     ) -> None:
-        self.stages, self.wires, self.recorder = stages, wires, recorder
-        self.computing, self.before_backward = computing, before_backward
-        self.after_backward = after_backward
-        self.dtype, self.device = dtype, device
+        self.stages, self.wires, self.recorder, self.computing = stages, wires, recorder, computing
+        self.before_backward, self.after_backward = before_backward, after_backward
+        self.dtype, self.device, self.halves = dtype, device, halves
 
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         self._leaves, self._weight, self._seed = leaves, weight, seed
         self._inputs: dict[Key, Carried] = {}  # what came from the stage before
         self._outputs: dict[Key, Carried] = {}  # what was made of it, or the loss
-        self._grads: dict[Key, Sequence[Tensor | None]] = {}  # of the outputs
+        self._grads: dict[Key, Sequence[Tensor | None]] = {}  # of those outputs that are floating
         self._halves: dict[Key, Callable[[], None]] = {}  # backwards that have not gone towards weights yet
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
         self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
-        kinds = Counter(action.kind for action in row)
-        towards_weights = "W" if kinds["W"] else "B"
-        self._turns = kinds[towards_weights]
-        self._turns_of = Counter(action.stage for action in row if action.kind == towards_weights)
+        halves = self.halves and any(action.kind == "W" for action in row)
+        self._turns = Counter(action.stage for action in row if action.kind == ("W" if halves else "B"))
         self._losses = torch.zeros(len(leaves), dtype=self.dtype, device=self.device)
         do: dict[str, Callable[[Action], None]] = {
             "F": self._forward,
-            "B": self._backward_to_inputs if kinds["W"] else self._backward,
-            "W": self._backward_to_weights,
+            "B": self._backward_to_inputs if halves else self._backward,
+            "W": self._backward_to_weights if halves else lambda action: None,
             "SEND_F": self._send_activation,
             "RECV_F": self._receive_activation,
             "SEND_B": self._send_gradient,
@@ -133,7 +132,7 @@ class StagePlayer(Player):
         stage, leaf = self.stages[action.stage], self._leaves[action.micro]
         noise = None if self._seed is None else Noise(self._seed, leaf.samples)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
-            x = leaf.inputs if stage.first else _carry(self._inputs[key])
+            x = leaf.inputs if stage.first else carry_of(self._inputs[key])
             with self.computing():
                 y = stage(x, noise)
                 if stage.last:
@@ -147,7 +146,7 @@ class StagePlayer(Player):
                 made = tuple(t.to(self.dtype) if t.is_floating_point() else t for t in tensors_of(y))
         self._outputs[key] = made
         if action.stage + 1 in self.stages:  # no message: both are here
-            self._inputs[action.stage + 1, action.micro] = _entering([t.detach() for t in made])
+            self._enter(action.stage + 1, action.micro, [t.detach() for t in made])
 
     def _backward(self, action: Action) -> None:
         with self.recorder.span("backward", micro=action.micro, stage=action.stage):
@@ -172,9 +171,8 @@ class StagePlayer(Player):
             self._end_turn(action)
 
     def _begin_turn(self, action: Action) -> None:
-        self._turns -= 1
-        self._turns_of[action.stage] -= 1
-        last, final = not self._turns_of[action.stage], not self._turns
+        self._turns[action.stage] -= 1
+        last, final = not self._turns[action.stage], not any(self._turns.values())
         self.before_backward(Turn(action.stage, action.micro, last, final))
 
     def _end_turn(self, action: Action) -> None:
@@ -182,9 +180,9 @@ class StagePlayer(Player):
             self.after_backward(action.micro)
 
     def _roots(self, action: Action) -> tuple[list[Tensor], list[Tensor | None]]:
-        """What backward begins from: outputs that depend on a weight or an input, and the gradients of each."""
-        outputs = self._outputs.pop((action.stage, action.micro))
-        grads = self._grads.pop((action.stage, action.micro), (None,) * len(outputs))
+        """What backward begins from: outputs that depend on what learns, and their gradients."""
+        outputs = [y for y in self._outputs.pop((action.stage, action.micro)) if y.is_floating_point()]
+        grads = self._grads.pop((action.stage, action.micro), [None] * len(outputs))
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
         return [y for y, _ in pairs], [g for _, g in pairs]
 
@@ -193,28 +191,32 @@ class StagePlayer(Player):
         if action.stage - 1 in self.stages and not self.stages[action.stage].first:
             self._grads[action.stage - 1, action.micro] = self._input_grads(action)
 
-    def _input_grads(self, action: Action) -> list[Tensor | None]:
-        """Of each tensor that came; None for one that has no gradient, as whole numbers have none."""
-        inputs = self._inputs.pop((action.stage, action.micro))
+    def _enter(self, stage: int, micro: int, tensors: Sequence[Tensor]) -> None:
+        """The inputs of a stage, which collect gradients where any are wanted."""
+        wanted = torch.is_grad_enabled()
+        self._inputs[stage, micro] = tuple(
+            x.requires_grad_(wanted and x.is_floating_point()) for x in tensors
+        )
+
+    def _input_grads(self, action: Action) -> list[Tensor]:
+        """Of each floating tensor that came."""
+        inputs = [x for x in self._inputs.pop((action.stage, action.micro)) if x.requires_grad]
         if all(x.grad is None for x in inputs):
             raise RuntimeError("a stage's output does not depend on its input")
-        return [torch.zeros_like(x) if x.requires_grad and x.grad is None else x.grad for x in inputs]
+        return [torch.zeros_like(x) if x.grad is None else x.grad for x in inputs]
 
     def _send_activation(self, action: Action) -> None:
         outputs = self._outputs[action.stage, action.micro]
         self._send([y.detach() for y in outputs], self.wires[action.stage].ahead, action.peer)
 
     def _receive_activation(self, action: Action) -> None:
-        self._inputs[action.stage, action.micro] = _entering(self._received(action))
+        self._enter(action.stage, action.micro, self._received(action))
 
     def _send_gradient(self, action: Action) -> None:
-        grads = [g for g in self._input_grads(action) if g is not None]
-        self._send(grads, self.wires[action.stage - 1].back, action.peer)
+        self._send(self._input_grads(action), self.wires[action.stage - 1].back, action.peer)
 
     def _receive_gradient(self, action: Action) -> None:
-        arrived, carry = iter(self._received(action)), self.wires[action.stage].carry
-        grads = [next(arrived) if t.is_floating_point() else None for t in carry]
-        self._grads[action.stage, action.micro] = grads
+        self._grads[action.stage, action.micro] = self._received(action)
 
     def _send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
         for x in tensors:
@@ -246,14 +248,3 @@ class StagePlayer(Player):
             for _, pending in arriving:
                 pending.wait()
         return [x for x, _ in arriving]
-
-
-def _carry(tensors: Carried) -> Carry:
-    first, *more = tensors
-    return tensors if more else first
-
-
-def _entering(tensors: Sequence[Tensor]) -> Carried:
-    """The inputs of a stage, which collect gradients where there are any to collect."""
-    wanted = torch.is_grad_enabled()
-    return tuple(t.requires_grad_(wanted and t.is_floating_point()) for t in tensors)

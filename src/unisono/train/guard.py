@@ -17,6 +17,7 @@ A guard stands in the player's place, so the step knows nothing of it.
 
 import random
 from collections.abc import Callable, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -53,16 +54,10 @@ class Guard(Player):
     def __init__(self, run: Run, inner: StagePlayer, every: int, note: Note) -> None:
         self.run, self.inner, self.every, self.note = run, inner, every, note
         self.copies = Copies(run)
-        self.alone = StagePlayer(
-            inner.stages,
-            inner.wires,
-            inner.recorder,
-            inner.computing,
-            # Always as the stage's last: what sharding would else keep for later could not be forgotten.
-            lambda turn: run.local.sharding[turn.stage].before_backward(True),
-            dtype=inner.dtype,
-            device=inner.device,
-        )
+        self.alone = copy(inner)
+        self.alone.after_backward = None
+        # Always as the stage's last: what sharding would else keep for later could not be forgotten.
+        self.alone.before_backward = lambda turn: run.local.sharding[turn.stage].before_backward(True)
         self.reproducible: bool | None = None  # not yet known
         if not self.copies.several:
             note("guard: no rank holds what another holds (dp=1), so only gradients are checked")

@@ -96,6 +96,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
             gradients.leaf_done if policy.leafwise else None,
             dtype=replica.dtype,
             device=local.device,
+            halves=local.halves,
         ),
         timetable=timetable,
         row=timetable.rows[row],
