@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -12,6 +13,7 @@ import pytest
 from tests.commands import jobs
 from tests.commands.jobs import checkpoints, losses, started, unisono
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(150)
 
 TORCHRUN = (
@@ -77,3 +79,63 @@ def by_hand(place: Path, *argv: str):
             )
             for rank in range(2)
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "data",
+        pytest.param("backend", marks=pytest.mark.slow),
+        pytest.param("checkpoint", marks=pytest.mark.slow),
+    ],
+)
+def test_one_rank_of_four_that_differs_is_named_before_the_first_step(tmp_path: Path, odd: str) -> None:
+    """Rank 2 has another file, another backend, or a checkpoint that it cannot read. All refuse; rank 0 says it all."""
+    place = jobs.folder_with(
+        tmp_path / "all", jobs.USERS.replace("text:{text}", "text:words.txt"), function="good"
+    )
+    argv = ["train", "recipe.toml", "--plan", "dp=4"]
+    if odd == "checkpoint":
+        assert (
+            unisono(
+                place,
+                "train",
+                "recipe.toml",
+                "--plan",
+                "dp=1",
+                "--train.steps",
+                "3",
+                "--train.micro_batch",
+                "2",
+            ).code
+            == 0
+        )
+        (run,) = jobs.runs_of(place)
+        argv = ["train", "--resume", str(run.relative_to(place)), "--plan", "dp=4", "--train.steps", "6"]
+    shutil.copytree(place, tmp_path / "rank2")
+    if odd == "data":
+        (tmp_path / "rank2/words.txt").write_text(jobs.words(3001))
+    elif odd == "backend":
+        (tmp_path / "rank2/nccl").touch()
+    else:
+        (tmp_path / "rank2" / run.relative_to(place) / "checkpoints/step-000003/manifest.json").unlink()
+    torchrun = [word.replace("=2", "=4") if "nproc" in word else word for word in TORCHRUN[:-1]]
+    done = unisono(
+        place,
+        *argv,
+        program=[*torchrun, "tests.commands.odd_rank"],
+        environ={"PYTHONPATH": f"{ROOT}:{ROOT}/src"},
+    )
+    what = {
+        "data": "U-L05  ranks differ: data is ",
+        "backend": "U-L05  ranks differ: backend is nccl, the others have gloo",
+        "checkpoint": "U-K01  checkpoint step-3 is damaged: manifest.json: is missing",
+    }[odd]
+    assert done.code != 0 and done.left == (), done.err
+    assert len(done.blocks) == 1, done.err
+    (block,) = done.blocks
+    head = block.splitlines()[0]
+    assert head.startswith(f"error {what}") and ", rank 2, host " in head, done.err
+    for rank in (1, 2, 3):
+        assert f"rank {rank} stops: {what.partition('  ')[2]}" in done.err
+    assert [list(losses(run)) for run in jobs.runs_of(place)] == ([[0, 1, 2]] if odd == "checkpoint" else [])

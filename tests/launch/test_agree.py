@@ -219,6 +219,16 @@ def test_one_ranks_checkpoint_is_not_the_others(world: Any, tmp_path: Path, harm
 
 
 @pytest.mark.timeout(120)
+def test_a_run_is_not_resumed_on_other_data(world: Any, tmp_path: Path) -> None:
+    usual = odd_folder(tmp_path)
+    world(one_rank, 1, group=False, place=str(tmp_path), recipe=TEXT, plan="dp=1")
+    (usual / "words.txt").write_text(words().replace("the", "thy"))
+    more = {**TEXT, "train": {**TEXT["train"], "steps": 4}}
+    (said,) = world(one_rank, 1, group=False, place=str(tmp_path), recipe=more, plan="dp=1", resume="run")
+    assert said["code"] == "U-K05" and "begun on other data" in said["what"]
+
+
+@pytest.mark.timeout(120)
 def test_a_folder_that_another_run_writes_into_is_refused_by_all(world: Any, tmp_path: Path) -> None:
     from unisono.train.writing import locked
 

@@ -2,7 +2,7 @@
 
 **Content.** Tensors under their full logical names ("model/blocks.0.attn.qkv.weight",
 "optim/blocks.0.attn.qkv.weight/exp_avg"), each cut into boxes as it lay on the ranks that saved it, and one
-JSON object, the *state* (step, position in the data, seed, plan, fingerprint of the configuration). No rank, no
+JSON object, the *state* (step, fingerprint of the data, plan, recipe). No rank, no
 plan and no device is part of what a tensor means, so a checkpoint loads under any plan and any number of ranks.
 
 **Folder.**

@@ -42,9 +42,10 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
         more = f"--train.steps {2 * recipe.train.steps} would go on"
         settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
         return done
-    look_at_data(recipe.data.source)
-    if resume is not None:
-        look_at_checkpoints(resume)
+    if place is None:  # ranks that others started look together: all hear what one of them lacks
+        look_at_data(recipe.data.source)
+        if resume is not None:
+            look_at_checkpoints(resume)
     with _sigterm_heard(), Watched(not order.resume, order.config_text, resume) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place)
