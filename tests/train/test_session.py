@@ -1,0 +1,83 @@
+"""A whole run on every rank: what it leaves in its folder, that it goes on from there, and that it stops when asked."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.threads import context
+from tests.train.small import recipe
+from unisono.comm import threads
+from unisono.config import Recipe, resolve
+from unisono.launch.context import NullChannel
+from unisono.train.checkpoint import read_full
+from unisono.train.data import load
+from unisono.verbs.train import rank as train_rank
+from unisono.verbs.train.order import TrainOrder
+
+SAVED = {"save_every": 2, "eval_every": 3, "steps": 5}
+
+
+class Asked(NullChannel):
+    """Asks for a stop when it was asked so often whether to."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def stop_requested(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def play(
+    told: Recipe, plan: str, ranks: int, run_dir: Path, resume: bool = False, stop: int = 99
+) -> list[Any]:
+    """`unisono train` on ranks that are threads; the last rank is asked to stop after `stop` steps."""
+    run_dir.mkdir(exist_ok=True)
+    resolved = resolve(told, plan, ranks)
+    corpus = load(told.data, told.model)
+    argument = TrainOrder(resolved.recipe, resolved.plan, "", run_dir, resume).as_json()
+
+    def live(rank: int) -> dict[str, Any]:
+        ctx = context(rank, ranks)
+        if rank == ranks - 1:
+            object.__setattr__(ctx, "channel", Asked(stop))
+        return train_rank.main(ctx, dict(argument), corpus)
+
+    return threads.run(ranks, live, join=False)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("plan", "ranks"), [("dp=2", 2), ("shard=2 sync=canonical", 2), ("dp=2 pp=2", 4)])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, plan: str, ranks: int) -> None:
+    told = recipe(tmp_path, **SAVED)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    ended = play(told, plan, ranks, whole)
+    assert {(end["steps"], end["loss"], end["stopped"]) for end in ended} == {(5, losses(whole)[-1], False)}
+    stopped = play(told, plan, ranks, halves, stop=2)
+    assert {(end["steps"], end["stopped"]) for end in stopped} == {(3, True)}
+    assert (halves / "latest").read_text().strip() == "checkpoints/step-000003"
+    resumed = play(told, plan, ranks, halves, resume=True)
+    assert {end["resumed_from"] for end in resumed} == {"step-000003"}
+    assert losses(halves) == losses(whole)
+    last = [read_full(run / "checkpoints" / "step-000005") for run in (whole, halves)]
+    assert last[0].keys() == last[1].keys() and all(
+        (last[0][name] == last[1][name]).all() for name in last[0]
+    )
+    for name in ("events/rank0.jsonl", f"events/rank{ranks - 1}.jsonl", "metrics.jsonl", "latest"):
+        assert (whole / name).is_file(), name
+
+
+def test_what_it_saw_on_validation_is_the_same_with_other_ranks(tmp_path: Path) -> None:
+    told = recipe(tmp_path, **SAVED)
+    (alone,) = play(told, "dp=1", 1, tmp_path / "one")
+    two = play(told, "tp=2", 2, tmp_path / "two")
+    assert [step for step, _ in alone["val"]] == [3, 5]
+    for end in two:
+        assert [loss for _, loss in end["val"]] == pytest.approx(
+            [loss for _, loss in alone["val"]], rel=1e-10
+        )
