@@ -17,7 +17,7 @@ from unisono.launch.nursery import Nursery
 
 def prepare(argument: dict[str, Any]) -> Any:
     """In the helper: the data."""
-    from unisono.train.data import load
+    from unisono.train.data.load import load
 
     recipe = Recipe.model_validate_json(argument["recipe"])
     return load(recipe.data, recipe.model)

@@ -25,7 +25,7 @@ from unisono.planner.block import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from unisono.planner.clusters import device
 from unisono.planner.stack import stack
 from unisono.train.build import connect
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.train.session import place_of
 
 HOST, TRIES, CALLS, EDGE, COPIED = torch.device("cpu"), 8, 200, 1024, 256 << 20

@@ -104,7 +104,7 @@ def waits_of_a_step(ctx, recipe: str) -> int:
 
     from unisono.observe.span import Recorder
     from unisono.train.build import build, feeds
-    from unisono.train.data import load
+    from unisono.train.data.load import load
     from unisono.train.loop import train
     from unisono.train.session import place_of
 

@@ -9,7 +9,7 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.train.build import build, feeds
 from unisono.train.checkpoint import save, tensor_names
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.train.session import place_of
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step

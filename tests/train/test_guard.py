@@ -8,7 +8,7 @@ from unisono.observe.span import Recorder
 from unisono.spec.errors import UserCodeError
 from unisono.train.build import build, feeds
 from unisono.train.copies import checksum
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.train.guard import install, sampled
 from unisono.train.session import place_of
 from unisono.train.step import train_step

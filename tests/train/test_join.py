@@ -21,7 +21,7 @@ def begun(ctx: Any, folder: str, plan: str, batch: int = 8) -> Any:
     from unisono.config import Recipe, resolve
     from unisono.observe.span import Recorder
     from unisono.train.build import build, feeds
-    from unisono.train.data import load
+    from unisono.train.data.load import load
     from unisono.train.session import place_of
 
     train = {**RECIPE["train"], "global_batch": batch}

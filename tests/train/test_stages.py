@@ -15,7 +15,7 @@ from unisono.spec.errors import UserCodeError
 from unisono.train.blame import blame
 from unisono.train.build import build, feeds
 from unisono.train.copies import checksum
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.train.guard import install
 from unisono.train.session import place_of
 from unisono.train.state import pieces_of

@@ -12,6 +12,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, split
 from unisono.spec.model import ModelConfig
 from unisono.spec.sink import SINKS
+from unisono.spec.source import SOURCES
 from unisono.spec.training import (
     OPTIMISERS,
     RATES,
@@ -31,9 +32,7 @@ class DataConfig(BaseModel):
 
     model_config = _FROZEN
 
-    source: str = Field(
-        default="stdlib", description="stdlib | digits | text:PATH | bin:PATH (uint16 tokens)"
-    )
+    source: str = Field(default="stdlib", description=SOURCES.listed())
     tokenizer: str = Field(default="byte", description="byte | char")
     val_fraction: Share = Field(
         default=0.1, description="share held out, the last part of the tokens for text"

@@ -14,8 +14,8 @@ from unisono.plan.checks import batch_of
 from unisono.plan.grammar import meant
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import MODELS, OwnModel
+from unisono.spec.source import SOURCES
 
-SOURCES = ("stdlib", "digits")
 _KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
 
 
@@ -138,65 +138,23 @@ def _user_model(path: Path, name: str) -> list[Problem]:
 
 
 def _data(recipe: Recipe) -> list[Problem]:
-    source, tokenizer, kind = recipe.data.source, recipe.data.tokenizer, recipe.model.kind
-    reads = recipe.model.reads
-    scheme, _, path = source.partition(":")
+    text, tokenizer, model = recipe.data.source, recipe.data.tokenizer, recipe.model
     problems = []
-    if scheme == "hf":
-        problems.append(
-            Problem(
-                "C10",
-                f"data.source {source} is not yet in this version",
-                "data.source",
-                "stdlib, digits, text:PATH or bin:PATH",
-            )
-        )
-    elif not (source in SOURCES or (scheme in ("text", "bin") and path)):
-        known = (*SOURCES, "text:PATH", "bin:PATH")
-        problems.append(
-            Problem(
-                "C06",
-                f"data.source {source} is not known{meant(source, known)}",
-                "data.source",
-                "one of: " + " ".join(known),
-            )
-        )
-    if tokenizer.startswith("hf:"):
-        problems.append(
-            Problem(
-                "C10",
-                f"data.tokenizer {tokenizer} is not yet in this version",
-                "data.tokenizer",
-                "byte or char",
-            )
-        )
-    elif tokenizer not in ("byte", "char"):
-        problems.append(
-            Problem(
-                "C06",
-                f"data.tokenizer {tokenizer} is not known{meant(tokenizer, ('byte', 'char'))}",
-                "data.tokenizer",
-                "byte or char",
-            )
-        )
-    if reads == "tokens" and source == "digits":
-        problems.append(
-            Problem(
-                "C06",
-                f"a model of kind {kind} reads tokens, digits are pictures",
-                "model.kind, data.source",
-                "kind mlp or convnet, or another source",
-            )
-        )
-    if reads == "pictures" and source != "digits" and not problems:
-        problems.append(
-            Problem(
-                "C06",
-                f"a model of kind {kind} reads pictures, {source} are tokens",
-                "model.kind, data.source",
-                'source = "digits", or kind = "gpt"',
-            )
-        )
+    for key, value in (("data.source", text), ("data.tokenizer", tokenizer)):
+        if value.startswith("hf:"):
+            what = f"{key} {value} is not yet in this version"
+            problems.append(Problem("C10", what, key, "all keys: unisono config show"))
+    if not tokenizer.startswith("hf:") and tokenizer not in ("byte", "char"):
+        what = f"data.tokenizer {tokenizer} is not known{meant(tokenizer, ('byte', 'char'))}"
+        problems.append(Problem("C06", what, "data.tokenizer", "byte or char"))
+    try:
+        gives = "" if text.startswith("hf:") else SOURCES.read(text, "data.source").gives
+    except UsageError as error:
+        return [Problem(error.code, error.what, "data.source", error.fix), *problems]
+    if gives and model.reads not in ("", gives):
+        what = f"a model of kind {model.kind} reads {model.reads}, {text} gives {gives}"
+        kinds = " or ".join(name for name in MODELS.names() if MODELS.find(name).reads == gives)
+        problems.append(Problem("C06", what, "model.kind, data.source", f"kind {kinds}, or another source"))
     return problems
 
 

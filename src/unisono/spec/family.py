@@ -43,7 +43,9 @@ class Family(Finder[M]):
 
     def listed(self) -> str:
         """All that its key may say, for help and schema."""
-        return " | ".join((*self.names(), "FILE.py:NAME"))
+        mains = {name: self.find(name).main for name in self.names()}
+        named = (f"{name}:{main.upper()}" if main else name for name, main in mains.items())
+        return " | ".join((*named, "FILE.py:NAME"))
 
     def read(self, text: str, where: str = "") -> M:
         """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means. Raises UsageError."""

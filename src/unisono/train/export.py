@@ -7,6 +7,7 @@ from typing import Any
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
+from unisono.spec.source import SOURCES
 from unisono.train.checkpoint import latest, load, read_full, tensor_names
 
 _PREFIX = "model/"
@@ -60,4 +61,4 @@ def _checkpoint(run_dir: Path) -> Path:
 
 def _tokenizer(data: DataConfig) -> str | None:
     """Bytes need no file to be known; other vocabularies belong to their data."""
-    return "byte" if data.tokenizer == "byte" and not data.source.startswith("bin:") else None
+    return "byte" if data.tokenizer == "byte" and SOURCES.read(data.source).worded else None

@@ -7,6 +7,7 @@ from typing import Any
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
+from unisono.spec.source import SOURCES
 from unisono.train.checkpoint import load
 from unisono.train.checkpoint.faults import damaged
 from unisono.train.checkpoint.find import by_age, first_whole
@@ -64,9 +65,7 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
         raise UsageError(
             f"the run was begun on other data: its fingerprint was {was}, {recipe.data.source} has {data} now",
             where=str(folder),
-            likely="Python was updated, and its standard library with it"
-            if recipe.data.source == "stdlib"
-            else "the file has changed since",
+            likely=SOURCES.read(recipe.data.source).moves,
             fix="the data as it was, or a new run",
             code="K05",
         )

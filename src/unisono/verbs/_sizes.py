@@ -20,8 +20,7 @@ from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
 from unisono.spec.model import Facts, ModelConfig, kind_of
-
-_DIGITS = Facts(classes=10, sample_shape=(1, 8, 8))
+from unisono.spec.source import SOURCES
 
 
 def model_of(got: Loaded, environ: Mapping[str, str]) -> Model:
@@ -108,9 +107,8 @@ def _context(model: Transformer, plan: Plan) -> list[Problem]:
 
 def _facts(got: Loaded) -> Facts:
     """What is known of the data without reading it."""
-    if got.recipe.data.source == "digits":
-        return _DIGITS
-    return Facts(vocab=256 if got.recipe.data.tokenizer == "byte" else None)
+    data = got.recipe.data
+    return SOURCES.read(data.source, "data.source").facts(data.tokenizer)
 
 
 def _sample(model: ModelConfig, facts: Facts) -> sample.Sample:

@@ -18,8 +18,8 @@ from unisono.launch.context import RankContext
 from unisono.models.build import build as build_model
 from unisono.parallel.cut import boundaries
 from unisono.train.build import Place, connect, facts_of
-from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
+from unisono.train.data.load import load
 from unisono.train.session import place_of
 from unisono.verify.judge import find_cause, judge_plan
 from unisono.verify.play import play_plan, play_reference

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from unisono.config import DataConfig, ModelConfig
-from unisono.train.data import Corpus, load
+from unisono.train.data.dataset import Corpus
+from unisono.train.data.load import load
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from unisono.spec.errors import UsageError
-from unisono.train.data import Corpus, Permuted
 from unisono.train.data.binary import open_file
+from unisono.train.data.dataset import Corpus
+from unisono.train.data.feed import Permuted
 
 Open = Callable[..., Corpus]
 

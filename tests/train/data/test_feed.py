@@ -8,7 +8,9 @@ import torch
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.spec.errors import UsageError
-from unisono.train.data import Images, Permuted, TokenWindows, sample_ids
+from unisono.train.data.dataset import Images, TokenWindows
+from unisono.train.data.feed import Permuted
+from unisono.train.data.order import sample_ids
 
 DATA = TokenWindows(np.random.default_rng(0).integers(0, 256, 6401, dtype=np.uint8), 64)
 
@@ -37,7 +39,7 @@ def test_leaves_together_are_the_global_batch(micro_batch: int, ranks: int) -> N
 def test_micro_holds_positions_and_counts() -> None:
     micros = Permuted(DATA, 3, 12, 4).fetch(5, range(1, 3))
     assert [m.samples.tolist() for m in micros] == [[64, 65, 66, 67], [68, 69, 70, 71]]
-    assert [m.count for m in micros] == [256, 256]
+    assert [m.targets.numel() for m in micros] == [256, 256]
     assert all(m.inputs.dtype == m.targets.dtype == m.samples.dtype == torch.int64 for m in micros)
 
 
@@ -98,7 +100,7 @@ def test_an_error_while_reading_ahead_is_raised_where_it_is_needed() -> None:
 def test_inputs_come_in_the_type_of_the_weights() -> None:
     images = Images(torch.rand(20, 1, 2, 2), torch.arange(20))
     (micro,) = Permuted(images, 0, 4, 4, dtype=torch.float64).fetch(0, range(1))
-    assert micro.inputs.dtype == torch.float64 and micro.targets.dtype == torch.int64 and micro.count == 4
+    assert micro.inputs.dtype == torch.float64 and micro.targets.dtype == torch.int64
     assert Permuted(DATA, 0, 4, 4, dtype=torch.float64).fetch(0, range(1))[0].inputs.dtype == torch.int64
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from unisono.spec.errors import UsageError
-from unisono.train.data import Corpus
+from unisono.train.data.dataset import Corpus
 from unisono.train.data.documents import stdlib
 
 Open = Callable[..., Corpus]
@@ -92,7 +92,7 @@ def test_mistakes_with_text(open_source: Open, tmp_path: Path) -> None:
     folder.mkdir()
     missing = refused("D02", lambda: open_source(f"text:{tmp_path / 'nothing' / 'here.txt'}"))
     assert "here.txt" in missing.what and "does not exist either" in missing.likely
-    refused("D02", lambda: open_source("text:"))
+    refused("C06", lambda: open_source("text:"))
     assert "empty.txt" in refused("D04", lambda: open_source(f"text:{empty}")).where
     refused("D04", lambda: open_source(f"text:{folder}"))
     refused("D05", lambda: open_source(f"text:{short}", val_fraction=0.0))
@@ -156,8 +156,7 @@ def test_digits_without_scikit_learn(open_source: Open, monkeypatch: pytest.Monk
 
 def test_mistakes_of_choice(open_source: Open, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 1000)
-    assert "not yet" in refused("D11", lambda: open_source("hf:wikitext")).what
-    refused("D11", lambda: open_source("stdlbi"))
+    assert "did you mean stdlib?" in refused("C06", lambda: open_source("stdlbi")).what
     refused("D11", lambda: open_source(f"text:{tmp_path / 'a.txt'}", tokenizer="hf:gpt2"))
     refused("D12", lambda: open_source("digits"))
     refused("D12", lambda: open_source("stdlib", kind="mlp"))

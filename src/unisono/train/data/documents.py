@@ -42,6 +42,26 @@ def text(path: str) -> list[Document]:
     return documents
 
 
+def look(path: str) -> None:
+    """Raises UsageError where nothing is there (D02), it cannot be read (D03), or nothing is in it (D04)."""
+    place = existing(path)
+    try:
+        if place.is_dir():
+            empty = not any(place.iterdir())
+        else:
+            with place.open("rb") as file:
+                empty = not file.read(1)
+    except OSError as error:
+        raise unreadable(place, error) from error
+    if empty:
+        raise UsageError(
+            "the folder holds no data" if place.is_dir() else "the data file is empty",
+            code="D04",
+            where=str(place),
+            fix='data.source = "text:PATH" with something in it',
+        )
+
+
 def existing(path: str) -> Path:
     """The path, with ~ resolved. Raises UsageError D02 where nothing is there."""
     place = Path(path).expanduser()
@@ -56,7 +76,7 @@ def existing(path: str) -> Path:
     raise UsageError(
         f"no such file or folder: {path or '(nothing)'}",
         code="D02",
-        where="data.source",
+        where=f"data.source = 'text:{path}'",
         likely=likely,
         fix="a path that exists, absolute if in doubt",
     )

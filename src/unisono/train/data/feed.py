@@ -24,12 +24,11 @@ _BLOCK = 4096  # positions whose samples are looked up together
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One leaf: `samples` are global positions (int64 [mb]), by which randomness is drawn; `count` are its targets."""
+    """One leaf: `samples` are global positions (int64 [mb]), by which randomness is drawn."""
 
     inputs: Tensor
     targets: Tensor
     samples: Tensor
-    count: int
 
 
 class Feed(ABC):
@@ -107,12 +106,9 @@ class Permuted(Feed):
         rows = [part.to(self._device, non_blocking=True) for part in self._read(step, leaves)]
         if len(leaves) == 1:
             inputs, targets, samples = rows
-            return [Micro(inputs, targets, samples, targets.numel())]
+            return [Micro(inputs, targets, samples)]
         cut = [part.split(self._micro_batch) for part in rows]
-        return [
-            Micro(inputs, targets, samples, targets.numel())
-            for inputs, targets, samples in zip(*cut, strict=True)
-        ]
+        return [Micro(inputs, targets, samples) for inputs, targets, samples in zip(*cut, strict=True)]
 
     def close(self) -> None:
         """Ends the reading-ahead. A feed on the CPU has none, and may be forgotten."""

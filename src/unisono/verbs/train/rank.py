@@ -14,8 +14,8 @@ from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
 from unisono.sync import POLICIES
-from unisono.train.data import load
 from unisono.train.data.dataset import Corpus
+from unisono.train.data.load import load
 from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
 from unisono.train.writing import locked

@@ -21,9 +21,9 @@ from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 from unisono.spec.settings import Settings
-from unisono.train.writing import writing
+from unisono.spec.source import SOURCES
+from unisono.train.writing import nothing_to_resume, writing
 from unisono.verbs.train.expected import expected
-from unisono.verbs.train.first_look import look_at_checkpoints, look_at_data
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.order import TrainOrder
 from unisono.verify import prover
@@ -43,9 +43,9 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
         settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
         return done
     if place is None:  # ranks that others started look together: all hear what one of them lacks
-        look_at_data(recipe.data.source)
-        if resume is not None:
-            look_at_checkpoints(resume)
+        SOURCES.read(recipe.data.source).look()  # before torch is imported: in a blink, not after seconds
+        if resume is not None and not any((Path(resume) / "checkpoints").glob("step-*/manifest.json")):
+            raise nothing_to_resume(str(resume))
     with _sigterm_heard(), Watched(not order.resume, order.config_text, resume) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place)

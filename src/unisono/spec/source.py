@@ -1,0 +1,40 @@
+"""`[data] source` of a recipe: what the declaration of every data source says. No torch."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from unisono.spec.family import Family, Member
+from unisono.spec.model import Facts, ModelConfig
+
+if TYPE_CHECKING:
+    from unisono.config import DataConfig
+    from unisono.train.data.dataset import Corpus
+
+
+class Source(Member, ABC):
+    """Where samples come from.
+
+    gives: what a sample is, as `ModelConfig.reads` says it: "tokens" or "pictures". worded: it holds text, of which
+    `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages.
+    """
+
+    gives: ClassVar[str]
+    worded: ClassVar[bool] = False
+    moves: ClassVar[str] = "the file has changed since"
+
+    def facts(self, tokenizer: str) -> Facts:
+        """What is known of the data without reading it."""
+        return Facts(vocab=256 if self.worded and tokenizer == "byte" else None)
+
+    def look(self) -> None:
+        """The simplest mistakes, found at once: nothing there, or nothing in it. Raises UsageError."""
+        return None
+
+    @abstractmethod
+    def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
+        """The samples, split and numbered. Starts no thread, so that a fork may follow. Raises UsageError."""
+
+
+SOURCES: Family[Source] = Family(
+    "data source", "unisono.train.data.sources", Source, "data.source", ("C06", "C06")
+)
