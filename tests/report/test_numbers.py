@@ -127,6 +127,15 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path: Path) -> None:
         assert any(name in line for line in run.missing), name
 
 
+def test_times_of_the_host_are_not_passed_off_as_those_of_gpus(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=4)
+    assert not [line for line in collect(run).missing if "GPU" in line]
+    path = run / "trace/rank0.json.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"gloo"', b'"nccl"')))
+    said = [line for line in collect(run).missing if "GPU" in line]
+    assert len(said) == 2 and "stands in optim" in said[0] and "bytes" in said[1]
+
+
 def test_a_step_done_again_counts_as_it_was_done_last(tmp_path: Path) -> None:
     lines = [
         {"step": 0, "loss": 5.0},
