@@ -138,7 +138,9 @@ def _traces(root: Path, missing: list[str]) -> list[Trace]:
     if not paths:
         missing.append("trace/ is absent: no timeline can be drawn")
     if any(trace is not None and trace.backend == "nccl" for trace in read):
-        missing.append("times on GPUs: forward and backward only hand work over, and the wait for it stands in optim")
+        missing.append(
+            "times on GPUs: forward and backward only hand work over, and the wait for it stands in optim"
+        )
         missing.append("bytes that shards send each other on GPUs: FSDP2 sends them there itself")
     return [trace for trace in read if trace is not None and trace.spans]
 

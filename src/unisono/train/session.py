@@ -54,7 +54,7 @@ class RankOrder:
 class Live:
     """A session under way."""
 
-    terms: RankOrder
+    order: RankOrder
     run: Run
     feed: Feed
     val: Permuted
@@ -67,12 +67,12 @@ class Live:
     saved: str = ""
 
 
-def session(terms: RankOrder, corpus: Corpus) -> dict[str, Any]:
+def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
     """Train to the recipe's last step, or until asked to stop; the summary is the same on every rank.
 
     Raises UsageError for a checkpoint that is damaged or of another model, UserCodeError when numbers go bad.
     """
-    live = _start(terms, corpus)
+    live = _start(order, corpus)
     try:
         return _play(live, corpus)
     finally:
@@ -81,11 +81,11 @@ def session(terms: RankOrder, corpus: Corpus) -> dict[str, Any]:
 
 
 def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
-    terms, run, recipe = live.terms, live.run, live.terms.recipe
-    terms.line.send("ready", coords=run.mesh.at, step=run.step)
+    order, run, recipe = live.order, live.run, live.order.recipe
+    order.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
-    for report in train(run, live.feed, recipe.train.steps, terms.line.stop_requested):
+    for report in train(run, live.feed, recipe.train.steps, order.line.stop_requested):
         last = report
         now = time.perf_counter()
         seconds += now - clock
@@ -98,7 +98,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if not stopped:
         _validate(live)
     # A run resumed at its end has nothing new to save.
-    folder = _save(live, blocking=True) if run.step > first or terms.resume is None else terms.resume
+    folder = _save(live, blocking=True) if run.step > first or order.resume is None else order.resume
     live.feed.close()
     tokens = (run.step - first) * live.targets
     summary = {
@@ -111,63 +111,63 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "checkpoint": str(folder),
         "val": live.val_losses,
     }
-    if terms.place.rank == 0 and not stopped and folder is not None:
+    if order.place.rank == 0 and not stopped and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus)
     return summary
 
 
-def _start(terms: RankOrder, corpus: Corpus) -> Live:
-    recipe, plan, place = terms.recipe, terms.plan, terms.place
-    connect(place, terms.store)
+def _start(order: RankOrder, corpus: Corpus) -> Live:
+    recipe, plan, place = order.recipe, order.plan, order.place
+    connect(place, order.store)
     recorder = Recorder(place.rank)
     run = build(recipe, plan, place, corpus, recorder)
     if collective := run.mesh.dp.says():
-        _note(terms, f"collective: {collective}")
+        _note(order, f"collective: {collective}")
     val_losses: list[tuple[int, float]] = []
-    if terms.resume is not None:
-        state = restore(run, terms.resume)
+    if order.resume is not None:
+        state = restore(run, order.resume)
         run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, corpus, place.device)
-    check = install(run, recipe.train.guard, partial(_note, terms))
+    check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    saver = Saver(terms.run_dir, place.rank, place.world, token=terms.token, keep=3)
+    saver = Saver(order.run_dir, place.rank, place.world, token=order.token, keep=3)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
-    with writing(terms.run_dir):
-        journal = Journal(_observers(terms, run), targets)
-    saved = f"{terms.resume.parent.name}/{terms.resume.name}" if terms.resume is not None else ""
-    return Live(terms, run, feed, val, saver, journal, check, val_losses, targets, corpus.fingerprint, saved)
+    with writing(order.run_dir):
+        journal = Journal(_observers(order, run), targets)
+    saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
+    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus.fingerprint, saved)
 
 
-def _note(terms: RankOrder, text: str) -> None:
-    if terms.place.rank == 0:
-        terms.line.send("note", text=text)
+def _note(order: RankOrder, text: str) -> None:
+    if order.place.rank == 0:
+        order.line.send("note", text=text)
 
 
-def _observers(terms: RankOrder, run: Run) -> list[Observer]:
+def _observers(order: RankOrder, run: Run) -> list[Observer]:
     """The live table, the sinks that every run has, and those of `out.track`."""
-    recipe, place = terms.recipe, terms.place
+    recipe, place = order.recipe, order.place
     facts = RunFacts(
-        terms.run_dir, place.rank, place.world, terms.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
+        order.run_dir, place.rank, place.world, order.host, place.backend, run.mesh.at, run.step, recipe.train.steps,
         run.recorder, run.mesh.dp.says(),
     )  # fmt: skip
     traced = [f"trace:steps={recipe.train.trace_steps}"] if recipe.train.trace_steps else []
     sinks = {sink.name: sink for sink in map(SINKS.read, ("metrics", "events", *traced, *recipe.out.track))}
     return [
-        LiveTable(terms.line, recipe.train.steps, run.mesh.at["pp"]),
+        LiveTable(order.line, recipe.train.steps, run.mesh.at["pp"]),
         *(sink.open(facts) for sink in sinks.values() if sink.every_rank or place.rank == 0),
     ]
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:
-    with writing(live.terms.run_dir):
+    with writing(live.order.run_dir):
         live.journal.add(report, live.run.recorder.lap(), seconds)
 
 
 def _between(live: Live, report: Report) -> None:
     """Evaluations and checkpoints that fall between this step and the next."""
-    train, made = live.terms.recipe.train, live.run.step
+    train, made = live.order.recipe.train, live.run.step
     _announce(live, live.saver.poll())
     if report.stop or made >= train.steps:
         return
@@ -181,24 +181,24 @@ def _between(live: Live, report: Report) -> None:
 def _validate(live: Live) -> None:
     if not live.val.samples:
         return
-    batches = [live.val.fetch(i, live.run.leaves) for i in range(live.terms.recipe.train.eval_batches)]
+    batches = [live.val.fetch(i, live.run.leaves) for i in range(live.order.recipe.train.eval_batches)]
     loss = evaluate(live.run, batches)
     live.val_losses.append((live.run.step, loss))
-    if live.terms.place.rank == 0:
-        live.terms.line.send("val", step=live.run.step, loss=loss)
+    if live.order.place.rank == 0:
+        live.order.line.send("val", step=live.run.step, loss=loss)
 
 
 def _save(live: Live, blocking: bool) -> Path | None:
-    terms, step = live.terms, live.run.step
+    order, step = live.order, live.run.step
     live.check()  # what is kept is what all replicas agree on
-    with writing(terms.run_dir):
+    with writing(order.run_dir):
         live.journal.flush()  # a run resumed from here makes no line again that is missing
     state = {
         "step": step,
         "data": {"fingerprint": live.data},
-        "plan": str(terms.plan),
+        "plan": str(order.plan),
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
-        "recipe": terms.recipe.model_dump(mode="json"),
+        "recipe": order.recipe.model_dump(mode="json"),
     }
     _announce(live, live.saver.wait())
     folder = live.saver.save(step, [*pieces_of(live.run), *kept_of(live.run)], state, blocking)
@@ -210,14 +210,14 @@ def _announce(live: Live, folder: Path | None) -> None:
     """A checkpoint is known from the moment that it is whole on disk, not before."""
     if folder is not None:
         live.saved = f"{folder.parent.name}/{folder.name}"
-        if live.terms.place.rank == 0:
-            live.terms.line.send("saved", path=live.saved)
+        if live.order.place.rank == 0:
+            live.order.line.send("saved", path=live.saved)
 
 
 def _give_up(live: Live, report: Report) -> None:
     leaves = live.feed.fetch(report.step, live.run.leaves)
     _announce(live, live.saver.wait())
-    error = blame(live.run, leaves, report, live.terms.place.rank, live.saved)
+    error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
     if error is not None:
         raise error
     live.run.mesh.world.barrier()  # the rank to blame has raised; whoever watches stops the rest here

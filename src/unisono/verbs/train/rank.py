@@ -20,25 +20,29 @@ from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
+from unisono.verbs.train.order import TrainOrder
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
     """Before the fork: read the data."""
-    recipe = Recipe.model_validate_json(argument["recipe"])
+    recipe = TrainOrder.read(argument).recipe
     return load(recipe.data, recipe.model)
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
-    told = Recipe.model_validate_json(argument["recipe"])
+    told = TrainOrder.read(argument)
     resolved = agree(
-        ctx, "terms", lambda: resolve(told, argument["plan"], ctx.world), lambda it: facts_of(ctx, it, corpus)
+        ctx, "order", lambda: resolve(told.recipe, told.plan, ctx.world), lambda it: facts_of(ctx, it, corpus)
     )
     recipe, plan = resolved.recipe, resolved.plan
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
     with ExitStack() as held:
-        run_dir = _agree_on_folder(ctx, argument, recipe, held)
-        resume = _agree_on_checkpoint(ctx, run_dir, recipe, corpus) if argument["resume"] else None
+        run_dir = _agree_on_folder(ctx, told, recipe, held)
+        argument["run_dir"] = str(
+            run_dir
+        )  # which is the caller's own: should this rank fail, it knows where to say so
+        resume = _agree_on_checkpoint(ctx, run_dir, recipe, corpus) if told.resume else None
         order = RankOrder(
             recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
         )
@@ -87,19 +91,15 @@ def _agree_on_checkpoint(ctx: RankContext, run_dir: Path, recipe: Recipe, corpus
     return folder
 
 
-def _agree_on_folder(ctx: RankContext, argument: dict[str, Any], recipe: Recipe, held: ExitStack) -> Path:
-    """The folder that the supervisor has made, or, where every rank was started by others, rank 0's; rank 0 locks it.
-
-    The latter is put into `argument`, which is then the caller's own: should this rank fail, it knows where to say so.
-    """
+def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: ExitStack) -> Path:
+    """The supervisor's folder or, where every rank was started by others, rank 0's; rank 0 locks it."""
 
     def own() -> str:
-        folder = argument["run_dir"]
-        if not folder:
-            folder = str(make_run_dir(recipe, argument["config_text"]))
-            ctx.channel.send("folder", path=folder)
-        held.enter_context(locked(Path(folder)))
-        return folder
+        folder = told.run_dir
+        if folder is None:
+            folder = make_run_dir(recipe, told.config_text)
+            ctx.channel.send("folder", path=str(folder))
+        held.enter_context(locked(folder))
+        return str(folder)
 
-    argument["run_dir"] = tell(ctx, "run_dir", own)
-    return Path(argument["run_dir"])
+    return Path(tell(ctx, "run_dir", own))
