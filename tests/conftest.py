@@ -14,7 +14,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # Folders whose modules take longest: two workers that begin with them end at about the same time.
-LONG = ("commands", "verbs", "launch", "verify", "library")
+LONG = ("verbs", "launch", "verify", "library")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.commands.jobs import words
+from tests.verbs.jobs import words
 from unisono.launch.agree import agree, odd_one, tell
 from unisono.spec.errors import UnisonoError, UsageError, UserCodeError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.jobs import losses, unisono
+from tests.verbs.jobs import losses, unisono
 
 pytestmark = pytest.mark.timeout(300)
 

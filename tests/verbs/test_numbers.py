@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import Done, checkpoints, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import Done, checkpoints, unisono
 
 pytestmark = pytest.mark.timeout(120)
 

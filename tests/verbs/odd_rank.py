@@ -1,5 +1,5 @@
 """`unisono` on one of several ranks; rank 2 stands in the folder `rank2` beside the others', as on a host with a disk of
-its own: `python -m tests.commands.odd_rank train ...`."""
+its own: `python -m tests.verbs.odd_rank train ...`."""
 
 import os
 import runpy

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import checkpoints, losses, started, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import checkpoints, losses, started, unisono
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(150)
@@ -123,7 +123,7 @@ def test_one_rank_of_four_that_differs_is_named_before_the_first_step(tmp_path: 
     done = unisono(
         place,
         *argv,
-        program=[*torchrun, "tests.commands.odd_rank"],
+        program=[*torchrun, "tests.verbs.odd_rank"],
         environ={"PYTHONPATH": f"{ROOT}:{ROOT}/src"},
     )
     what = {

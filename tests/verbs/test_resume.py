@@ -1,6 +1,6 @@
 """Killed and resumed, a run goes on as if nothing had happened: to the last bit under the same plan.
 
-Also a command: `python -m tests.commands.test_resume` kills a run at a random step, resumes it under the same plan and
+Also a command: `python -m tests.verbs.test_resume` kills a run at a random step, resumes it under the same plan and
 under another, and prints what became of the losses.
 """
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import Done, checkpoints, losses, started, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import Done, checkpoints, losses, started, unisono
 
 pytestmark = pytest.mark.timeout(300)
 

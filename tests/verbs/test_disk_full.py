@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import checkpoints, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import checkpoints, unisono
 
 pytestmark = [pytest.mark.timeout(150), pytest.mark.root]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import Done, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import Done, unisono
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import jobs
-from tests.commands.jobs import checkpoints, losses, started, unisono
+from tests.verbs import jobs
+from tests.verbs.jobs import checkpoints, losses, started, unisono
 
 pytestmark = pytest.mark.timeout(150)
 
