@@ -82,7 +82,7 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
         (["--demo", "--stack", "megatron"], "megatron-2022"),
         (["--model.kind", "mlp"], "--model.image"),
         (["--demo", "--model.kind", "mpl"], "gpt"),
-        (["--model.d_model", "130", "--model.n_head", "4"], "128"),
+        (["--model.d_model", "130", "--model.n_head", "4"], "n_head one of 1 2 5 10 13"),
         (["--plan", "dp=16", "--train.global_batch", "16"], "larger cluster"),
         (
             ["--plan", "pp=4 micros=6 schedule=interleaved:v=1", "--train.global_batch", "12"],
