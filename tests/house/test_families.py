@@ -191,7 +191,7 @@ def test_a_sink_is_one_file(copied, tmp_path: Path) -> None:
     (dots,) = (tmp_path / "runs").glob("run/*/dots.txt")
     assert [line[0] for line in dots.read_text().splitlines()] == ["+", "+"]
     suite = (
-        "from pathlib import Path; from unisono.spec.sink import SINKS; from unisono.verify.sinks import faults\n"
+        "from pathlib import Path; from unisono.spec.sink import SINKS; from unisono.verify.conformance.sink import faults\n"
         "print('dots' in SINKS.names(), list(faults(SINKS.read('dots'), Path('held'))))"
     )
     assert copied({}, "-c", suite) == "True []\n"

@@ -10,7 +10,7 @@ part, a `Coder`, when ranks are there. A coder never touches a group: it is a ge
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, MutableMapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -45,7 +45,7 @@ class Deal:
 
 Request = Sum | Gather | Deal
 Exchange = Generator[Request, "Tensor", "Tensor"]
-Memory = MutableMapping[str, "Tensor"]
+Memory = Mapping[str, "Tensor"]
 
 
 class Codec(Member, ABC):
@@ -75,13 +75,16 @@ class Codec(Member, ABC):
 
 
 class Coder(ABC):
-    """A live codec on one rank."""
+    """A live codec on one rank. keeps: names of what it keeps from step to step, each as long as the gradient."""
+
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: Memory) -> Exchange:
         """One bucket in one step. grad [n]: this replica's gradients, one parameter after the other, of which there are
-        `shapes`; it may be overwritten. memory: what this coder keeps of this bucket, empty before the first step; a
-        checkpoint keeps it. Every replica yields the same requests in the same order. Returns the sum [n]."""
+        `shapes`, then perhaps zeros; it may be overwritten. memory: by name, what this replica keeps of the bucket [n],
+        zeros before the first step, to be changed in place; a checkpoint keeps it parameter by parameter. Every replica
+        yields the same requests in the same order. Returns the sum [n]."""
 
 
 CODECS: Family[Codec] = Family("codec", "unisono.codecs", Codec, "plan.codec", ("P04", "P05"))

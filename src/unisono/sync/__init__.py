@@ -59,7 +59,7 @@ class Policy(Member, ABC):
 class Sync(ABC):
     """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own."""
 
-    private: ClassVar[bool] = False
+    private: bool = False
 
     @abstractmethod
     def weigh(self, count: float) -> float:

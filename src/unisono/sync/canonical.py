@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from unisono.comm.tree import tree_sum
+from unisono.plan.grammar import member
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
@@ -35,6 +36,10 @@ class Canonical(Policy):
         """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
         if plan.replicas == 1:
             return
+        codec = member("codec", plan.codec)
+        if codec is not None and codec.fidelity is not Fidelity.EXACT:
+            what = f"sync=canonical adds up every bit, and codec={plan.codec} does not send them"
+            yield Problem("P21", what, "plan.codec, plan.sync", "codec=plain, or sync=every_step")
         for key, size in (("micros", batch.micros), ("shard", plan.shard)):
             if size & (size - 1):
                 what = f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}"

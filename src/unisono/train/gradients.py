@@ -108,6 +108,11 @@ class Gradients:
         self._own = torch.tensor(self.places.own, device=like.device)
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this rank's gradients that replicas add up."""
+        return sum(bucket.body.nbytes for bucket in (*self._early, *self._late))
+
     # Buckets ---------------------------------------------------------------------------------------------------
 
     def _cap(self) -> int:

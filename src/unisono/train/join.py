@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from unisono.codecs import CODECS
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
@@ -69,7 +70,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    sync, counted = policy.bind(local.slots, mesh.dp, None), mesh.tp.index == 0
+    sync = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
+    counted = mesh.tp.index == 0
     gradients = Gradients(
         local.slots,
         mesh.dp,

@@ -1,5 +1,7 @@
 """`unisono verify`: plans proved against one device, or a recorded step replayed."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.spec.errors import UsageError
@@ -32,6 +34,13 @@ class VerifyVerb(RecipeVerb):
             "--steps", type=int, default=3, metavar="N", help="optimiser steps to compare (3)"
         )
         parser.add_argument("--dtype", choices=("float32", "float64"), help="float64 leaves no room for luck")
+        parser.add_argument(
+            "--conformance",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="a member of a family, ours or mine.py:NAME, held to what its family owes",
+        )
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
 
@@ -41,6 +50,8 @@ class VerifyVerb(RecipeVerb):
         from unisono.plan import Plan
 
         args = call.args
+        if args.conformance:
+            return _conform(call)
         if args.replay is not None or args.step is not None:
             return _replay(call)
         if args.steps < 1:
@@ -86,6 +97,30 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     good = sum(proof.passed for proof in proofs)
     settings.say(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")
     return {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+
+
+def _conform(call: CommandCall) -> Result:
+    """A line for each member and each of its faults, and the object of --json."""
+    from tempfile import TemporaryDirectory
+
+    from unisono.verify.conformance import Held, family_of, held
+
+    names = call.args.conformance
+    if call.settings.dry_run:
+        nouns = [family_of(name).noun for name in names]
+        lines = (f"would judge  {noun} {name}" for noun, name in zip(nouns, names, strict=True))
+        return call.would({"conformance": names}, *lines)
+    judged: list[Held] = []
+    for name in names:
+        with TemporaryDirectory() as folder:
+            judged.append(held(name, Path(folder)))
+        last = judged[-1]
+        call.settings.say(
+            f"{last.family} {name}  {'FAIL' if last.faults else 'ok'}  ({' '.join(last.suites)})"
+        )
+        for fault in last.faults:
+            call.settings.say(f"    {fault}")
+    return {"results": [asdict(one) for one in judged], "pass": not any(one.faults for one in judged)}
 
 
 def _lines(proof: "Proof", width: int) -> str:

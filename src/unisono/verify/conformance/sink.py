@@ -1,4 +1,4 @@
-"""What every sink must hold: the checks behind its conformance tests, for ours and for users' own."""
+"""What every sink owes: it looks and changes nothing, and tells each step once, through a resume too."""
 
 import copy
 import gzip
@@ -47,7 +47,7 @@ def _end(observer: Observer, run: RunFacts, one: StepRecord) -> None:
     observer.ended(one.step, False)
 
 
-def faults(sink: Sink, folder: Path) -> Iterator[str]:
+def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
     """What is wrong with a sink, a sentence each; none for one that may be used. folder: empty, to write into.
 
     1. It leaves what it is told as it is. 2. It writes something of a run. 3. Resumed at a step, it has each step once,

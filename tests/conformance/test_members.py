@@ -1,0 +1,72 @@
+"""Every member of every family, held to its suite; and each suite finds members that are wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unisono.cli import main
+from unisono.spec.errors import UsageError
+from unisono.verify.conformance import families, family_of, held
+
+OWN = Path(__file__).with_name("own.py")
+MEMBERS = [(f, name) for f in families() if f.noun in ("policy", "codec", "collective") for name in f.names()]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize(("family", "name"), MEMBERS, ids=lambda x: x if isinstance(x, str) else x.noun)
+def test_every_member_passes_its_suite(family, name: str, tmp_path: Path) -> None:
+    judged = held(name, tmp_path)
+    assert judged.faults == ()
+    assert judged.suites == ("member", family.noun)
+
+
+@pytest.mark.parametrize("name", [n for f in families() if f.noun == "schedule" for n in f.names()])
+def test_every_schedule_passes_its_suite(name: str, tmp_path: Path) -> None:
+    assert held(name, tmp_path).faults == ()
+
+
+@pytest.mark.parametrize("name", ["Largest:ratio=0.5", "Rounded"])
+def test_users_own_that_are_right_pass(name: str, tmp_path: Path) -> None:
+    assert held(f"{OWN}:{name}", tmp_path).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Short", "happens 0 times"),
+        ("Silent", "refused without saying what is served"),
+        ("Backwards", "are summed in the order"),
+        ("WrongRank", "rank 1 gets another sum than rank 0"),
+        ("TooFine", "EXACT allows"),
+        ("TooFew", "bytes a step and declares"),
+        ("Forgetful", "it gives other sums"),
+        ("WrongSum", "another result than it means"),
+        ("WrongBytes", "bytes and declares"),
+        ("Apart", "rank 1 has other weights than rank 0"),
+        ("TooMuch", "from one device's, and it says ROUNDING"),
+        ("Unsaid", "bytes of gradients a step and declares"),
+        ("Lost", "a run goes on otherwise"),
+    ],
+)
+def test_a_planted_fault_is_found(name: str, words: str, tmp_path: Path) -> None:
+    assert any(words in fault for fault in held(f"{OWN}:{name}", tmp_path).faults)
+
+
+def test_the_command_says_which_and_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--conformance", "gpipe", "--conformance", f"{OWN}:Short", "--json"]) == 3
+    told = json.loads(capsys.readouterr().out)
+    good, bad = told["results"]
+    assert (good["family"], good["faults"]) == ("schedule", [])
+    assert bad["faults"] and not told["pass"]
+    assert main(["verify", "--conformance", "1f1b"]) == 0
+    assert "schedule 1f1b  ok" in capsys.readouterr().out
+
+
+def test_a_family_is_known_by_name_and_by_base_class() -> None:
+    assert family_of("canonical").noun == "policy"
+    assert family_of(f"{OWN}:WrongBytes").noun == "collective"
+    for text in ("nobody", f"{OWN}:replace"):
+        with pytest.raises(UsageError, match="no member of any family"):
+            family_of(text)
