@@ -8,6 +8,7 @@ from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.config import TrainConfig
 from unisono.train import build, update
+from unisono.train.clip import ByTensor
 
 MAKE, SET_RATE, RATE = build.make, update.set_rate, TrainConfig.rate
 
@@ -310,5 +311,5 @@ def one_moment_off_by_a_billionth(patch):
 @bug("dp=2", "not_a_number")
 def square_root_of_a_negative_norm(patch):
     """A norm that is not a number lets the step be skipped in silence."""
-    call = build.ByTensor.__call__
-    patch(build.ByTensor, "__call__", lambda self, slots, extra: [math.nan, *call(self, slots, extra)[1:]])
+    call = ByTensor.__call__
+    patch(ByTensor, "__call__", lambda self, slots, extra: [math.nan, *call(self, slots, extra)[1:]])

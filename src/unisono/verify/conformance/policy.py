@@ -15,7 +15,7 @@ from unisono.spec.fidelity import Fidelity
 from unisono.sync import Policy
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import save
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.train.session import place_of
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import Run, train_step
