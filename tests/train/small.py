@@ -7,8 +7,8 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.observe.span import Recorder
 from unisono.train.build import build, feeds
-from unisono.train.data import load
 from unisono.train.data.feed import Feed
+from unisono.train.data.load import load
 from unisono.train.session import place_of
 from unisono.train.step import Run
 

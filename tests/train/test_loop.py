@@ -9,6 +9,7 @@ import torch
 
 from tests.ranks import World
 from tests.train.small import recipe, started
+from unisono.spec.training import METRICS
 from unisono.train.loop import train
 from unisono.train.step import evaluate
 
@@ -65,7 +66,7 @@ def numbers(ctx: Any, told: Any, plan: str) -> dict[str, list[float]]:
     return {
         "loss": [r.loss for r in reports],
         "norm": [r.norm for r in reports],
-        "val": [evaluate(run, [val.fetch(i, run.leaves) for i in range(2)])],
+        "val": [evaluate(run, [val.fetch(i, run.leaves) for i in range(2)])[0]],
     }
 
 
@@ -79,3 +80,28 @@ def test_every_rank_reports_what_one_device_reports(
     assert all(other == first for other in others)
     for key, values in first.items():
         assert values == pytest.approx(alone[key], rel=1e-10), key
+
+
+def metrics(ctx: Any, told: Any, plan: str) -> dict[str, float]:
+    """Of a validation after two steps under a smoothed loss, beside that loss."""
+    told = told.model_copy(
+        update={"train": told.train.model_copy(update={"loss": "cross_entropy:smoothing=0.2"})}
+    )
+    run, feed, val = started(ctx, told, plan)
+    before = [stage.loss for stage in run.local.stages.values()]
+    list(train(run, feed, 2))
+    chosen = [METRICS.read(name) for name in METRICS.names()]
+    loss, values = evaluate(run, [val.fetch(i, run.leaves) for i in range(2)], chosen)
+    assert [stage.loss for stage in run.local.stages.values()] == before
+    return {"loss": loss, **values}
+
+
+@pytest.mark.parametrize(("plan", "ranks"), PLANS)
+def test_metrics_are_those_of_one_device_under_another_loss_too(
+    threads: World, tmp_path: Path, plan: str, ranks: int
+) -> None:
+    told = recipe(tmp_path)
+    (alone,) = threads(metrics, 1, group=False, told=told, plan="dp=1")
+    assert 0 < alone["accuracy"] < 1 and alone["perplexity"] == pytest.approx(math.exp(alone["loss"]))
+    for values in threads(metrics, ranks, told=told, plan=plan):
+        assert values == pytest.approx(alone, rel=1e-10)

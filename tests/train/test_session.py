@@ -12,7 +12,7 @@ from unisono.comm import threads
 from unisono.config import Recipe, resolve
 from unisono.launch.context import NullChannel
 from unisono.train.checkpoint import read_full
-from unisono.train.data import load
+from unisono.train.data.load import load
 from unisono.verbs.train import rank as train_rank
 from unisono.verbs.train.order import TrainOrder
 

@@ -53,7 +53,7 @@ def on_ranks(recipe, plan, schedule, body):
 
 def trained(run, feed, val):
     reports = [train_step(run, feed.fetch(step, run.leaves)) for step in range(2)]
-    loss = evaluate(run, [val.fetch(0, run.leaves)])
+    loss, _ = evaluate(run, [val.fetch(0, run.leaves)])
     sums = {slot.name: checksum(slot.master).item() for slot in run.local.slots}
     return [(r.loss, r.norm) for r in reports], loss, sums
 

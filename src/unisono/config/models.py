@@ -14,6 +14,8 @@ from unisono.spec.model import ModelConfig
 from unisono.spec.sink import SINKS
 from unisono.spec.source import SOURCES
 from unisono.spec.training import (
+    LOSSES,
+    METRICS,
     OPTIMISERS,
     RATES,
     Count,
@@ -72,6 +74,12 @@ class _Train(BaseModel):
     )
     dtype: Literal["float32", "float64"] = Field(default="float32", description="weights and optimiser state")
     optimizer: Annotated[str, _one_of(OPTIMISERS)] = Field(default="adamw", description=OPTIMISERS.listed())
+    loss: Annotated[str, _one_of(LOSSES)] | None = Field(
+        default=None, description=f"{LOSSES.listed()}; the model's own when absent"
+    )
+    metrics: tuple[Annotated[str, _one_of(METRICS)], ...] = Field(
+        default=(), description=f"what validations tell beside the loss: {METRICS.listed()}"
+    )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
     weight_decay: NotNegative = Field(default=0.1, description="decoupled decay of matrices")

@@ -4,6 +4,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from unisono.models.noise import Noise
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts, ModelConfig, OwnModel
+from unisono.spec.training import LOSSES
 
 
 class WholeModule(nn.Module):
@@ -50,9 +52,15 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
-def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta", seed: int = 0) -> nn.Module:
+def build(
+    config: ModelConfig,
+    facts: Facts,
+    device: torch.device | str = "meta",
+    seed: int = 0,
+    loss: str | None = None,
+) -> nn.Module:
     """The model of a recipe, uninitialised (on the meta device it costs nothing); a user's model as it was made,
-    from torch's generator seeded with `seed`.
+    from torch's generator seeded with `seed`. loss: a member of LOSSES in the place of the model's own.
 
     Raises UsageError where the recipe and the data leave a size open, UserCodeError if a user's function raises.
     """
@@ -63,6 +71,9 @@ def build(config: ModelConfig, facts: Facts, device: torch.device | str = "meta"
     else:
         with torch.device(device):
             model = config.build(facts)
+    if loss is not None:
+        model.loss = LOSSES.read(loss).bind()  # type: ignore[assignment]
+        model.anatomy = replace(model.anatomy, cross_entropy=False)  # type: ignore[arg-type]
     noise.name_sites(model)
     return model
 

@@ -28,6 +28,7 @@ class Stage(nn.Module):
         if self.last:
             self.head = model.head
         self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
+        self.whole: Callable[[Tensor], Tensor] = lambda logits: logits  # of all classes, where tp deals them
 
     def forward(self, x: Carry, noise: Noise | None = None) -> Carry:
         """Inputs or what the previous stage carries here → what is carried on, or logits on the last stage."""

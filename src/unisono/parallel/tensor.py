@@ -267,6 +267,7 @@ def split(stages: "Stages", site: "Site") -> None:
         if stage.last and head is not None:
             full = site.shapes[f"{head}.weight"][0]
             own = stage.loss
+            stage.whole = lambda y, full=full: GatherVocab.apply(y, full, tp)
             if site.anatomy.cross_entropy:
                 stage.loss = vocab_loss(tp, part_of(full, tp)[0])
             else:

@@ -5,7 +5,7 @@ something where the chosen member has them, or stand behind its name (`optimizer
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,9 +92,32 @@ class Decaying(LearningRate):
         return lr / 10 if self.min_lr is None else self.min_lr
 
 
+class Loss(Member, ABC):
+    """What training makes small, in the place of the model's own loss."""
+
+    @abstractmethod
+    def bind(self) -> "Callable[[Tensor, Tensor], Tensor]":
+        """A function of logits [..., classes] and targets [...] that gives the loss summed over all targets."""
+
+
+class Metric(Member, ABC):
+    """What a validation tells beside the loss. Counts are summed over all targets of all ranks before they mean
+    anything, so that a metric is the same under every plan."""
+
+    def count(self, logits: "Tensor", targets: "Tensor") -> "Tensor | float":
+        """Of one micro-batch, summed over its targets; logits [..., classes], targets [...]."""
+        return 0.0
+
+    @abstractmethod
+    def value(self, mean: float, loss: float) -> float:
+        """The metric. mean: count by target. loss: nats by target."""
+
+
 OPTIMISERS: Family[Optimiser] = Family(
     "optimiser", "unisono.train.optim", Optimiser, "train.optimizer", ("C02", "C02")
 )
 RATES: Family[LearningRate] = Family(
     "learning-rate schedule", "unisono.train.rates", LearningRate, "train.lr_schedule", ("C02", "C02")
 )
+LOSSES: Family[Loss] = Family("loss", "unisono.train.losses", Loss, "train.loss", ("C02", "C02"))
+METRICS: Family[Metric] = Family("metric", "unisono.train.metrics", Metric, "train.metrics", ("C02", "C02"))

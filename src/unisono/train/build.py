@@ -72,7 +72,7 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
     policy = POLICIES.read(plan.sync)
     collective = COLLECTIVES.read(plan.collective)
     mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective)
-    model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed)
+    model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed, loss=recipe.train.loss)
     values = initial_values(model, recipe.seed)
     train, dtype = recipe.train, dtype_of(plan.precision)
     micro = train.micro_batch or 1

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.sink import SINKS, Observer, RunFacts
+from unisono.spec.training import METRICS
 from unisono.train.blame import blame
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
@@ -65,6 +66,7 @@ class Live:
     targets: int  # of one step, over all ranks
     data: str  # the fingerprint of the data
     saved: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "stopped": stopped,
         "checkpoint": str(folder),
         "val": live.val_losses,
+        "val_metrics": live.metrics,
     }
     if order.place.rank == 0 and not stopped and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus)
@@ -182,10 +185,11 @@ def _validate(live: Live) -> None:
     if not live.val.samples:
         return
     batches = [live.val.fetch(i, live.run.leaves) for i in range(live.order.recipe.train.eval_batches)]
-    loss = evaluate(live.run, batches)
+    metrics = [METRICS.read(text) for text in live.order.recipe.train.metrics]
+    loss, live.metrics = evaluate(live.run, batches, metrics)
     live.val_losses.append((live.run.step, loss))
     if live.order.place.rank == 0:
-        live.order.line.send("val", step=live.run.step, loss=loss)
+        live.order.line.send("val", step=live.run.step, loss=loss, **live.metrics)
 
 
 def _save(live: Live, blocking: bool) -> Path | None:

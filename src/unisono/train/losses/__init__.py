@@ -1,0 +1,1 @@
+"""Losses, one a file, chosen by `train.loss`; declared in `spec.training`."""
