@@ -6,7 +6,7 @@ import pytest
 
 from tests.threads import ThreadNursery
 from tests.verify.mutations.entry import CATALOGUE
-from tests.verify.mutations.planting import Bug
+from tests.verify.mutations.planting import Bug, Planting
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.verify.prover import Proof, ProofRanks, prove_on
@@ -49,6 +49,13 @@ def table(proofs: dict[str, Proof]) -> str:
         f"{name}: {p.cause} (one of {' '.join(CATALOGUE[name].causes)}): {p.explanation} | {p.first_divergence}"
         for name, p in proofs.items()
     )
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_bug_has_a_place_to_be_planted(name: str):
+    """Quick, and the first to say so when what a bug patches has another name."""
+    with Planting().of(CATALOGUE[name]):
+        pass
 
 
 @pytest.mark.timeout(240)

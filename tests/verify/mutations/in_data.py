@@ -26,7 +26,7 @@ def rank() -> int:
 def every_rank_reads_the_same_data(patch):
     """A sampler that was not told its rank; the loss looks right."""
     patch(
-        build,
+        join,
         "assign",
         lambda leaves, shape, members: dict.fromkeys(members.ranks, range(leaves // shape.dp)),
     )
