@@ -116,6 +116,7 @@ def test_the_source_has_these_families() -> None:
     assert all(family.names() for family in FAMILIES.values())
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("place", FAMILIES)
 def test_a_member_is_one_file_found_and_listed(copied, place: str) -> None:
     """A member's file under another name is another member, and no other file is touched."""
@@ -146,6 +147,12 @@ def test_a_member_is_one_file_found_and_listed(copied, place: str) -> None:
     if family.key == "unisono":
         assert "  toyish " in copied({}, "-m", "unisono", "--help")
     elif family.key.startswith("plan."):
+        key = family.key.removeprefix("plan.")
+        assert f" {key} " in (listed := copied({}, "-m", "unisono", "train", "--help"))
+        assert "toyish" in listed
+        assert "toyish" in copied({}, "-m", "unisono", "config", "schema")
+        assert copied({}, "-m", "unisono", "config", "check", "--plan", f"dp=2 {key}=toyish").startswith("ok")
+        assert f"{family.noun} toyish  ok" in copied({}, "-m", "unisono", "verify", "--conformance", "toyish")
         words = ("-m", "unisono", "config", "check", "--plan", f"{family.key.removeprefix('plan.')}=nobody")
         with pytest.raises(AssertionError, match="toyish"):
             copied({}, *words)

@@ -7,6 +7,7 @@ from unisono.config.fields import SECTIONS, TOP, keys
 from unisono.config.models import Recipe
 from unisono.config.resolve import Resolved
 from unisono.config.toml import toml
+from unisono.plan.grammar import families
 
 
 def resolved_toml(resolved: Resolved) -> str:
@@ -58,6 +59,7 @@ def schema() -> dict[str, Any]:
     found = Recipe.model_json_schema()
     found["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     found["title"] = "Unisono recipe"
+    found["properties"]["plan"]["description"] += f"; {families()}"
     found["properties"]["extends"] = {
         "type": "string",
         "description": "another recipe file, which this one changes",

@@ -108,6 +108,12 @@ def _apart(text: str) -> tuple[str, str]:
     return (shape["body"], shape["marks"]) if shape else (text, "")
 
 
+def families() -> str:
+    """A line for each key whose names are members, with these names; no member is imported for it."""
+    lines = (f"  {key:<11} {' '.join(names_in(package))}" for key, package in PACKAGES.items())
+    return "\n".join(("names in a plan (or FILE.py:NAME, a member of your own):", *lines))
+
+
 @lru_cache(maxsize=4096)
 def member(key: str, text: str) -> Any:
     """The member that a plan's value names, with its options; None for a word that has none: one without a family, or

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.plan.grammar import families
 from unisono.spec.runs import CONFIG, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
@@ -18,6 +19,7 @@ class TrainVerb(RecipeVerb):
 
     def flags(self, parser: Parser) -> None:
         super().flags(parser)
+        parser.epilog = f"{parser.epilog}\n\n{families()}"
         parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
         parser.add_argument(
             "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
