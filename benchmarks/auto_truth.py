@@ -26,11 +26,12 @@ from unisono.config import Loaded, Recipe
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.planner import search
+from unisono.planner.asked import space_on
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.programs.schedules import SCHEDULES
-from unisono.verbs._plan import space_on
+from unisono.verbs._sizes import model_of
 
 CASES = (
     ("1M", 2, 0.0),
@@ -80,7 +81,7 @@ def main() -> int:
                 continue
             base = given or calibrated()
             got = Loaded(MODELS[name], Plan(), {})
-            space = space_on(got, Plan(), between(base, ranks, megabits), stack("plain"))
+            space = space_on(got, model_of(got, {}), Plan(), between(base, ranks, megabits), stack("plain"))
             with lab.link(megabits) if megabits else nullcontext(()) as hosts:
                 field = Field(nursery, MODELS[name], ranks, hosts)
                 regret, text = case(field, space, options.rounds)

@@ -10,9 +10,10 @@ from unisono import config
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner import simulate
+from unisono.planner.asked import question
 from unisono.planner.host_file import FittedHost, as_toml
 from unisono.spec.errors import ConfigProblems, UsageError
-from unisono.verbs._simulate import question
+from unisono.verbs._sizes import model_of
 from unisono.verbs.train import auto
 
 FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "256")]
@@ -46,7 +47,7 @@ def test_nothing_that_was_searched_is_faster(measured, keys, ranks):
     file = str(Path(measured["XDG_CACHE_HOME"], "unisono", "cluster.toml"))
 
     def step(plan: str) -> float:
-        return simulate.simulate(question(loaded(plan), file, None)).price.step
+        return simulate.simulate(question(loaded(plan), model_of(loaded(plan), {}), file, None)).price.step
 
     if ranks == 2 and keys == "auto":
         assert all(

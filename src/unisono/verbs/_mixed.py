@@ -1,6 +1,5 @@
 """`unisono simulate` and `unisono plan` on a mixture of devices. No data, no torch."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
@@ -9,6 +8,7 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import mixed, mixed_chosen, mixed_search, mixed_told, search
+from unisono.planner.asked import planned, space_on
 from unisono.planner.clusters import cluster, names
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.pools import mixture
@@ -17,8 +17,6 @@ from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.verbs._plan import space_on
-from unisono.verbs._simulate import planned
 from unisono.verbs._sizes import model_of
 
 # Flags that ask for what is priced on equal devices alone.
@@ -41,7 +39,7 @@ _EQUAL = (
 )
 
 
-def question(got: Loaded, given: Any) -> mixed.MixedQuestion:
+def question(got: Loaded, environ: Mapping[str, str], given: Any) -> mixed.MixedQuestion:
     """What is asked. Raises UsageError, ConfigProblems with all that is wrong with the plan."""
     where = mixture(given.cluster)
     asked = [flag for flag in _EQUAL if getattr(given, flag)]
@@ -52,7 +50,7 @@ def question(got: Loaded, given: Any) -> mixed.MixedQuestion:
     if given.cost_per_hour is not None:
         pools = tuple(replace(pool, cost_per_hour=given.cost_per_hour) for pool in where.pools)
         where = replace(where, pools=pools)
-    model = transformer_of(got, where)
+    model = transformer_of(got, environ, where)
     plan, batch = planned(got, where, model)
     priceable(plan, where)
     steps = got.recipe.train.steps
@@ -62,9 +60,9 @@ def question(got: Loaded, given: Any) -> mixed.MixedQuestion:
     return mixed.MixedQuestion(model, plan, where, made, batch.micro_batch, batch.micros, steps)
 
 
-def transformer_of(got: Loaded, where: Mixture) -> Transformer:
+def transformer_of(got: Loaded, environ: Mapping[str, str], where: Mixture) -> Transformer:
     """The recipe's model. Raises UsageError for what is dealt to equal devices alone."""
-    model = model_of(got, os.environ)
+    model = model_of(got, environ)
     if not isinstance(model, Transformer):
         raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
                          fix=f"--cluster {where.pools[0].name}, one of its pools", code="C22")  # fmt: skip
@@ -126,7 +124,7 @@ def _remedy(ask: mixed.MixedQuestion) -> str:
 # --- plan ------------------------------------------------------------------------------------------------------------
 
 
-def space(got: Loaded, given: Any) -> tuple[Space, Mixture]:
+def space(got: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Space, Mixture]:
     """What is searched. Raises UsageError."""
     where = mixture(given.cluster)
     for flag, fix in (
@@ -140,12 +138,12 @@ def space(got: Loaded, given: Any) -> tuple[Space, Mixture]:
     if given.objective != "time":
         raise UsageError("on a mixture of devices, plans are ranked by time", where="--objective",
                          fix="--objective time", code="C04")  # fmt: skip
-    transformer_of(got, where)
+    model = transformer_of(got, environ, where)
     held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
     priceable(held, where)
     if "precision" not in held.said:
         held = replace(held, precision=got.plan.precision)
-    return space_on(got, held, where.pools[0], stack(given.stack or where.stack)), where
+    return space_on(got, model, held, where.pools[0], stack(given.stack or where.stack)), where
 
 
 def plan(base: Space, where: Mixture, top: int) -> tuple[Mapping[str, Any], str]:

@@ -4,22 +4,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from unisono.config import Loaded
-from unisono.config.models import Recipe
 from unisono.config.resolve import located, recipe_problems
-from unisono.plan import Plan
-from unisono.plan.checks import divisors
-from unisono.planner.cuts import cut_problem
 from unisono.planner.hf import transformer_of
 from unisono.planner.priced import Model
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
-from unisono.planner.work.transformer import Transformer, transformer
-from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
-from unisono.spec.model import Facts, ModelConfig, kind_of
+from unisono.planner.work.transformer import transformer
+from unisono.spec.errors import ConfigProblems, UnisonoError, UsageError
+from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.source import SOURCES
 
 
@@ -49,60 +44,6 @@ def _model(got: Loaded, environ: Mapping[str, str]) -> Model:
         facts = _facts(got)
         parts = recipe.model.workload(facts)
         return Network(parts, by_weights=recipe.model.by_weights, sample=_sample(recipe.model, facts))
-
-
-def judged(recipe: Recipe, model: Model) -> Any:
-    """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
-    if not recipe.model.kind.startswith("hf:") or not isinstance(model, Transformer):
-        return recipe
-    kind = kind_of("moe" if model.experts else "gpt")
-    sizes = kind.model_construct(
-        n_head=model.n_head, n_kv_head=model.kv_heads, d_ff=model.d_ff, context=model.context,
-        n_experts=model.experts.count if model.experts else 0,
-    )  # fmt: skip
-    read = SimpleNamespace(kind=sizes.kind, depth=model.n_layer, depth_key="model.kind", deals=sizes.deals)
-    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
-
-
-def problems(model: Model, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: axes of a network of parts, and a cut that does not suit the model."""
-    found: list[Problem] = []
-    if not isinstance(model, Network):
-        wrong = cut_problem(model, plan.schedule, plan.pp)
-        return [*_context(model, plan), *([wrong] if wrong else [])]
-    for axis in ("tp", "cp"):
-        if getattr(plan, axis) > 1:
-            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
-            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
-    if plan.ep > 1 and not any(part.tables for part in model.workload.parts):
-        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
-    if plan.pp > model.n_layer:
-        what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {model.n_layer} between its ends"
-        found.append(Problem("P13", what, "plan.pp", f"pp={model.n_layer} or less"))
-    return found
-
-
-def _context(model: Transformer, plan: Plan) -> list[Problem]:
-    """What cp cannot deal out evenly."""
-    if plan.cp == 1:
-        return []
-    ranks, found = plan.tp * plan.cp, list[Problem]()
-    sizes = [("the context", "model.context", model.context)]
-    if plan.cp_kind == "ulysses":
-        sizes += [("the heads", "model.n_head", model.n_head)]
-        sizes += [("the key-value heads", "model.n_kv_head", model.kv_heads)] * (
-            model.kv_heads != model.n_head
-        )
-    for name, key, size in sizes:
-        if size % ranks:
-            fits = (
-                " ".join(str(n) for n in divisors(size // plan.tp) if n <= 64) if not size % plan.tp else "1"
-            )
-            both = f"cp={plan.cp}" if plan.tp == 1 else f"tp={plan.tp} times cp={plan.cp}"
-            what = f"{both} does not divide {name} {size}"
-            fix = f"cp one of {fits}" + (", or cp_kind=ring" if "heads" in name else "")
-            found.append(Problem("P12", what, f"plan.cp, {key}", fix))
-    return found
 
 
 def _facts(got: Loaded) -> Facts:

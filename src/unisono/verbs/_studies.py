@@ -9,13 +9,26 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import batches, energy, outlook, replicas, sensitivity, stragglers
+from unisono.planner import (
+    batches,
+    energy,
+    orders,
+    orders_told,
+    outlook,
+    pieces,
+    recut,
+    replicas,
+    sensitivity,
+    simulate,
+    stragglers,
+)
+from unisono.planner.asked import NOT_BUILT, space
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.verbs._simulate import NOT_BUILT
+from unisono.verbs._sizes import model_of
 
 if TYPE_CHECKING:
     from unisono.planner.search import Space
@@ -24,6 +37,33 @@ Told = tuple[Mapping[str, Any], str]
 
 # Flags that look closely at one price.
 _SINGLE = ("mtbf", "stragglers", "servers", "tokens", "pue", "batches", "noise_scale", "blocks", "trace")
+
+
+def single(ask: Question, given: Any) -> Told:
+    """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
+    ask = asked(ask, given)
+    every = orders.compared(ask) if given.order == orders.BEST else None
+    answer = simulate.simulate(ask) if every is None else every.best
+    better = recut.better(answer)
+    simulate.demand(answer, recut.sentence(better, fits=False) if better is not None else "")
+    keys, text = extras(answer, given)
+    facts = {
+        **simulate.as_json(answer),
+        **orders_told.as_json(answer, every),
+        **recut.as_json(better),
+        **pieces.as_json(answer),
+        **keys,
+    }
+    lies = "" if given.order is None else f"\n\n{orders_told.as_text(answer, every)}"
+    cut = f"\n\ncut        {recut.sentence(better, fits=True)}" if better is not None else ""
+    parts = f"\n\n{pieces.as_text(answer)}" if given.blocks else ""
+    page = f"{simulate.as_text(answer)}{parts}{lies}{cut}\n\n{text}"
+    if given.out is None and given.trace is None:
+        return facts, page
+    from unisono.verbs._pictures import pictures
+
+    written = pictures(answer, facts, given.out, given.trace)
+    return {**facts, "written": written}, "\n".join([page, "", *(f"written    {path}" for path in written)])
 
 
 def asked(ask: Question, given: Any) -> Question:
@@ -147,7 +187,7 @@ def _failing(answer: Answer, given: Any) -> Told:
 # --- studies of many plans -------------------------------------------------------------------------------------------
 
 
-def many(got: Loaded, given: Any) -> Told | None:
+def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
     """The study of --sweep or of --networks best; None where neither is asked for. Raises UsageError, Infeasible."""
     if given.weak and given.sweep is None:
         raise UsageError(
@@ -173,7 +213,7 @@ def many(got: Loaded, given: Any) -> Told | None:
     # Imported here because they search, which one plan's price must not pay.
     from unisono.planner import networks, sweep
 
-    base, legal = _space(got, given)
+    base, legal = _space(got, environ, given)
     if given.sweep is None:
         rows = networks.best_plans(replace(base, legal=legal(base)))
         if all(row.answer is None for row in rows):
@@ -209,19 +249,19 @@ def _draw(told: Mapping[str, Any], base: "Space", out: str) -> Path:
     return scaling.write(told["sweep"], title, out)
 
 
-def _space(got: Loaded, given: Any) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
+def _space(
+    got: Loaded, environ: Mapping[str, str], given: Any
+) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
     """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
-    from unisono.verbs import _plan as planning
-
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
-    base = planning.space(got, None, given.cluster, given.stack)
+    base = space(got, model_of(got, environ), None, given.cluster, given.stack)
     if got.origins.get("plan", "").startswith("flag"):
         base = replace(base, held=got.plan)
     recipe = on_any_ranks(got.recipe)
 
-    def legal(space: "Space") -> Callable[[Plan], bool]:
-        sizes = {"global_batch": space.batch, "micro_batch": space.micro_batch}
-        model = recipe.model.model_copy(update={"context": space.model.context})
+    def legal(at: "Space") -> Callable[[Plan], bool]:
+        sizes = {"global_batch": at.batch, "micro_batch": at.micro_batch}
+        model = recipe.model.model_copy(update={"context": at.model.context})
         asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
         varied = recipe.model_copy(update=asked)
         return lambda plan: all(problem.code == NOT_BUILT for problem in plan.check(varied))

@@ -42,27 +42,28 @@ class SimulateVerb(RecipeVerb):
     def run(self, call: CommandCall) -> Result:
         args, settings = call.args, call.settings
         given = loaded(call, args.file, demo=args.demo)
+        from unisono.planner.asked import question
         from unisono.planner.pools import is_mixture
-        from unisono.verbs import _simulate as simulate
         from unisono.verbs import _studies as studies
+        from unisono.verbs._sizes import model_of
 
         if is_mixture(args.cluster):
             from unisono.verbs import _mixed as mixed
 
-            mixture = mixed.question(given, args)
+            mixture = mixed.question(given, call.environ, args)
             if settings.dry_run:
                 return _would_price(call, mixture, mixture.mixture.name)
             result, page = mixed.simulate(mixture)
         elif (args.sweep or args.networks == "best") and settings.dry_run:
             facts = {"cluster": args.cluster, "sweep": args.sweep, "networks": args.networks}
             return call.would(facts, f"would sweep  {args.sweep or 'networks'}  on {args.cluster}")
-        elif (study := studies.many(given, args)) is not None:
+        elif (study := studies.many(given, call.environ, args)) is not None:
             result, page = study
         else:
-            ask = simulate.question(given, args.cluster, args.stack, args.order)
+            ask = question(given, model_of(given, call.environ), args.cluster, args.stack, args.order)
             if settings.dry_run:
                 return _would_price(call, ask, ask.cluster.name)
-            result, page = simulate.run(ask, args)
+            result, page = studies.single(ask, args)
         settings.say(page)
         return result
 

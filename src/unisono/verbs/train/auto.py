@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from unisono.config import Loaded
 from unisono.planner import chosen, predict, search
+from unisono.planner.asked import space_on
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB
 from unisono.report import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts
-from unisono.verbs._plan import space_on
+from unisono.verbs._sizes import model_of
 
 _BYTES = 256  # words, where only the data knows how many: characters, most likely
 
@@ -30,7 +31,8 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
         )
     cluster = _with(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
     held = replace(loaded.plan, said=loaded.plan.said - {"auto"})
-    ranking = search.search(space_on(_sized(loaded), held, cluster, stack), top=3)
+    sized = _sized(loaded)
+    ranking = search.search(space_on(sized, model_of(sized, environ), held, cluster, stack), top=3)
     if not ranking.best:
         raise _none(loaded, ranking, cluster)
     best = ranking.best[0]

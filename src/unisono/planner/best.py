@@ -1,62 +1,18 @@
-"""`unisono plan`: the best plans for a cluster, and why. Without torch, data or files."""
+"""The best plans for a cluster, and why; where none fits, what would. Without torch, data or files."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from unisono.config import Loaded
-from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import chosen, fidelities, orders, orders_told, search
-from unisono.planner.clusters import cluster, is_file, of_size
+from unisono.planner.clusters import is_file, of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.space import meshes
-from unisono.planner.stack import Stack, stack
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.verbs._simulate import NOT_BUILT
-from unisono.verbs._sizes import judged, model_of, problems
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
-
-
-def space(
-    got: Loaded, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False,
-    *, priced: bool = False,
-) -> search.Space:  # fmt: skip
-    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
-    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
-    where = cluster(cluster_name)
-    keys = Plan.parse(held, where="flag --plan") if held else Plan()
-    if "precision" not in keys.said:
-        keys = replace(keys, precision=got.plan.precision)
-    return space_on(got, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
-
-
-def space_on(
-    got: Loaded, held: Plan, where: Cluster, made: Stack, all_keys: bool = False, *, priced: bool = False
-) -> search.Space:
-    """The same for a cluster and keys that are there already."""
-    recipe = on_any_ranks(got.recipe)
-    model = model_of(got, os.environ)
-    asked = judged(recipe, model)
-    # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or priced or not recipe.model.played
-
-    def legal(plan: Plan) -> bool:
-        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
-
-    return search.Space(
-        model,
-        where,
-        made,
-        recipe.train.global_batch,
-        recipe.train.micro_batch,
-        held,
-        legal,
-        all_keys,
-    )
 
 
 def run(

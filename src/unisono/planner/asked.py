@@ -1,0 +1,183 @@
+"""What is asked of the planner: a recipe's model on a cluster under a plan, or under all legal plans. No torch."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from unisono.config import Loaded
+from unisono.config.models import Recipe
+from unisono.config.resolve import located, on_any_ranks
+from unisono.plan import Plan
+from unisono.plan.checks import Batch, batch_of, divisors
+from unisono.planner import orders, simulate
+from unisono.planner.clusters import cluster
+from unisono.planner.cuts import cut_problem
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture
+from unisono.planner.priced import Model
+from unisono.planner.space import Space
+from unisono.planner.stack import Stack, stack
+from unisono.planner.timetables import chunks, serves
+from unisono.planner.work.networks import Network
+from unisono.planner.work.transformer import Transformer
+from unisono.programs.schedules import SCHEDULES
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.model import kind_of
+
+NOT_BUILT = "P10"
+
+
+def question(
+    loaded: Loaded, model: Model, cluster_name: str, stack_name: str | None, order: str | None = None
+) -> simulate.Question:
+    """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
+    with the plan.
+
+    Techniques that this version cannot play yet may be priced.
+    """
+    where = cluster(cluster_name)
+    made = stack(stack_name or where.stack)
+    plan, batch = planned(loaded, where, model)
+    if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
+        raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
+    ask = simulate.Question(
+        model, plan, where, made, batch.micro_batch, batch.micros, loaded.recipe.train.steps
+    )
+    return ask if order is None else orders.under(ask, orders.read(order))
+
+
+def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Plan, Batch]:
+    """The plan on all devices, and its batch. Raises UsageError, ConfigProblems with all that is wrong with it."""
+    recipe = on_any_ranks(loaded.recipe)
+    plan = loaded.plan.fill(where.devices)
+    wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
+    wrong += problems(model, plan)
+    if wrong:
+        raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in wrong])
+    batch, unfit = batch_of(plan, recipe.train)
+    if batch is None:
+        raise ConfigProblems([unfit] if unfit else [])
+    if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
+        raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
+    return plan, batch
+
+
+def space(
+    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None,
+    all_keys: bool = False, *, priced: bool = False,
+) -> Space:  # fmt: skip
+    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
+    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
+    where = cluster(cluster_name)
+    keys = Plan.parse(held, where="flag --plan") if held else Plan()
+    if "precision" not in keys.said:
+        keys = replace(keys, precision=loaded.plan.precision)
+    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
+
+
+def space_on(
+    loaded: Loaded,
+    model: Model,
+    held: Plan,
+    where: Cluster,
+    made: Stack,
+    all_keys: bool = False,
+    *,
+    priced: bool = False,
+) -> Space:
+    """The same for a cluster and keys that are there already."""
+    recipe = on_any_ranks(loaded.recipe)
+    asked = judged(recipe, model)
+    # What is not trained in this version at all is searched with the keys that are held, played here or not.
+    later = all_keys or priced or not recipe.model.played
+
+    def legal(plan: Plan) -> bool:
+        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
+
+    return Space(
+        model,
+        where,
+        made,
+        recipe.train.global_batch,
+        recipe.train.micro_batch,
+        held,
+        legal,
+        all_keys,
+    )
+
+
+def judged(recipe: Recipe, model: Model) -> Any:
+    """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
+    if not recipe.model.kind.startswith("hf:") or not isinstance(model, Transformer):
+        return recipe
+    kind = kind_of("moe" if model.experts else "gpt")
+    sizes = kind.model_construct(
+        n_head=model.n_head, n_kv_head=model.kv_heads, d_ff=model.d_ff, context=model.context,
+        n_experts=model.experts.count if model.experts else 0,
+    )  # fmt: skip
+    read = SimpleNamespace(kind=sizes.kind, depth=model.n_layer, depth_key="model.kind", deals=sizes.deals)
+    return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
+
+
+def problems(model: Model, plan: Plan) -> list[Problem]:
+    """What keeps a plan from being priced: axes of a network of parts, and a cut that does not suit the model."""
+    found: list[Problem] = []
+    if not isinstance(model, Network):
+        wrong = cut_problem(model, plan.schedule, plan.pp)
+        return [*_context(model, plan), *([wrong] if wrong else [])]
+    for axis in ("tp", "cp"):
+        if getattr(plan, axis) > 1:
+            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
+            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
+    if plan.ep > 1 and not any(part.tables for part in model.workload.parts):
+        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
+    if plan.pp > model.n_layer:
+        what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {model.n_layer} between its ends"
+        found.append(Problem("P13", what, "plan.pp", f"pp={model.n_layer} or less"))
+    return found
+
+
+def _context(model: Transformer, plan: Plan) -> list[Problem]:
+    """What cp cannot deal out evenly."""
+    if plan.cp == 1:
+        return []
+    ranks, found = plan.tp * plan.cp, list[Problem]()
+    sizes = [("the context", "model.context", model.context)]
+    if plan.cp_kind == "ulysses":
+        sizes += [("the heads", "model.n_head", model.n_head)]
+        sizes += [("the key-value heads", "model.n_kv_head", model.kv_heads)] * (
+            model.kv_heads != model.n_head
+        )
+    for name, key, size in sizes:
+        if size % ranks:
+            fits = (
+                " ".join(str(n) for n in divisors(size // plan.tp) if n <= 64) if not size % plan.tp else "1"
+            )
+            both = f"cp={plan.cp}" if plan.tp == 1 else f"tp={plan.tp} times cp={plan.cp}"
+            what = f"{both} does not divide {name} {size}"
+            fix = f"cp one of {fits}" + (", or cp_kind=ring" if "heads" in name else "")
+            found.append(Problem("P12", what, f"plan.cp, {key}", fix))
+    return found
+
+
+def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:
+    """Why there is no such timetable: as it says itself, or since the model has too few blocks for its stages."""
+    if ranks * chunks(schedule) <= n_layer:
+        try:
+            SCHEDULES.read(schedule).timetable(ranks, micros)
+        except UsageError as refused:
+            return refused
+    return UsageError(
+        f"schedule={schedule} cuts {n_layer} blocks into {ranks * chunks(schedule)} stages",
+        where="plan.schedule, plan.pp, model.n_layer",
+        fix="fewer stages, or schedule=1f1b",
+        code="P13",
+    )
+
+
+def _not_offloaded(what: str, device: str, blocks: bool) -> UsageError:
+    reason = f"it is not known how fast {device} reaches its host's memory"
+    fix = "host_gb_s in the device of a cluster file, or offload=none"
+    if not blocks:
+        reason, fix = "of a network of parts it cannot be priced", "offload=none"
+    return UsageError(f"offload={what}: {reason}", where="plan.offload", fix=fix, code="C22")

@@ -1,0 +1,64 @@
+"""One word, one thing; and nobody asks for a member's name where a trait would do."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.test_families import FAMILIES, SOURCE
+
+FILES = sorted(SOURCE.rglob("*.py"))
+# What a family's key is called in code: `plan.sync == "canonical"`, `model.kind in ("gpt", "moe")`.
+WORDS = {
+    "plan.sync": "sync",
+    "plan.codec": "codec",
+    "plan.schedule": "schedule",
+    "plan.collective": "collective",
+    "model.kind": "kind",
+    "data.source": "source",
+    "train.optimizer": "optimizer",
+    "train.lr_schedule": "lr_schedule",
+}
+
+
+def test_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(str(path.relative_to(SOURCE)))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_nobody_branches_on_a_members_name() -> None:
+    """Comparisons of a family's key with the name of one of its members, but in the member's own file."""
+    found = []
+    for path in FILES:
+        place = path.relative_to(SOURCE)
+        for line, key, name in _questions(ast.parse(path.read_text())):
+            package = next(f.package for f in FAMILIES.values() if f.key == key)
+            if not str(place).startswith(package.removeprefix("unisono.").replace(".", "/")):
+                found.append(f"{place}:{line}: {key} compared with {name!r}")
+    assert found == []
+
+
+def _questions(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+    """(line, key of the family, member's name) of every comparison of a key with a name."""
+    names = {WORDS[f.key]: (f.key, frozenset(f.names())) for f in FAMILIES.values() if f.key in WORDS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            words = {getattr(side, "attr", getattr(side, "id", "")) for side in sides}
+            texts = {c.value for side in sides for c in ast.walk(side) if isinstance(c, ast.Constant)}
+            for word in words & names.keys():
+                key, members = names[word]
+                yield from ((node.lineno, key, str(name)) for name in texts & members)
+
+
+def test_the_question_is_recognised() -> None:
+    said = [
+        (key, name)
+        for _, key, name in _questions(ast.parse("x = plan.sync == 'canonical' or a.kind in ('gpt', 'b')"))
+    ]
+    assert ("plan.sync", "canonical") in said
+    assert not list(_questions(ast.parse("event.kind == 'note' or plan.recompute == 'full'")))
