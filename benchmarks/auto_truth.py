@@ -26,9 +26,9 @@ from unisono.config import Loaded, Recipe
 from unisono.launch.nursery import Nursery
 from unisono.plan import Plan
 from unisono.planner import search
-from unisono.planner.asked import space_on
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
+from unisono.planner.space import space_on
 from unisono.planner.stack import stack
 from unisono.programs.schedules import SCHEDULES
 from unisono.verbs._sizes import model_of

@@ -3,7 +3,6 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.house.test_families import FAMILIES, SOURCE
 

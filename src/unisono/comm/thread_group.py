@@ -42,7 +42,7 @@ class Handed(dist.Work):
 
 
 @dataclass(slots=True)
-class Call:
+class ThreadCall:
     """One collective of a group, while its members come. what: its name and sizes, the same on every member.
     parts: each member's input and output tensors."""
 
@@ -57,7 +57,7 @@ class Room:
     letters: messages whose other half has not come, by (from, to, tag)."""
 
     ranks: tuple[int, ...]
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, ThreadCall] = field(default_factory=dict)
     letters: dict[tuple[int, int, int], deque[tuple[str, Tensor, Handed]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
@@ -153,7 +153,7 @@ class ThreadGroup(dist.ProcessGroup):
         """This member's part of the next collective. alike: whether all members' inputs have the same sizes."""
         number, self._calls = self._calls, self._calls + 1
         what = " ".join([name, *(f"{x.dtype} {list(x.shape)}" for x in given if alike)])
-        call = self._room.calls.setdefault(number, Call(what))
+        call = self._room.calls.setdefault(number, ThreadCall(what))
         if call.what != what:
             first = self._room.ranks[next(iter(call.parts))]
             me = self._room.ranks[self._index]

@@ -24,9 +24,10 @@ def run(got: Loaded, within: Space, top: int) -> tuple[Mapping[str, Any], str]:
     The tokens are made up, which changes no time. Raises UsageError for what this cannot play, Infeasible where
     nothing fits, and what a rank raises.
     """
-    if got.recipe.model.kind != "gpt":
+    kind = got.recipe.model
+    if not (kind.played and kind.attends):
         raise UsageError(
-            f"--check plays models of kind gpt, not {got.recipe.model.kind}", where="unisono plan",
+            f"--check plays transformers that train can play, not kind {kind.kind}", where="unisono plan",
             fix="without --check", code="C22",
         )  # fmt: skip
     found = search(within, top)

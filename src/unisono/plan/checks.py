@@ -162,8 +162,9 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
     depth = model.depth
-    if plan.pp > 1 and plan.schedule == "accumulate":
-        what = f"schedule=accumulate is the timetable of one stage, pp={plan.pp} has {plan.pp}"
+    schedule = _member("schedule", plan.schedule)
+    if plan.pp > 1 and schedule is not None and schedule.alone:
+        what = f"schedule={plan.schedule} is the timetable of one stage, pp={plan.pp} has {plan.pp}"
         yield Problem("P13", what, "plan.schedule, plan.pp", "schedule=1f1b or schedule=gpipe")
     if depth is not None and plan.pp > depth:
         what = f"pp={plan.pp} stages need at least {plan.pp} blocks, the model has {depth}"

@@ -25,14 +25,14 @@ from unisono.planner.bench import (
 )  # fmt: skip
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Kept, RowShare, of_share
-from unisono.planner.parts import Blocks, Work
+from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import COVERING
 from unisono.planner.timetables import ends
 
 
 def auto(
     bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]
-) -> tuple[Array, Array, Callable[[int, Blocks], Work]]:
+) -> tuple[Array, Array, Callable[[int, Blocks], RowSeconds]]:
     """(bytes of the fullest rank, whether it fits, what the rows compute), of all axes but collective.
 
     axes: with the one mode, auto.
@@ -92,7 +92,7 @@ def _held(bench: SearchShared, mesh: Plan, axes: Axes) -> Array:
 
 def _worked(
     bench: SearchShared, mesh: Plan, axes: Axes, each: Sequence[tuple[Array, Array]], agains: Sequence[Again]
-) -> Callable[[int, Blocks], Work]:
+) -> Callable[[int, Blocks], RowSeconds]:
     """(place of a timetable, blocks) -> what its rows compute."""
     shape = (mesh.pp, len(axes.sizes), len(axes.kinds), len(axes.schedules))
 
@@ -101,7 +101,7 @@ def _worked(
 
     selective, full = counts("selective"), counts("full")  # (row, way, size, kind, schedule)
 
-    def found(at: int, blocks: Blocks) -> Work:
+    def found(at: int, blocks: Blocks) -> RowSeconds:
         name = axes.schedules[at]
         stems, heads = ends(name, mesh.pp)
         rows = range(mesh.pp)
@@ -118,7 +118,7 @@ def _worked(
             passes.append(own + ends_)
         f, b = passes
         parts = ((f + b).max(axis=0), b.min(axis=0), f.sum(axis=0), b.sum(axis=0))
-        return Work(*(part[:, None] for part in parts))
+        return RowSeconds(*(part[:, None] for part in parts))
 
     return found
 

@@ -15,8 +15,7 @@ from unisono.planner.cuts import cut_problem
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.priced import Model
-from unisono.planner.space import Space
-from unisono.planner.stack import Stack, stack
+from unisono.planner.stack import stack
 from unisono.planner.timetables import chunks, serves
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
@@ -60,50 +59,6 @@ def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Pla
     if plan.pp > 1 and not serves(plan.schedule, plan.pp, batch.micros, model.n_layer):
         raise _not_served(plan.schedule, plan.pp, batch.micros, model.n_layer)
     return plan, batch
-
-
-def space(
-    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None,
-    all_keys: bool = False, *, priced: bool = False,
-) -> Space:  # fmt: skip
-    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
-    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
-    where = cluster(cluster_name)
-    keys = Plan.parse(held, where="flag --plan") if held else Plan()
-    if "precision" not in keys.said:
-        keys = replace(keys, precision=loaded.plan.precision)
-    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
-
-
-def space_on(
-    loaded: Loaded,
-    model: Model,
-    held: Plan,
-    where: Cluster,
-    made: Stack,
-    all_keys: bool = False,
-    *,
-    priced: bool = False,
-) -> Space:
-    """The same for a cluster and keys that are there already."""
-    recipe = on_any_ranks(loaded.recipe)
-    asked = judged(recipe, model)
-    # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or priced or not recipe.model.played
-
-    def legal(plan: Plan) -> bool:
-        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
-
-    return Space(
-        model,
-        where,
-        made,
-        recipe.train.global_batch,
-        recipe.train.micro_batch,
-        held,
-        legal,
-        all_keys,
-    )
 
 
 def judged(recipe: Recipe, model: Model) -> Any:

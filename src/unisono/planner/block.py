@@ -26,7 +26,7 @@ FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two;
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class PassSeconds:
     """Seconds of one pass over one block. arithmetic: matrix products alone, attention: of these. device: all kernels.
     exposed, hidden: of tp's collectives; context, ringed: of cp's; routing, routed: of ep's. host: to start it all.
     total: what the clock shows."""
@@ -51,8 +51,8 @@ class Pass:
     def total(self) -> float:
         return soft_max(self.busy, self.host)
 
-    def __add__(self, other: "Pass") -> "Pass":
-        return Pass(
+    def __add__(self, other: "PassSeconds") -> "PassSeconds":
+        return PassSeconds(
             self.arithmetic + other.arithmetic,
             self.device + other.device,
             self.exposed + other.exposed,
@@ -83,7 +83,7 @@ class BlockSplit:
     heads: Exchange | None = None
 
 
-def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pass:
+def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> PassSeconds:
     """One block's forward pass."""
     products = sum(share * matmul(on, *shape) for share, *shape in _products(model, dealt))
     scores, unfused = _attention(model, stack, on, dealt)
@@ -94,7 +94,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pa
     launches += model.sparse_share * experts.LAUNCHES
     device = products + scores + elementwise(on, moved + unfused) + launches * stack.gap
     routing, routed = _routing(model, on, dealt, device)
-    return Pass(
+    return PassSeconds(
         arithmetic=products + scores,
         device=device,
         exposed=exposed,
@@ -107,7 +107,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pa
     )
 
 
-def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pass:
+def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> PassSeconds:
     """One block's backward pass, without recomputation: each product has two of its own size."""
     products = 0.0
     for share, rows, inner, columns, many in _products(model, dealt):
@@ -122,7 +122,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
     launches += 2 * model.sparse_share * experts.LAUNCHES
     device = products + scores + elementwise(on, moved + 11 / 9 * unfused) + launches * stack.gap
     routing, routed = _routing(model, on, dealt, device)
-    return Pass(
+    return PassSeconds(
         arithmetic=products + scores,
         device=device,
         exposed=every * (1.0 - stack.tp_hidden),
@@ -136,7 +136,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
     )
 
 
-def again(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, recompute: str) -> Pass:
+def again(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, recompute: str) -> PassSeconds:
     """What the backward pass computes once more: nothing, the scores, or the whole forward pass."""
     if recompute == "full":
         return forward(model, stack, on, dealt)
@@ -144,8 +144,8 @@ def again(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, recompu
         scores, unfused = _attention(model, stack, on, dealt)
         first = scores / 2  # of the two products, the scores; and the weighted values' inputs
         host = (UNFUSED_LAUNCHES + 1) * stack.launch
-        return Pass(first, first + elementwise(on, unfused), host=host, attention=first)
-    return Pass()
+        return PassSeconds(first, first + elementwise(on, unfused), host=host, attention=first)
+    return PassSeconds()
 
 
 def classifier(model: Transformer, on: Chip, dealt: BlockSplit, *, backward: bool) -> float:

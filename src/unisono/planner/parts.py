@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from unisono.planner.block import Pass
+from unisono.planner.block import PassSeconds
 from unisono.planner.memory import Again
 
 
@@ -69,9 +69,9 @@ class Kernels:
     (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price. products: of
     the head's seconds, both ways."""
 
-    ahead: Pass
-    back: Pass
-    more: Pass
+    ahead: PassSeconds
+    back: PassSeconds
+    more: PassSeconds
     stem: tuple[float, float]
     head: tuple[float, float]
     products: float = 0.0
@@ -165,7 +165,7 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RowSeconds:
     """Seconds of one micro-batch on the rows of a pipeline; numbers, or arrays. slowest: both passes of the dearest
     row. cover: the shortest backward pass. forward, backward: of all rows together."""
 

@@ -14,7 +14,17 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import ITEM, Again, RowShare, item_of, kept_of, share_of
 from unisono.planner.numbers import either, larger, smaller
-from unisono.planner.parts import Blocks, Detail, Kernels, PipelineSeconds, Price, Rows, Totals, Traffic, Work
+from unisono.planner.parts import (
+    Blocks,
+    Detail,
+    Kernels,
+    PipelineSeconds,
+    Price,
+    Rows,
+    RowSeconds,
+    Totals,
+    Traffic,
+)
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle, name_of
 from unisono.planner.work.transformer import Transformer
@@ -143,17 +153,17 @@ def detail(
     return Detail(found, tuple((m, s, *one) for m, s, one in zip(modes, shares, each, strict=True)))
 
 
-def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> Work:
+def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
     """Of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
     f, b = pairs[0]
     slowest, cover, sum_f, sum_b = f + b, b, many[0] * f, many[0] * b
     for (f, b), count in zip(pairs[1:], many[1:], strict=True):
         slowest, cover = larger(slowest, f + b), smaller(cover, b)
         sum_f, sum_b = sum_f + count * f, sum_b + count * b
-    return Work(slowest, cover, sum_f, sum_b)
+    return RowSeconds(slowest, cover, sum_f, sum_b)
 
 
-def line(schedule: str, ranks: int, micros: float, made: Work, send: float) -> PipelineSeconds:
+def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float) -> PipelineSeconds:
     """The pipeline of rows with so much work."""
     # The dearest row waits while the others fill and drain the pipeline: for their mean.
     others = (

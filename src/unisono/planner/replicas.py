@@ -10,6 +10,7 @@ from math import ceil, log2
 
 from unisono.plan import Plan
 from unisono.plan.grammar import Choice, choice
+from unisono.plan.plan import DEFAULTS
 from unisono.planner.collectives import Bus, bus, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
@@ -172,7 +173,7 @@ def on_dp(
 
 def plain(plan: Plan) -> bool:
     """Whether replicas meet in every step with uncoded gradients."""
-    return plan.codec == "plain" and choice(plan.sync).name in (
+    return plan.codec == DEFAULTS["codec"] and choice(plan.sync).name in (
         "every_step",
         "canonical",
         "quorum",

@@ -28,7 +28,7 @@ from unisono.planner.bench import (
 )
 from unisono.planner.collectives import uncovered
 from unisono.planner.memory import Kept, Memory, RowShare, of_share, rows_seen, share_of
-from unisono.planner.parts import Blocks, Work
+from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
     COVERING,
     line,
@@ -134,11 +134,11 @@ def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Arr
     return total, host
 
 
-def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], Work]:
+def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], RowSeconds]:
     """(place of a timetable, blocks) -> what its rows compute; of the same layout and blocks once."""
-    memo: dict[tuple[object, int], Work] = {}
+    memo: dict[tuple[object, int], RowSeconds] = {}
 
-    def found(at: int, each: Blocks) -> Work:
+    def found(at: int, each: Blocks) -> RowSeconds:
         layout = layout_of(bench, mesh, axes.schedules[at])
         key = layout, id(each)  # which its caller keeps
         if key not in memo:
@@ -150,7 +150,11 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
 
 
 def _steps(
-    bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], works: Callable[[int, Blocks], Work]
+    bench: SearchShared,
+    mesh: Plan,
+    axes: Axes,
+    ways: Sequence[Plan],
+    works: Callable[[int, Blocks], RowSeconds],
 ) -> Array:
     """Seconds of a step, of all axes."""
     plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes, ways)

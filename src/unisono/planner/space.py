@@ -10,14 +10,18 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from unisono.config import Loaded
+from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import known, played
 from unisono.planner.algorithms import NAMES as ALGORITHMS
+from unisono.planner.asked import NOT_BUILT, judged, problems
 from unisono.planner.bench import Axes, like
+from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
-from unisono.planner.stack import Stack
+from unisono.planner.stack import Stack, stack
 from unisono.planner.work.transformer import Transformer
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -186,3 +190,47 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
     if "micros" in space.held.said and space.held.micros:
         return (share // space.held.micros,) if share % space.held.micros == 0 else ()
     return [size for size in _MICRO_BATCHES if share % size == 0]
+
+
+def space_of(
+    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None,
+    all_keys: bool = False, *, priced: bool = False,
+) -> Space:  # fmt: skip
+    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
+    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
+    where = cluster(cluster_name)
+    keys = Plan.parse(held, where="flag --plan") if held else Plan()
+    if "precision" not in keys.said:
+        keys = replace(keys, precision=loaded.plan.precision)
+    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
+
+
+def space_on(
+    loaded: Loaded,
+    model: Model,
+    held: Plan,
+    where: Cluster,
+    made: Stack,
+    all_keys: bool = False,
+    *,
+    priced: bool = False,
+) -> Space:
+    """The same for a cluster and keys that are there already."""
+    recipe = on_any_ranks(loaded.recipe)
+    asked = judged(recipe, model)
+    # What is not trained in this version at all is searched with the keys that are held, played here or not.
+    later = all_keys or priced or not recipe.model.played
+
+    def legal(plan: Plan) -> bool:
+        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
+
+    return Space(
+        model,
+        where,
+        made,
+        recipe.train.global_batch,
+        recipe.train.micro_batch,
+        held,
+        legal,
+        all_keys,
+    )

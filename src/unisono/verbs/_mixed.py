@@ -5,18 +5,22 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+from unisono.codecs import CODECS
 from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import mixed, mixed_chosen, mixed_search, mixed_told, search
-from unisono.planner.asked import planned, space_on
+from unisono.planner.asked import planned
 from unisono.planner.clusters import cluster, names
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.pools import mixture
 from unisono.planner.simulate import GIB
-from unisono.planner.space import Space
+from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.family import Family, split
+from unisono.spec.fidelity import Fidelity
+from unisono.sync import POLICIES
 from unisono.verbs._sizes import model_of
 
 # Flags that ask for what is priced on equal devices alone.
@@ -74,8 +78,8 @@ def priceable(plan: Any, where: Mixture) -> None:
     wrong = (
         ("schedule", "dualpipe", "its two ways would lie on unlike devices; dualpipev or 1f1b"),
         ("recompute", "auto", "none, selective or full"),
-        *((("sync", plan.sync, "sync=every_step"),) if plan.sync not in ("every_step", "canonical") else ()),
-        *((("codec", plan.codec, "codec=plain"),) if plan.codec != "plain" else ()),
+        *((("sync", plan.sync, "sync=every_step"),) if not _exact(POLICIES, plan.sync) else ()),
+        *((("codec", plan.codec, "codec=plain"),) if not _exact(CODECS, plan.codec) else ()),
     )
     for key, value, fix in wrong:
         if getattr(plan, key) == value:
@@ -85,6 +89,12 @@ def priceable(plan: Any, where: Mixture) -> None:
         slow = next(pool.device.name for pool in where.pools if not pool.device.host)
         raise UsageError(f"offload={plan.offload}: it is not known how fast {slow} reaches its host's memory",
                          where="plan.offload", fix="offload=none", code="C22")  # fmt: skip
+
+
+def _exact(family: Family[Any], text: str) -> bool:
+    """Whether it is a member of ours that gives one device's gradient, up to rounding."""
+    name = split(text)[0]
+    return name in family.names() and family.find(name).fidelity is not Fidelity.LOSSY
 
 
 def simulate(ask: mixed.MixedQuestion) -> tuple[Mapping[str, Any], str]:

@@ -22,7 +22,7 @@ from unisono.planner import (
     simulate,
     stragglers,
 )
-from unisono.planner.asked import NOT_BUILT, space
+from unisono.planner.asked import NOT_BUILT
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
@@ -254,7 +254,9 @@ def _space(
 ) -> "tuple[Space, Callable[[Space], Callable[[Plan], bool]]]":
     """What is searched, and what a plan must be at each point. Techniques that are held may be unbuilt."""
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
-    base = space(got, model_of(got, environ), None, given.cluster, given.stack)
+    from unisono.planner.space import space_of
+
+    base = space_of(got, model_of(got, environ), None, given.cluster, given.stack)
     if got.origins.get("plan", "").startswith("flag"):
         base = replace(base, held=got.plan)
     recipe = on_any_ranks(got.recipe)

@@ -41,17 +41,16 @@ class PlanVerb(RecipeVerb):
     def run(self, call: CommandCall) -> Result:
         args = call.args
         given = loaded(call, args.file, demo=args.demo)
-        from unisono.planner import asked, best
+        from unisono.planner import best
         from unisono.planner.pools import is_mixture
+        from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
 
         args.cluster = args.cluster or (_calibrated(call) if args.check else "laptop")
         if is_mixture(args.cluster):
             return _on_mixture(call, given)
         model = model_of(given, call.environ)
-        space = asked.space(
-            given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check
-        )
+        space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
         if call.settings.dry_run:
             facts = {"cluster": space.cluster.name, "stack": space.stack.name}
             return call.would(facts, f"would search  {space.cluster.name} with {space.stack.name}")
@@ -66,9 +65,7 @@ class PlanVerb(RecipeVerb):
                     "--any-fidelity asks what exactness costs in time", where="--any-fidelity, --objective",
                     fix="without --objective memory", code="C04",
                 )  # fmt: skip
-            wider = asked.space(
-                given, model, args.plan, args.cluster, args.stack, space.all_keys, priced=True
-            )
+            wider = space_of(given, model, args.plan, args.cluster, args.stack, space.all_keys, priced=True)
         result, page = best.run(space, args.cluster, args.top, args.objective, args.fewer, wider)
         call.settings.say(page)
         if not args.check:

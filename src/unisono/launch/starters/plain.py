@@ -29,7 +29,7 @@ def told(environ: Environ, source: str) -> Started:
     )
 
 
-class Plain(Starter):
+class PlainVariables(Starter):
     """`RANK` `WORLD_SIZE` `MASTER_ADDR` `MASTER_PORT`, `LOCAL_RANK` `LOCAL_WORLD_SIZE` (on one host they follow)."""
 
     name: ClassVar[str] = "plain"

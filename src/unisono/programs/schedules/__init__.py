@@ -13,10 +13,12 @@ from unisono.spec.family import Family, Member
 class Schedule(Member, ABC):
     """A timetable for any number of ranks and micro-batches.
 
-    played: whether a run can play it; the others are drawn and priced. cut: also only priced.
+    played: whether a run can play it; the others are drawn and priced. alone: it makes sense for one stage alone.
+    cut: also only priced.
     """
 
     played: ClassVar[bool] = False
+    alone: ClassVar[bool] = False
 
     cut: str = Field("", description="blocks of each stage, such as 13/12/12/11; priced, not played")
 

@@ -9,6 +9,7 @@ class Accumulate(Schedule):
 
     name = "accumulate"
     played = True
+    alone = True
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
         rows = tuple(

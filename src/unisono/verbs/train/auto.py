@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from unisono.config import Loaded
 from unisono.planner import chosen, predict, search
-from unisono.planner.asked import space_on
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB
+from unisono.planner.space import space_on
 from unisono.report import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts
