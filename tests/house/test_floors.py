@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "unisono"
 FILES = sorted(SOURCE.rglob("*.py"))
 STEP = ("train/loop.py", "train/step.py", "parallel/play.py", "sync/every_step.py")
-MAY_READ_ENVIRONMENT = ("cli.py", "verbs/", "verify/", "measure/", "launch/")
+MAY_READ_ENVIRONMENT = ("cli.py", "verbs/train/", "launch/")
 
 
 def test_floors_hold() -> None:
@@ -87,10 +87,10 @@ def test_one_step_is_four_files_and_an_evening() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_a_file_fits_in_a_head(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= 450
+    assert len(text.splitlines()) <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < 80, node.name
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name
 
 
 def test_few_files_read_the_environment() -> None:

@@ -82,7 +82,8 @@ class ModelConfig(Member):
         """Of the base: any of the kinds."""
         if Member not in cls.__bases__:
             return handler(schema)
-        return {"anyOf": [MODELS.find(name).model_json_schema() for name in MODELS.names()]}
+        kinds = [MODELS.find(name).model_json_schema() for name in MODELS.names()]
+        return {"description": f"kind: {MODELS.listed()}", "anyOf": kinds}
 
     def model_post_init(self, context: Any, /) -> None:
         self.__pydantic_fields_set__.add("kind")  # without it, the other keys mean nothing to who reads them

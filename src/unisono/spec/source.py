@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from unisono.train.data.dataset import Corpus
 
 
-class Source(Member, ABC):
+class DataSource(Member, ABC):
     """Where samples come from.
 
     gives: what a sample is, as `ModelConfig.reads` says it: "tokens" or "pictures". worded: it holds text, of which
@@ -35,6 +35,6 @@ class Source(Member, ABC):
         """The samples, split and numbered. Starts no thread, so that a fork may follow. Raises UsageError."""
 
 
-SOURCES: Family[Source] = Family(
-    "data source", "unisono.train.data.sources", Source, "data.source", ("C06", "C06")
+SOURCES: Family[DataSource] = Family(
+    "data source", "unisono.train.data.sources", DataSource, "data.source", ("C06", "C06")
 )

@@ -61,9 +61,8 @@ def save(
     `pieces`: all that lie on this rank; those with `saved=False` or without elements are only compared with what the
     other ranks write. `state`: JSON values, rank 0's is stored. `token`: a text that all ranks of this attempt
     share and no other attempt has ever had (only its hash is seen on disk); may be empty if `world` is 1.
-    `keep`: afterwards remove all but the newest `keep` checkpoints. `patience`: seconds without any progress
-    after which the others are given up. `wait=False`: ranks other than 0 return without knowing how the others
-    fared.
+    `keep`: afterwards remove all but the newest `keep` checkpoints. `patience`: seconds without any progress after
+    which the others are given up. `wait=False`: ranks other than 0 return without knowing how the others fared.
 
     Raises UsageError K02 if any rank could not write, on all ranks; the folder is then not visible and no older
     checkpoint has changed. K04 if the ranks' pieces do not tile every tensor. ValueError if `state` is not JSON, the
@@ -78,8 +77,7 @@ def save(
     except TypeError as error:
         raise ValueError(f"the state of a checkpoint must be JSON values: {error}") from error
     attempt = hashlib.blake2b((token or os.urandom(16).hex()).encode(), digest_size=6).hexdigest()
-    checkpoints = run_dir / FOLDER
-    final = checkpoints / step_name(step)
+    checkpoints, final = run_dir / FOLDER, run_dir / FOLDER / step_name(step)
     vote = Vote(checkpoints / f"{final.name}.tmp-{attempt}", rank)
     try:
         vote.announce()

@@ -7,14 +7,14 @@ from pydantic import Field
 
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
-from unisono.spec.source import Source
+from unisono.spec.source import DataSource
 
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
 
 
-class TokenFiles(Source):
+class TokenFiles(DataSource):
     """Tokens that were made before (uint16, or as an index says), memory-mapped."""
 
     name: ClassVar[str] = "bin"

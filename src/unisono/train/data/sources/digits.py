@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from unisono.spec.model import Facts, ModelConfig
-from unisono.spec.source import Source
+from unisono.spec.source import DataSource
 
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
 
 
-class Handwriting(Source):
+class Handwriting(DataSource):
     """The 1797 digits of 8 x 8 pixels that scikit-learn carries (Alpaydin, Kaynak, 1998)."""
 
     name: ClassVar[str] = "digits"

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, ClassVar
 
 from unisono.spec.model import ModelConfig
-from unisono.spec.source import Source
+from unisono.spec.source import DataSource
 
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
 
 
-class PythonLibrary(Source):
+class PythonLibrary(DataSource):
     """The library source of the running Python, about 11 MB of text."""
 
     name: ClassVar[str] = "stdlib"

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from unisono.spec.model import ModelConfig
-from unisono.spec.source import Source
+from unisono.spec.source import DataSource
 
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
 
 
-class TextFiles(Source):
+class TextFiles(DataSource):
     """A file of text, or all files of a folder that are not hidden."""
 
     name: ClassVar[str] = "text"
