@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -48,8 +49,7 @@ class Wire:
     carry: Carried
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """A backward that gives weights their gradients. last: this stage's last of the step; final: this rank's."""
 
     stage: int
@@ -149,35 +149,27 @@ class StagePlayer(Player):
             self._enter(action.stage + 1, action.micro, [t.detach() for t in made])
 
     def _backward(self, action: Action) -> None:
-        with self.recorder.span("backward", micro=action.micro, stage=action.stage):
-            self._begin_turn(action)
-            outputs, grads = self._roots(action)
-            if outputs:
-                torch.autograd.backward(outputs, grads)
-            self._end_turn(action)
+        self._take_turn(action, partial(torch.autograd.backward, *self._roots(action)))
         self._hand_back(action)
 
     def _backward_to_inputs(self, action: Action) -> None:
         with self.recorder.span("backward", micro=action.micro, stage=action.stage):
             inputs = [x for x in self._inputs.get((action.stage, action.micro), ()) if x.requires_grad]
-            outputs, grads = self._roots(action)
-            self._halves[action.stage, action.micro] = backward_in_halves(outputs, grads, inputs)
+            self._halves[action.stage, action.micro] = backward_in_halves(*self._roots(action), inputs)
         self._hand_back(action)
 
     def _backward_to_weights(self, action: Action) -> None:
-        with self.recorder.span("backward", micro=action.micro, stage=action.stage, op="weights"):
-            self._begin_turn(action)
-            self._halves.pop((action.stage, action.micro))()
-            self._end_turn(action)
+        self._take_turn(action, self._halves.pop((action.stage, action.micro)), op="weights")
 
-    def _begin_turn(self, action: Action) -> None:
+    def _take_turn(self, action: Action, backward: Callable[[], None], **tags: str) -> None:
+        """A backward after which weights have their gradients."""
         self._turns[action.stage] -= 1
         last, final = not self._turns[action.stage], not any(self._turns.values())
-        self.before_backward(Turn(action.stage, action.micro, last, final))
-
-    def _end_turn(self, action: Action) -> None:
-        if self.after_backward is not None:
-            self.after_backward(action.micro)
+        with self.recorder.span("backward", micro=action.micro, stage=action.stage, **tags):
+            self.before_backward(Turn(action.stage, action.micro, last, final))
+            backward()
+            if self.after_backward is not None:
+                self.after_backward(action.micro)
 
     def _roots(self, action: Action) -> tuple[list[Tensor], list[Tensor | None]]:
         """What backward begins from: outputs that depend on what learns, and their gradients."""
