@@ -28,7 +28,7 @@ def every_rank_reads_the_same_data(patch):
     patch(
         join,
         "assign",
-        lambda leaves, shape, members: dict.fromkeys(members.ranks, range(leaves // shape.dp)),
+        lambda leaves, shape, members, *_: dict.fromkeys(members.ranks, range(leaves // shape.dp)),
     )
 
 
