@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 
 FIRST_BYTES = 1 << 20
@@ -84,7 +85,7 @@ def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[lis
 
 def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
     """Runs of `params` of about `WARM_BYTES` each on a CPU; a GPU keeps none warm, and takes them all at once."""
-    if params and params[0].is_cuda:
+    if params and is_apart(params[0]):
         return [slice(0, len(params))]
     parts: list[slice] = []
     begun, nbytes = 0, 0

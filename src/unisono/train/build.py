@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
+from unisono.comm.device import is_apart
 from unisono.comm.members import Members, Shape
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
@@ -45,7 +46,7 @@ def connect(place: Place, store: dist.Store | None) -> None:
     """Join the other ranks; a world of one joins nobody."""
     if place.world == 1:
         return
-    device = place.device if place.backend == "nccl" else None
+    device = place.device if is_apart(place.device) else None
     dist.init_process_group(
         place.backend,
         rank=place.rank,

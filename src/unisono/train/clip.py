@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 from unisono.comm.tree import fold_
 from unisono.parallel.params import Slot
@@ -106,7 +107,7 @@ class ByRow(ByTensor):
 
 def _squares(rows: Tensor) -> Tensor:
     """rows [n, width] → [n], the squared norm of each; on a CPU a few rows at a time, which stay in its cache."""
-    few = len(rows) if rows.is_cuda else max(1, _CACHED // max(1, rows.shape[1]))
+    few = len(rows) if is_apart(rows) else max(1, _CACHED // max(1, rows.shape[1]))
     return torch.cat([fold_(some * some) for some in rows.split(few)])
 
 
@@ -116,7 +117,7 @@ def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
     grads = [s.master.grad for s in slots if s.master.grad is not None]
     if not limit or norm <= limit or not grads:
         return
-    if grads[0].is_cuda:
+    if is_apart(grads[0]):
         torch._foreach_div_(grads, excess(norm, limit))
     else:  # a number would be made into a tensor, and converted, once for each gradient
         torch._foreach_div_(grads, torch.tensor(excess(norm, limit), dtype=grads[0].dtype))

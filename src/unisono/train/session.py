@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
+from unisono.comm.device import of_rank
 from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
@@ -229,7 +229,4 @@ def _give_up(live: Live, report: Report) -> None:
 
 def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:
     """A rank's device: its own GPU under NCCL, the CPU under Gloo."""
-    device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return Place(rank, world, device, backend, timedelta(seconds=timeout))
+    return Place(rank, world, of_rank(backend, local_rank), backend, timedelta(seconds=timeout))

@@ -32,7 +32,9 @@ class AutoAlgorithm(Algorithm):
 
     def __init__(self, member: Collective, pg: "ProcessGroup", axis: str) -> None:
         super().__init__(member, pg)
-        self.axis, self._near = axis, None if pg.name() != "nccl" else False
+        from unisono.comm.device import between_cpus
+
+        self.axis, self._near = axis, None if between_cpus(pg) else False
         self._engine = Engine().bind(pg, axis)
         self._messages = None if self._near is False else Messages().bind(pg, axis)
         self._memory: MemoryAlgorithm | None = None

@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 
+from unisono.comm.device import drain, is_apart
 from unisono.train.checkpoint.boxes import Box
 from unisono.train.checkpoint.write import save
 
@@ -116,14 +117,13 @@ class Saver:
             used.add(key)
             buffer = self._staging.get(key)
             if buffer is None or buffer.shape != source.shape or buffer.dtype != source.dtype:
-                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+                buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=is_apart(source))
                 self._staging[key] = buffer
-            buffer.copy_(source, non_blocking=source.is_cuda)
-            if source.is_cuda:
-                devices.add(source.device)
+            buffer.copy_(source, non_blocking=is_apart(source))
+            devices.add(source.device)
             staged.append(replace(piece, tensor=buffer))
         for device in devices:
-            torch.cuda.current_stream(device).synchronize()
+            drain(device)
         for key in self._staging.keys() - used:
             del self._staging[key]
         return staged

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unisono.comm.device import adopt, is_apart, numbered
 from unisono.train.data.dataset import Dataset, require_samples
 from unisono.train.data.order import samples_at
 
@@ -84,9 +85,7 @@ class Permuted(Feed):
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._device, self._dtype = torch.device(device), dtype
         self._stretch = _Stretch(range(0), np.zeros(0, dtype=np.int64))
-        self._pinned = self._device.type == "cuda"
-        if self._pinned and self._device.index is None:
-            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._pinned, self._device = is_apart(self._device), numbered(self._device)
         ahead = self._pinned if prefetch is None else prefetch
         self._read: Callable[[int, range], _Rows] = (
             _Ahead(self._gather, self._enter) if ahead else self._gather
@@ -125,8 +124,7 @@ class Permuted(Feed):
 
     def _enter(self) -> None:
         """A new thread stands on GPU 0: pinning there would cost each rank memory on a GPU that is not its own."""
-        if self._pinned:
-            torch.cuda.set_device(self._device)
+        adopt(self._device)
 
     def _gather(self, step: int, leaves: range) -> "_Rows":
         """All of these leaves' samples in one go: one gather is cheaper than one per leaf."""

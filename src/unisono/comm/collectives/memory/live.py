@@ -20,6 +20,7 @@ from torch import Tensor
 from unisono.comm.collectives import Collective, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.messages.live import InFlight, agreed
+from unisono.comm.device import between_cpus
 
 _NAME = "unisono-buffer"
 _HEAD = 4096  # bytes, which begin with the token by which a file is known to be the right one
@@ -85,7 +86,7 @@ class MemoryAlgorithm(EngineAlgorithm):
 def sees_all(pg: dist.ProcessGroup) -> bool:
     """Whether all members are on one host and see each other's memory. Every member of the group calls it, or it
     hangs."""
-    return pg.name() != "nccl" and mapped(pg, 1, torch.uint8) is not None
+    return between_cpus(pg) and mapped(pg, 1, torch.uint8) is not None
 
 
 def part_of(numel: int, index: int, size: int) -> slice:

@@ -27,8 +27,9 @@ class Messages(Collective):
 
     def bind(self, pg: "ProcessGroup", axis: str) -> "MessageAlgorithm":
         from unisono.comm.collectives.messages.live import MessageAlgorithm
+        from unisono.comm.device import between_cpus
 
-        if pg.name() == "nccl":
+        if not between_cpus(pg):
             raise UsageError(
                 f"collective={self.name} is for ranks on CPUs, and those of {axis} are on GPUs",
                 where="plan.collective",
