@@ -17,7 +17,7 @@ from unisono.codecs import Coder, Deal, Exchange, Gather, Memory, Sum
 from unisono.observe.span import Recorder
 
 
-class Pending(Protocol):
+class Underway(Protocol):
     def wait(self) -> object: ...
 
 
@@ -28,9 +28,9 @@ class Replicas(Protocol):
     def size(self) -> int: ...
     @property
     def recorder(self) -> Recorder: ...
-    def start_all_reduce(self, x: Tensor) -> Pending: ...
-    def start_all_gather(self, out: Tensor, part: Tensor) -> Pending: ...
-    def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]: ...
+    def start_all_reduce(self, x: Tensor) -> Underway: ...
+    def start_all_gather(self, out: Tensor, part: Tensor) -> Underway: ...
+    def start_exchange(self, x: Tensor) -> tuple[Tensor, Underway]: ...
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _Flight:
     exchange: Exchange
     left_ns: int
     op: str = ""
-    pending: Pending | None = None
+    pending: Underway | None = None
     answer: Tensor | None = None
     landed_ns: int = 0
 

@@ -103,14 +103,14 @@ def _conform(call: CommandCall) -> Result:
     """A line for each member and each of its faults, and the object of --json."""
     from tempfile import TemporaryDirectory
 
-    from unisono.verify.conformance import Held, family_of, held
+    from unisono.verify.conformance import Conformity, family_of, held
 
     names = call.args.conformance
     if call.settings.dry_run:
         nouns = [family_of(name).noun for name in names]
         lines = (f"would judge  {noun} {name}" for noun, name in zip(nouns, names, strict=True))
         return call.would({"conformance": names}, *lines)
-    judged: list[Held] = []
+    judged: list[Conformity] = []
     for name in names:
         with TemporaryDirectory() as folder:
             judged.append(held(name, Path(folder)))

@@ -21,7 +21,7 @@ _DECLARED = re.compile(r"^(\w+): Family\[", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Conformity:
     """A member and what is wrong with it, a sentence each. suites: by which it was judged."""
 
     member: str
@@ -66,7 +66,7 @@ def family_of(text: str) -> Family[Member]:
     )
 
 
-def held(text: str, folder: Path) -> Held:
+def held(text: str, folder: Path) -> Conformity:
     """The member that a text names (`topk:ratio=0.1`, `mine.py:Own`), judged. Raises UsageError for no such member."""
     family = family_of(text)
     member = family.read(text, "flag --conformance")
@@ -75,7 +75,7 @@ def held(text: str, folder: Path) -> Held:
         suites.append(family.noun)
         suite = import_module(f"{__name__}.{family.noun}")
         sentences += suite.faults(member, folder, text)
-    return Held(text, family.noun, tuple(suites), tuple(sentences))
+    return Conformity(text, family.noun, tuple(suites), tuple(sentences))
 
 
 def _of_any(family: Family[Member], member: Member) -> Iterator[str]:
