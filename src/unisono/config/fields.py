@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from unisono.config.models import Recipe
-from unisono.spec.model import model_keys
+from unisono.spec.model import listed, model_keys
 
 SECTIONS = ("model", "data", "train", "launch", "out")
 TOP = ("name", "seed", "plan")
@@ -39,6 +39,7 @@ def keys() -> Mapping[str, Key]:
     for name, info in Recipe.model_fields.items():
         if name == "model":
             found |= {f"model.{leaf}": _key(f"model.{leaf}", field) for leaf, field in model_keys().items()}
+            found["model.kind"] = replace(found["model.kind"], description=listed())
         elif (
             name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         ):

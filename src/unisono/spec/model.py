@@ -58,10 +58,7 @@ class ModelConfig(Member):
     by_weights: ClassVar[bool] = True
     depth_key: ClassVar[str] = "model.n_layer"
 
-    kind: str = Field(
-        default="gpt",
-        description="gpt | convnet | mlp | FILE.py:FUNCTION; priced only: moe | dlrm | hf:PATH_OR_NAME",
-    )
+    kind: str = Field(default="gpt", description="which kind of model")
 
     def __new__(cls, /, **keys: Any) -> "ModelConfig":
         member = kind_of(keys.get("kind", "gpt")) if cls is ModelConfig else cls
@@ -83,7 +80,7 @@ class ModelConfig(Member):
         if Member not in cls.__bases__:
             return handler(schema)
         kinds = [MODELS.find(name).model_json_schema() for name in MODELS.names()]
-        return {"description": f"kind: {MODELS.listed()}", "anyOf": kinds}
+        return {"description": listed(), "anyOf": kinds}
 
     def model_post_init(self, context: Any, /) -> None:
         self.__pydantic_fields_set__.add("kind")  # without it, the other keys mean nothing to who reads them
@@ -177,6 +174,16 @@ class OwnModel(ModelConfig):
 MODELS: Family[ModelConfig] = Family(
     "model kind", "unisono.models", ModelConfig, "model.kind", ("C06", "C06"), folders=True
 )
+
+
+def listed() -> str:
+    """All that `kind` may say, those that are played first."""
+    shown = {name: f"{name}:PATH_OR_NAME" if MODELS.find(name).main else name for name in MODELS.names()}
+    played, priced = (
+        " | ".join(shown[name] for name in shown if MODELS.find(name).played is live)
+        for live in (True, False)
+    )
+    return f"{played} | FILE.py:FUNCTION; priced only: {priced}"
 
 
 def kind_of(kind: str) -> type[ModelConfig]:

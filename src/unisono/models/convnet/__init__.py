@@ -23,7 +23,7 @@ class ConvNetConfig(PictureModel):
 
     name: ClassVar[str] = "convnet"
 
-    kind: Literal["convnet"] = "convnet"
+    kind: Literal["convnet"] = Field(default="convnet", description="convnet")
     n_layer: Count = Field(
         default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
     )

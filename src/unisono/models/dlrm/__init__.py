@@ -18,7 +18,7 @@ class DLRMConfig(ModelConfig):
     reads: ClassVar[str] = "clicks"
     played: ClassVar[bool] = False
 
-    kind: Literal["dlrm"] = "dlrm"
+    kind: Literal["dlrm"] = Field(default="dlrm", description="dlrm")
     tables: tuple[Count, ...] = Field(default=(), description="dlrm: rows of each embedding table")
     d_table: Count = Field(default=64, description="dlrm: width of an embedding")
     lookups: Count = Field(default=1, description="dlrm: rows that a sample reads from each table")

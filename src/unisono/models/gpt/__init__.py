@@ -27,7 +27,7 @@ class GPTConfig(ModelConfig):
     reads: ClassVar[str] = "tokens"
     attends: ClassVar[bool] = True
 
-    kind: Literal["gpt"] = "gpt"
+    kind: Literal["gpt"] = Field(default="gpt", description="gpt")
     n_layer: Count = Field(
         default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
     )

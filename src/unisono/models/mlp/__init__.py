@@ -20,7 +20,7 @@ class MLPConfig(PictureModel):
     name: ClassVar[str] = "mlp"
     depth_key: ClassVar[str] = "model.hidden"
 
-    kind: Literal["mlp"] = "mlp"
+    kind: Literal["mlp"] = Field(default="mlp", description="mlp")
     hidden: tuple[Count, ...] = Field(
         default=(128, 128), min_length=1, description="mlp: inner width of each block of two layers"
     )

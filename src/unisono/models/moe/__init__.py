@@ -17,7 +17,7 @@ class MoEConfig(GPTConfig):
     name: ClassVar[str] = "moe"
     played: ClassVar[bool] = False
 
-    kind: Literal["moe"] = "moe"
+    kind: Literal["moe"] = Field(default="moe", description="moe")
     n_experts: Count = Field(default=8, description="moe: experts of a sparse layer")
     top_k: Count = Field(default=2, description="moe: experts that a token takes")
     d_expert: Count | None = Field(default=None, description="moe: width of one expert; d_ff's when absent")

@@ -1,8 +1,8 @@
 """What every member of a family owes, whoever wrote it: a suite a family, `unisono verify --conformance NAME`.
 
-A suite is a file named as its family's noun, with `faults(member, folder, text)`: a sentence for each thing that is
-wrong. text: the member as a plan or recipe names it. folder: empty, to write into. Families without a suite of their
-own are held to what all members owe.
+A suite is a file named as its family's noun, as `model_kind`, with `faults(member, folder, text)`: a sentence for each
+thing that is wrong. text: the member as a plan or recipe names it. folder: empty, to write into. Families without a
+suite of their own are held to what all members owe.
 """
 
 import re
@@ -71,9 +71,10 @@ def held(text: str, folder: Path) -> Conformity:
     family = family_of(text)
     member = family.read(text, "flag --conformance")
     suites, sentences = ["member"], list(_of_any(family, member))
-    if family.noun in names_in(__name__):
+    file = family.noun.replace(" ", "_").replace("-", "_")
+    if file in names_in(__name__):
         suites.append(family.noun)
-        suite = import_module(f"{__name__}.{family.noun}")
+        suite = import_module(f"{__name__}.{file}")
         sentences += suite.faults(member, folder, text)
     return Conformity(text, family.noun, tuple(suites), tuple(sentences))
 

@@ -1,0 +1,43 @@
+"""What every optimiser owes: the state it names is the state it keeps, and its law is what it does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unisono.spec.training import Optimiser, UpdateSizes
+
+_LR, _DECAY = 0.1, 0.1
+
+
+def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
+    """What is wrong with an optimiser, a sentence each; none for one that may be used.
+
+    1. `state` has the names and shapes of what the live optimiser makes in its first step, and a step from it is that
+    step. 2. `kept` counts it. 3. The law, if there is one, holds the live step within its error.
+    """
+    generator = torch.Generator().manual_seed(0)
+    start, *grads = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
+    weights = [nn.Parameter(start.clone()) for _ in range(2)]
+    bare, primed = (member.bind([{"params": [w], "weight_decay": _DECAY}], _LR, False) for w in weights)
+    primed.state[weights[1]] = member.state(weights[1])
+    for optimiser, weight in zip((bare, primed), weights, strict=True):
+        weight.grad = grads[0].clone()
+        optimiser.step()
+    made = {k: v for k, v in bare.state[weights[0]].items() if isinstance(v, torch.Tensor)}
+    named = member.state(weights[1])
+    if {k: v.shape for k, v in made.items()} != {k: v.shape for k, v in named.items()}:
+        yield f"it names the state {sorted(named)} and keeps {sorted(made)}"
+    if not torch.equal(*weights):
+        yield "its first step from the state that it names is another than from none"
+    if member.kept != sum(v.shape == start.shape for v in made.values()):
+        yield f"it says that it keeps {member.kept} numbers of each parameter and keeps another number"
+    before, held = weights[0].detach().clone(), {k: v.double().clone() for k, v in made.items()}
+    weights[0].grad = grads[1].clone()
+    bare.step()
+    law = member.law(UpdateSizes(_LR, _DECAY, 1, 2.0**-48), before, held, grads[1], torch.zeros_like(start))
+    for key, (value, error) in law.items():
+        live = weights[0].detach() if key == "param" else bare.state[weights[0]][key]
+        if bool(((live.double() - value).abs() > error).any()):
+            yield f"its law says another {key} than its step makes"
