@@ -5,20 +5,17 @@
     numbers  norm, loss and wish to stop of the whole step, the same on every rank
     forget   after the update
 
-Three kinds of gradient: *early* ones are final as autograd makes them, and leave while backward goes on. *Late* ones
-need something first: the other half of a tied weight, the shards' sum, the sum of leaves along their tree. *Partial*
-ones are summed over axes of the replica (`Slot.sum_over`) before they leave, late too.
+*Early* gradients are final as autograd makes them, and leave while backward goes on. *Late* ones need something first:
+the other half of a tied weight, the shards' sum, the sum of leaves along their tree; *partial* ones a sum over axes of
+the replica (`Slot.sum_over`).
 
-A parameter that no rank had a gradient for keeps none, and the optimiser skips it as on one device; where some rank had
-one, the others add zeros. Ranks of one replica that share a batch take the same way through the model, so this is for
-replicas to find out. Whether any lacks one travels with losses and the wish to stop, in a line of its own beside the
-buckets, which no codec sees; only if one does is it asked which.
+A parameter that no replica had a gradient for keeps none, and the optimiser skips it as on one device; where some
+replica had one, the others add zeros. Ranks that share a batch take the same way through the model.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,29 +31,7 @@ from unisono.parallel.shard import Whole
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global batch.
-    stop: whether any rank was asked to."""
-
-    norm: float
-    loss: float
-    stop: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LossPlaces:
-    """Where this rank's losses stand in the line. One place: all leaves share it, and are added up on the way. A place
-    for each of `count` leaves: nothing is added before all are there, so the sum does not depend on who computed which.
-
-    own: the places of this rank's leaves, in order. counted: False where another rank of the replica has the same.
-    """
-
-    count: int = 1
-    own: Sequence[int] = (0,)
-    counted: bool = True
+from unisono.train.numbers import Line, LossPlaces, Numbers
 
 
 class Gradients:
@@ -79,10 +54,11 @@ class Gradients:
         trees: Mapping[str, TreeSum] | None = None,
         places: LossPlaces | None = None,
     ) -> None:
-        self.slots = [slot for slot in slots if slot.live.requires_grad]
+        held = list(slots)
+        self.slots = [slot for slot in held if slot.live.requires_grad]
         self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
         self.dp, self.sync, self.sharding = dp, sync, sharding or {}
-        self.trees, self.places = trees or {}, places or LossPlaces()
+        self.trees = trees or {}
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self._final, self._next = False, 0
         self._hooks: list[RemovableHandle] = []
@@ -102,18 +78,14 @@ class Gradients:
             for axes in sorted(partial, key=sorted):
                 self._partial.append((inner(axes), self._buckets(buckets.deal(partial[axes], self._cap()))))
         self._early, self._late = self._dealt(early, late) if dp.size > 1 else ([], [])
-        like = self.slots[0].master if self.slots else torch.zeros(())
-        self._line = torch.zeros(self.places.count + 2, dtype=torch.float64, device=like.device)
-        self._lines = self._line.new_zeros(dp.size * len(self._line))
-        self._own = torch.tensor(self.places.own, device=like.device)
+        device = held[0].master.device if held else torch.device("cpu")
+        self.line = Line(places or LossPlaces(), dp, device)
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
     @property
     def nbytes(self) -> int:
         """Bytes of this rank's gradients that replicas add up."""
         return sum(bucket.body.nbytes for bucket in (*self._early, *self._late))
-
-    # Buckets ---------------------------------------------------------------------------------------------------
 
     def _cap(self) -> int:
         """Bytes of a bucket. In memory that all see, a sum is work for the cores that backward needs, and nothing is
@@ -177,8 +149,6 @@ class Gradients:
             self._next += 1
             self.sync.grad_ready(self._early[self._next - 1])
 
-    # A step ----------------------------------------------------------------------------------------------------
-
     def begin(self, turn: Turn) -> None:
         """A backward towards weights is about to begin."""
         if turn.stage in self.sharding:
@@ -210,18 +180,19 @@ class Gradients:
         self._close_replica()
         departing = [bucket for _, group in self._partial for bucket in group] + self._late
         lacking = [p for bucket in (*self._early, *departing) for p in bucket.absent]
-        self._write(losses, stop, bool(lacking))
-        told = self.dp.start_all_gather(self._lines, self._line)
-        if self.dp.size > 1:
-            for bucket in departing:
-                self.sync.grad_ready(bucket)
+        self.line.write(losses, stop, bool(lacking))
+        telling = self.line.tell()
+        for bucket in departing if self.dp.size > 1 else ():
+            self.sync.grad_ready(bucket)
         verdict = self.sync.settle()
-        told.wait()
-        torch.sum(self._lines.view(self.dp.size, -1), 0, out=self._line)
-        self.unused = ()
-        if self._line[-1] > 0:
-            self._drop_unused({id(p) for p in lacking})
-        self._join_ties()
+        self.line.told(telling)
+        self._drop_unused({id(p) for p in lacking})
+        for tie in (
+            self.ties if self.trees else ()
+        ):  # one order for all layouts: replicas first, then the uses
+            tie.add_uses()
+        self._halves = [tie.join() for tie in self.ties]
+        self.line.values[-1].fill_(sum(self._halves))
         return verdict
 
     def _close_replica(self) -> None:
@@ -247,41 +218,21 @@ class Gradients:
         for bucket in self._late:
             bucket.fill()
 
-    def _write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:
-        line = self._line.zero_()
-        if losses is not None and self.places.counted:
-            if self.places.count == 1:
-                line[:1].copy_(losses if len(losses) == 1 else losses.sum())
-            else:
-                line[self._own] = losses.to(line.dtype)
-        if stop:
-            line[-2].fill_(1.0)
-        if lacks:
-            line[-1].fill_(1.0)
-
     def _drop_unused(self, lacking: set[int]) -> None:
-        """Some replica lacks some gradient: forget those that all of them lack."""
+        """Forget gradients that all replicas lack; none is asked which unless one lacks some."""
+        self.unused = ()
+        if not self.line.values[-1]:
+            return
         missing = [id(s.live) in lacking or id(s.master) in lacking for s in self.slots]
-        there = torch.tensor([not m for m in missing], dtype=torch.float32, device=self._line.device)
-        nowhere = [i for i, count in enumerate(self.dp.all_reduce(there).tolist()) if not count]
-        for i in nowhere:
-            self.slots[i].drop_gradient()
-        self.unused = tuple(self.slots[i].name for i in nowhere)
-
-    def _join_ties(self) -> None:
-        """After replicas have met: the two uses of tied weights."""
-        for tie in (
-            self.ties if self.trees else ()
-        ):  # one order for all layouts: replicas first, then the uses
-            tie.add_uses()
-        self._halves = [tie.join() for tie in self.ties]
-        self._line[-1].fill_(sum(self._halves))
-
-    # After -----------------------------------------------------------------------------------------------------
+        there = self.line.values.new_tensor([not m for m in missing])
+        for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):
+            if not count:
+                slot.drop_gradient()
+                self.unused += (slot.name,)
 
     def numbers(self, measure: Measure) -> Numbers:
         """What the step comes to, in one small sum over the replica. Every rank calls it, or it hangs."""
-        norm, *line = measure(self.slots, self._line)
+        norm, *line = measure(self.slots, self.line.values)
         if line[-1]:
             for tie, lacks in zip(self.ties, self._halves, strict=True):
                 tie.drop_unused(lacks)

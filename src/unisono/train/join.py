@@ -26,7 +26,8 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor
-from unisono.train.gradients import Gradients, LossPlaces
+from unisono.train.gradients import Gradients
+from unisono.train.numbers import LossPlaces
 from unisono.train.step import Run
 from unisono.train.update import Update
 

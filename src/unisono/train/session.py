@@ -24,11 +24,12 @@ from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
+from unisono.train.evaluate import evaluate
 from unisono.train.guard import install
 from unisono.train.loop import train
 from unisono.train.sample import sample
 from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import Report, Run, evaluate
+from unisono.train.step import Report, Run
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.writing import writing
 

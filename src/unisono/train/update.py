@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from unisono.parallel.params import Slot
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
-from unisono.train.gradients import Numbers
+from unisono.train.numbers import Numbers
 from unisono.train.optim._make import set_rate
 
 

@@ -26,7 +26,7 @@ from unisono.train.checkpoint import load, save
 from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.gradients import Numbers
+from unisono.train.numbers import Numbers
 from unisono.train.state import pieces_of
 from unisono.train.step import Run, train_step
 from unisono.train.update import Report, Update

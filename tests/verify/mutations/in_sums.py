@@ -12,9 +12,10 @@ from unisono.sync import Verdict, canonical
 from unisono.sync.canonical import CanonicalSync
 from unisono.sync.every_step import EveryStepSync
 from unisono.train.gradients import Gradients
+from unisono.train.numbers import Line
 
 PLAY, BACKWARD, READY, DEAL = StagePlayer.play, StagePlayer._backward, EveryStepSync.grad_ready, buckets.deal
-JOIN, WRITE, REDUCE, SETTLE = Gradients._join_ties, Gradients._write, Group.all_reduce, EveryStepSync.settle
+CLOSE, WRITE, REDUCE, SETTLE = Gradients.close, Line.write, Group.all_reduce, EveryStepSync.settle
 BEFORE, SCATTER, START = Sharded.before_backward, shard.ShardScatter.__call__, Group.start_all_reduce
 
 
@@ -65,13 +66,13 @@ def replicas_averaged_twice(patch):
 @bug("dp=2", "loss_reduction")
 def reported_loss_not_averaged(patch):
     """The gradients are right and the loss on the screen is a sum over ranks."""
-    patch(Gradients, "_write", lambda self, losses, stop, lacks: WRITE(self, losses * 2, stop, lacks))
+    patch(Line, "write", lambda self, losses, stop, lacks: WRITE(self, losses * 2, stop, lacks))
 
 
 @bug("dp=2", "loss_reduction")
 def loss_summed_in_single(patch):
     """Losses are added up in less precision than they have."""
-    patch(Gradients, "_write", lambda self, losses, stop, lacks: WRITE(self, losses.float(), stop, lacks))
+    patch(Line, "write", lambda self, losses, stop, lacks: WRITE(self, losses.float(), stop, lacks))
 
 
 # Lost and doubled -----------------------------------------------------------------------------------------------
@@ -233,16 +234,17 @@ def gradients_of_the_step_before(patch):
     """The update does not wait for the sums and uses what the buffers still hold."""
     old = {}
 
-    def join(self):
-        JOIN(self)
+    def close(self, *given):
+        verdict = CLOSE(self, *given)
         for slot in self.slots:
             new = slot.master.grad
             if new is not None:
                 key = id(self), slot.name
                 kept, old[key] = old.get(key), new.clone()
                 slot.master.grad = new if kept is None else kept
+        return verdict
 
-    patch(Gradients, "_join_ties", join)
+    patch(Gradients, "close", close)
 
 
 @bug("shard=2 zero=2", "stale_parameters")
@@ -279,7 +281,7 @@ def tied_gradient_counted_twice(patch):
 @bug("pp=2", "tied_use_missing")
 def tied_stages_not_joined(patch):
     """First and last stage hold one weight and never exchange its gradient."""
-    patch(Gradients, "_join_ties", lambda self: None)
+    patch(Tie, "join", lambda self: False)
 
 
 # Precision and order --------------------------------------------------------------------------------------------
@@ -300,24 +302,26 @@ def gradients_travel_in_bf16(patch):
 def one_gradient_through_single(patch):
     """One tensor passes through float32 on its way."""
 
-    def join(self):
-        JOIN(self)
+    def close(self, *given):
+        verdict = CLOSE(self, *given)
         grad = self.slots[3].master.grad
         grad.copy_(grad.float())
+        return verdict
 
-    patch(Gradients, "_join_ties", join)
+    patch(Gradients, "close", close)
 
 
 @bug("dp=2", "few_elements")
 def one_element_off_by_a_billionth(patch):
     """A flipped bit in one entry of one gradient: 1e-9 of the tensor's largest entry."""
 
-    def join(self):
-        JOIN(self)
+    def close(self, *given):
+        verdict = CLOSE(self, *given)
         grad = self.slots[4].master.grad
         grad.view(-1)[3] += 1e-9 * grad.abs().max()
+        return verdict
 
-    patch(Gradients, "_join_ties", join)
+    patch(Gradients, "close", close)
 
 
 @bug("dp=4 sync=canonical", "summation_order")

@@ -1,0 +1,66 @@
+"""The few numbers of a step that travel beside its gradients, where no codec sees them: its losses, the wish to stop,
+and whether a rank lacks a gradient. Every rank hears them, whatever its policy sums and its stage trains."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group, Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global batch.
+    stop: whether any rank was asked to."""
+
+    norm: float
+    loss: float
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlaces:
+    """Where this rank's losses stand in the line. One place: all leaves share it, and are added up on the way. A place
+    for each of `count` leaves: nothing is added before all are there, so the sum does not depend on who computed which.
+
+    own: the places of this rank's leaves, in order. counted: False where another rank of the replica has the same.
+    """
+
+    count: int = 1
+    own: Sequence[int] = (0,)
+    counted: bool = True
+
+
+class Line:
+    """Losses, then the wish to stop, then how many lack a gradient: float64 [places + 2]. First this rank's, after
+    `told` those of all replicas together."""
+
+    def __init__(self, places: LossPlaces, dp: Group, device: torch.device) -> None:
+        self.places, self.dp = places, dp
+        self.values = torch.zeros(places.count + 2, dtype=torch.float64, device=device)
+        self._all = self.values.new_zeros(dp.size * len(self.values))
+        self._own = torch.tensor(places.own, device=device)
+
+    def write(self, losses: Tensor | None, stop: bool, lacks: bool) -> None:
+        """This rank's numbers. losses: of its leaves, in order; zeros where the loss is not computed."""
+        line = self.values.zero_()
+        if losses is not None and self.places.counted:
+            if self.places.count == 1:
+                line[:1].copy_(losses if len(losses) == 1 else losses.sum())
+            else:
+                line[self._own] = losses.to(line.dtype)
+        if stop:
+            line[-2].fill_(1.0)
+        if lacks:
+            line[-1].fill_(1.0)
+
+    def tell(self) -> Pending:
+        """Send it to all replicas and return at once. Every member of `dp` calls it, or it hangs."""
+        return self.dp.start_all_gather(self._all, self.values)
+
+    def told(self, pending: Pending) -> None:
+        """Wait for all replicas, and add up."""
+        pending.wait()
+        torch.sum(self._all.view(self.dp.size, -1), 0, out=self.values)
