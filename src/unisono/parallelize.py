@@ -10,7 +10,7 @@ from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage, boundaries, cut
 from unisono.parallel.fill import fill
 from unisono.parallel.params import Slot, slots_of
-from unisono.parallel.play import Wire
+from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages

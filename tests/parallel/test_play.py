@@ -14,7 +14,8 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, boundaries, cut, stage_of
-from unisono.parallel.play import StagePlayer, Wire
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.post import Wire
 from unisono.programs.pipeline import COMPUTE, RECEIVES, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.layout import Anatomy
@@ -323,8 +324,8 @@ def test_receives_are_asked_for_before_the_computation_that_hides_them(name):
 
             return call
 
-        for name in ("_ask", "_forward", "_backward"):
-            setattr(player, name, logged(getattr(player, name)))
+        for owner, name in ((player.post, "_ask"), (player, "_forward"), (player, "_backward")):
+            setattr(owner, name, logged(getattr(owner, name)))
         player.play(row, leaves, 0.5, None)
         return log, row
 

@@ -22,7 +22,8 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.observe import trace
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
-from unisono.parallel.play import StagePlayer, Wire
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.post import Wire
 from unisono.programs.pipeline import lower
 from unisono.programs.schedules import SCHEDULES
 

@@ -9,8 +9,8 @@ from unisono.observe.span import Recorder
 from unisono.train.build import build, feeds
 from unisono.train.data.feed import Feed
 from unisono.train.data.load import load
+from unisono.train.run import Run
 from unisono.train.session import place_of
-from unisono.train.step import Run
 
 TEXT = "to be or not to be, that is the question. " * 60
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from unisono.comm.group import Done
 from unisono.parallel.params import Slot
-from unisono.parallel.play import Turn
+from unisono.parallel.player import Turn
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.gradients import Gradients

@@ -16,10 +16,11 @@ from unisono.train.blame import blame
 from unisono.train.build import build, feeds
 from unisono.train.copies import checksum
 from unisono.train.data.load import load
+from unisono.train.evaluate import evaluate
 from unisono.train.guard import install
 from unisono.train.session import place_of
 from unisono.train.state import pieces_of
-from unisono.train.step import evaluate, train_step
+from unisono.train.step import train_step
 
 SEVERAL = ["interleaved", "looped_bfs", "zb1p", "zbv", "dualpipev"]
 

@@ -3,71 +3,23 @@
 One rank on `pp` is the same program with one row and no messages.
 """
 
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from unisono.comm.group import Group, Pending
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, carry_of, tensors_of
+from unisono.parallel.player import Leaf, Player, Turn
+from unisono.parallel.post import Carried, Post, Wire
 from unisono.parallel.split import backward_in_halves
-from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
+from unisono.programs.pipeline import COMPUTE, Action
 
 Key = tuple[int, int]  # stage, micro-batch
-Carried = tuple[Tensor, ...]  # the tensors of a carry
-
-
-class Leaf(Protocol):
-    """One micro-batch: inputs [b, ...], targets [b, ...], the global position of each sample [b] int64."""
-
-    @property
-    def inputs(self) -> Tensor: ...
-    @property
-    def targets(self) -> Tensor: ...
-    @property
-    def samples(self) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """The boundary between a stage and the next, of which at least one is here.
-
-    ahead carries activations on, back their gradients. carry: a meta tensor like each that crosses; every one that is
-    floating has its gradient sent back.
-    """
-
-    ahead: Group
-    back: Group
-    carry: Carried
-
-
-class Turn(NamedTuple):
-    """A backward that gives weights their gradients. last: this stage's last of the step; final: this rank's."""
-
-    stage: int
-    micro: int
-    last: bool
-    final: bool
-
-
-class Player(ABC):
-    """Plays rows of a timetable. What stands around a player, as a guard does, is a player too."""
-
-    @abstractmethod
-    def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """The loss × weight of each leaf, [leaves], on the rank of the last stage; zeros elsewhere.
-
-        weight: what one token's loss counts for. seed: None in evaluation, without dropout. Gradients accumulate on
-        the parameters.
-        """
 
 
 class StagePlayer(Player):
@@ -92,7 +44,8 @@ class StagePlayer(Player):
         device: torch.device,
         halves: bool = True,
     ) -> None:
-        self.stages, self.wires, self.recorder, self.computing = stages, wires, recorder, computing
+        self.stages, self.recorder, self.computing = stages, recorder, computing
+        self.post = Post(wires, recorder, device)
         self.before_backward, self.after_backward = before_backward, after_backward
         self.dtype, self.device, self.halves = dtype, device, halves
 
@@ -102,8 +55,6 @@ class StagePlayer(Player):
         self._outputs: dict[Key, Carried] = {}  # what was made of it, or the loss
         self._grads: dict[Key, Sequence[Tensor | None]] = {}  # of those outputs that are floating
         self._halves: dict[Key, Callable[[], None]] = {}  # backwards that have not gone towards weights yet
-        self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
-        self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
         halves = self.halves and any(action.kind == "W" for action in row)
         self._turns = Counter(action.stage for action in row if action.kind == ("W" if halves else "B"))
         self._losses = torch.zeros(len(leaves), dtype=self.dtype, device=self.device)
@@ -118,13 +69,10 @@ class StagePlayer(Player):
         }
         for at, action in enumerate(row):
             if action.kind in COMPUTE:
-                self._ask_ahead(row, at + 1)
+                self.post.ask_ahead(row, at + 1)
             do[action.kind](action)
-        if self._sent:
-            with self.recorder.span("wait", axis="pp", op="send"):
-                for _, pending in self._sent:
-                    pending.wait()
-        self._inputs, self._outputs, self._sent = {}, {}, []
+        self.post.finish()
+        self._inputs, self._outputs = {}, {}
         return self._losses
 
     def _forward(self, action: Action) -> None:
@@ -199,44 +147,13 @@ class StagePlayer(Player):
 
     def _send_activation(self, action: Action) -> None:
         outputs = self._outputs[action.stage, action.micro]
-        self._send([y.detach() for y in outputs], self.wires[action.stage].ahead, action.peer)
+        self.post.send([y.detach() for y in outputs], self.post.wires[action.stage].ahead, action.peer)
 
     def _receive_activation(self, action: Action) -> None:
-        self._enter(action.stage, action.micro, self._received(action))
+        self._enter(action.stage, action.micro, self.post.received(action))
 
     def _send_gradient(self, action: Action) -> None:
-        self._send(self._input_grads(action), self.wires[action.stage - 1].back, action.peer)
+        self.post.send(self._input_grads(action), self.post.wires[action.stage - 1].back, action.peer)
 
     def _receive_gradient(self, action: Action) -> None:
-        self._grads[action.stage, action.micro] = self._received(action)
-
-    def _send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
-        for x in tensors:
-            x = x.contiguous()
-            self._sent.append((x, group.start_send(x, peer)))
-
-    def _ask_ahead(self, row: Sequence[Action], at: int) -> None:
-        """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
-        messages do not leave before their receiver asks. Each group's receives keep the order of the row."""
-        while at < len(row) and row[at].kind not in COMPUTE:
-            if row[at].kind in RECEIVES:
-                self._asked[row[at]] = self._ask(row[at])
-            at += 1
-
-    def _ask(self, action: Action) -> list[tuple[Tensor, Pending]]:
-        if action.kind == "RECV_F":
-            wire = self.wires[action.stage - 1]
-            group, carry = wire.ahead, wire.carry
-        else:
-            wire = self.wires[action.stage]
-            group, carry = wire.back, [t for t in wire.carry if t.is_floating_point()]
-        rooms = [torch.empty_like(t, device=self.device) for t in carry]
-        return [(x, group.start_recv(x, action.peer)) for x in rooms]
-
-    def _received(self, action: Action) -> list[Tensor]:
-        """What `action` receives, asked for now if it was not before."""
-        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
-            arriving = self._asked.pop(action, None) or self._ask(action)
-            for _, pending in arriving:
-                pending.wait()
-        return [x for x, _ in arriving]
+        self._grads[action.stage, action.micro] = self.post.received(action)

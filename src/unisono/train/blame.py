@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from unisono.parallel.play import Leaf
+from unisono.parallel.player import Leaf
 from unisono.spec.errors import UserCodeError
-from unisono.train.step import Report, Run
+from unisono.train.run import Run
+from unisono.train.update import Report
 
 _MODULES = 2**20  # more than a stage has
 _CLEAN = 2**40  # later than any module of any stage

@@ -27,7 +27,7 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.join import Replica, join, timetable_of
 from unisono.train.optim._make import make
-from unisono.train.step import Run
+from unisono.train.run import Run
 from unisono.train.update import Update
 
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.spec.errors import UserCodeError
+from unisono.train.run import Run
 from unisono.train.state import pieces_of
-from unisono.train.step import Run
 
 BLOCKS = 1024  # into which a tensor is cut to find the element that differs
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unisono.parallel.player import Leaf
 from unisono.spec.training import Metric
-from unisono.parallel.play import Leaf
-from unisono.train.step import Run, targets_of
+from unisono.train.run import Run
+from unisono.train.step import targets_of
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.comm.tree import TreeSum
 from unisono.parallel.params import Slot
-from unisono.parallel.play import Turn
+from unisono.parallel.player import Turn
 from unisono.parallel.shard import Whole
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
@@ -187,10 +187,8 @@ class Gradients:
         verdict = self.sync.settle()
         self.line.told(telling)
         self._drop_unused({id(p) for p in lacking})
-        for tie in (
-            self.ties if self.trees else ()
-        ):  # one order for all layouts: replicas first, then the uses
-            tie.add_uses()
+        for tie in self.ties if self.trees else ():
+            tie.add_uses()  # one order for all layouts: replicas first, then the uses
         self._halves = [tie.join() for tie in self.ties]
         self.line.values[-1].fill_(sum(self._halves))
         return verdict

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from unisono.parallel.play import Leaf, Player, StagePlayer, Turn
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.player import Leaf, Player, Turn
 from unisono.programs.pipeline import Action, part_of
 from unisono.spec.errors import UserCodeError
 from unisono.train.copies import Copies, checksum
-from unisono.train.step import Run
+from unisono.train.run import Run
 
 PERIOD = 200  # steps between checks that cost less than 1 % of them, whatever the recipe
 

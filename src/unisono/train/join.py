@@ -28,7 +28,7 @@ from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.gradients import Gradients
 from unisono.train.numbers import LossPlaces
-from unisono.train.step import Run
+from unisono.train.run import Run
 from unisono.train.update import Update
 
 

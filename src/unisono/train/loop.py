@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from unisono.train.data.feed import Feed
-from unisono.train.step import Report, Run, train_step
+from unisono.train.run import Run
+from unisono.train.step import train_step
+from unisono.train.update import Report
 
 
 def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.optim._make import state_of
-from unisono.train.step import Run
+from unisono.train.run import Run
 
 
 def pieces_of(run: Run, gradients: bool = False) -> list[Box]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Lap
 from unisono.spec.sink import Observer, StepRecord
-from unisono.train.step import Report
+from unisono.train.update import Report
 
 EVERY = 0.5  # seconds
 

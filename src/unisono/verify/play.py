@@ -17,7 +17,8 @@ from unisono.config import Resolved
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
-from unisono.parallel.play import Leaf, Player, StagePlayer
+from unisono.parallel.play import StagePlayer
+from unisono.parallel.player import Leaf, Player
 from unisono.parallel.precision import computing
 from unisono.programs.pipeline import Action
 from unisono.sync import Verdict
@@ -27,8 +28,9 @@ from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
 from unisono.train.numbers import Numbers
+from unisono.train.run import Run
 from unisono.train.state import pieces_of
-from unisono.train.step import Run, train_step
+from unisono.train.step import train_step
 from unisono.train.update import Report, Update
 from unisono.verify.record import Observed
 

@@ -28,9 +28,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from unisono.parallel.params import Slot
-from unisono.parallel.play import Leaf
+from unisono.parallel.player import Leaf
 from unisono.train.optim._make import state_of
-from unisono.train.step import Run
+from unisono.train.run import Run
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
 

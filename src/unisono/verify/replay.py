@@ -25,8 +25,9 @@ from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import load, read_full
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
+from unisono.train.run import Run
 from unisono.train.state import pieces_of
-from unisono.train.step import Run, train_step
+from unisono.train.step import train_step
 from unisono.train.update import Report
 from unisono.verify.bounds import Bounds, bounds_of, fidelity_of
 from unisono.verify.path import sizes_of

@@ -16,9 +16,10 @@ from unisono.sync import Policy
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import save
 from unisono.train.data.load import load
+from unisono.train.run import Run
 from unisono.train.session import place_of
 from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import Run, train_step
+from unisono.train.step import train_step
 
 STEPS = 4
 NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs

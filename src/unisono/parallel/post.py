@@ -1,0 +1,75 @@
+"""Messages between the stages of one rank and those of others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group, Pending
+from unisono.observe.span import Recorder
+from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
+
+Carried = tuple[Tensor, ...]  # the tensors of a carry
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """The boundary between a stage and the next, of which at least one is here.
+
+    ahead carries activations on, back their gradients. carry: a meta tensor like each that crosses; every one that is
+    floating has its gradient sent back.
+    """
+
+    ahead: Group
+    back: Group
+    carry: Carried
+
+
+class Post:
+    """What one rank sends and receives in a step. wires: by the stage before the boundary."""
+
+    def __init__(self, wires: Mapping[int, Wire], recorder: Recorder, device: torch.device) -> None:
+        self.wires, self.recorder, self.device = wires, recorder, device
+        self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
+        self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
+
+    def send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
+        """Begin to send; `finish` waits."""
+        for x in tensors:
+            x = x.contiguous()
+            self._sent.append((x, group.start_send(x, peer)))
+
+    def ask_ahead(self, row: Sequence[Action], at: int) -> None:
+        """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
+        messages do not leave before their receiver asks. Each group's receives keep the order of the row."""
+        while at < len(row) and row[at].kind not in COMPUTE:
+            if row[at].kind in RECEIVES:
+                self._asked[row[at]] = self._ask(row[at])
+            at += 1
+
+    def received(self, action: Action) -> list[Tensor]:
+        """What `action` receives, asked for now if it was not before."""
+        with self.recorder.span("wait", axis="pp", op="recv", micro=action.micro, stage=action.stage):
+            arriving = self._asked.pop(action, None) or self._ask(action)
+            for _, pending in arriving:
+                pending.wait()
+        return [x for x, _ in arriving]
+
+    def finish(self) -> None:
+        """Wait until all that was sent has left."""
+        if self._sent:
+            with self.recorder.span("wait", axis="pp", op="send"):
+                for _, pending in self._sent:
+                    pending.wait()
+        self._sent = []
+
+    def _ask(self, action: Action) -> list[tuple[Tensor, Pending]]:
+        if action.kind == "RECV_F":
+            wire = self.wires[action.stage - 1]
+            group, carry = wire.ahead, wire.carry
+        else:
+            wire = self.wires[action.stage]
+            group, carry = wire.back, [t for t in wire.carry if t.is_floating_point()]
+        rooms = [torch.empty_like(t, device=self.device) for t in carry]
+        return [(x, group.start_recv(x, action.peer)) for x in rooms]

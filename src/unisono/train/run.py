@@ -1,0 +1,44 @@
+"""A live run on one rank: what a step works with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unisono.comm.mesh import Mesh
+from unisono.observe.span import Recorder
+from unisono.parallel.player import Player
+from unisono.parallelize import Local
+from unisono.programs.pipeline import Action, Timetable
+from unisono.sync import Sync
+from unisono.train.clip import Measure
+from unisono.train.gradients import Gradients
+from unisono.train.update import Update
+
+if TYPE_CHECKING:
+    from unisono.train.join import Replica
+
+
+@dataclass(slots=True)
+class Run:
+    """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
+
+    leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
+    is this rank's, `eval_row` its forwards alone.
+    """
+
+    replica: "Replica"
+    mesh: Mesh
+    leaves: range
+    of_leaves: int
+    local: Local
+    player: Player
+    timetable: Timetable
+    row: Sequence[Action]
+    eval_row: Sequence[Action]
+    sync: Sync
+    gradients: Gradients
+    measure: Measure
+    update: Update
+    seed: int
+    recorder: Recorder
+    step: int = 0
