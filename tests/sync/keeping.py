@@ -33,7 +33,9 @@ class Sums(EveryStepSync):
 class Own(Sums):
     """Each replica its own."""
 
-    private = True
+    def __init__(self, slots, group):
+        super().__init__(slots, group)
+        self.private = True
 
     def after_update(self, step):
         super().after_update(step)
