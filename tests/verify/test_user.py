@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Shard
 
 import unisono
 from tests.threads import ThreadNursery
@@ -47,7 +47,7 @@ def test_a_split_layer_passes_when_told_how_it_is_cut(check):
         (
             loops.ddp_sync_on_the_first,
             "missing_micro_batch",
-            "on rank 0 share 4, 5 of the batch is missing, share 1 counts 2",
+            "on rank 0 share 4, 5 of the batch is missing, share 1, 2 counts 2",
         ),
         (loops.ddp_never_synced, "not_reduced", "each rank keeps its own, and their mean is right"),
         (loops.ddp_zeroed_between, "missing_micro_batch", "share 0, 1, 3, 4 of the batch is missing"),
@@ -101,7 +101,7 @@ def test_an_entry_off_by_1e_9_of_the_largest_is_seen():
 
     assert judged(lambda seen: None)
     verdict = judged(change)
-    assert verdict.first == "a" and verdict.cause == "gradient" and "1 of 63 entries" in str(verdict)
+    assert verdict.first == "a" and verdict.cause == "few_elements" and "1 of 63 entries" in str(verdict)
 
 
 def test_what_is_wrong_on_one_rank_or_in_another_place_is_told():
@@ -110,6 +110,31 @@ def test_what_is_wrong_on_one_rank_or_in_another_place_is_told():
     assert judged(lambda seen: [rank["b"].fill_(float("nan")) for rank in seen]).cause == "not_a_number"
     with pytest.raises(UsageError, match="rank 1 lacks b"):
         judged(lambda seen: seen[1].pop("b"))
+
+
+def test_cut_gradients_are_told_by_who_holds_what():
+    """a is cut by rows over two ranks, b a sum of two; both for two replicas."""
+
+    def verdict(change):
+        right = made()
+        halves = [
+            {"a": a.clone(), "b": b}
+            for a, b in zip(right["a"].split([5, 4]), (right["b"] / 4, right["b"] * 3 / 4), strict=True)
+        ]
+        seen = [{n: x.clone() for n, x in half.items()} for _ in range(2) for half in halves]
+        change(seen)
+        return judge([made()], seen, {"a": Shard(-2), "b": Partial()}, 2, 64)
+
+    assert verdict(lambda seen: None)
+    noise = torch.rand(4, 7)
+    slice_ = verdict(lambda seen: [seen[rank]["a"].add_(noise) for rank in (1, 3)])
+    assert slice_.cause == "rank_slice" and "rank 1, 3" in str(slice_), slice_
+    apart = verdict(
+        lambda seen: [seen[rank]["a"].mul_(weight) for rank, weight in enumerate((0.2, 0.3, 0.8, 0.7))]
+    )
+    assert apart.cause == "not_reduced" and "their sum is right" in str(apart), apart
+    twice = verdict(lambda seen: [rank["b"].mul_(2) for rank in seen])
+    assert twice.cause == "factor_of_axis" and "the ranks of one replica (2)" in str(twice), twice
 
 
 # A user's model under our plans --------------------------------------------------------------------------------------

@@ -26,9 +26,10 @@ from torch import Tensor
 
 from unisono.plan import Plan
 from unisono.verify.compare import Divergence
-from unisono.verify.gradients import explain_gradient
+from unisono.verify.evidence import Evidence
+from unisono.verify.gradients import are, explain
 from unisono.verify.record import Record
-from unisono.verify.solve import Cause, axis_text, fit, ratio
+from unisono.verify.solve import AXES, Cause, axis_text, fit, plan_sizes, ratio
 from unisono.verify.updates import explain_update
 
 
@@ -66,14 +67,14 @@ def diagnose(case: Case) -> Cause:
         "data": _data,
         "init": _init,
         "loss": _loss,
-        "raw": explain_gradient,
+        "raw": _gradient,
         "norm": _norm,
         "grad": _clipping,
         "buffer": lambda case: Cause("buffer", f"{first.name} is not what one device makes of it"),
     }
     if first.kind in ("copies", "missing", "law"):
         kind = first.name.partition("/")[0]
-        return {"init": _init, "raw": explain_gradient, "grad": _clipping}.get(kind, explain_update)(case)
+        return {"init": _init, "raw": _gradient, "grad": _clipping}.get(kind, explain_update)(case)
     return by.get(first.kind, explain_update)(case)
 
 
@@ -173,6 +174,56 @@ def _scaled(what: str, c: float, plan: Plan, leaves: int) -> Cause:
     if text:
         return Cause("factor_of_axis", f"{what} is off by a factor of {c:.6g}: {text}")
     return Cause("factor", f"{what} is off by a factor of {c:.6g}")
+
+
+# Backward ------------------------------------------------------------------------------------------------------------
+
+
+def _gradient(case: Case) -> Cause:
+    """Gradients before clipping, all else before them right."""
+    wrong = [d for d in case.found if d.name.startswith("raw/") and d.kind in ("raw", "copies", "missing")]
+    names = list(dict.fromkeys(d.name.removeprefix("raw/") for d in wrong))
+    if all(d.kind == "missing" for d in wrong):
+        return Cause("missing_share", f"{are(names)} not there, or only in part")
+    if case.exact and max(d.error for d in wrong) < 1e3 * case.unit:
+        return Cause(
+            "summation_order", f"{are(names)} off by rounding alone: a sum is taken in another order"
+        )
+    cause = explain(_evidence(case), names)
+    if cause.name == "gradient" and case.calm:
+        return Cause(
+            "masks_differ", f"{are(names)} wrong, and right without dropout: backward sees other masks"
+        )
+    return cause
+
+
+def _evidence(case: Case) -> Evidence:
+    """What the records tell about gradients before clipping."""
+    keys = dict.fromkeys((*case.ref.names("raw"), *case.seen.names("raw")))
+    names = [key.removeprefix("raw/") for key in keys]
+
+    def wholes(record: Record, kind: str) -> dict[str, Tensor]:
+        found = {name: record.whole(f"{kind}/{case.owners.get(name, name)}") for name in names}
+        return {name: x.double() for name, x in found.items() if x is not None}
+
+    order = {first: i for i, first in enumerate(sorted(case.ref.leaves()))}
+    return Evidence(
+        want=wholes(case.ref, "raw"),
+        held={name: case.seen.parts.get(f"raw/{name}", ()) for name in names},
+        axes=[axis for axis in AXES if getattr(case.plan, axis) > 1],
+        sizes=plan_sizes(case.plan, len(order)),
+        slack=max(1e-9, 1e3 * case.unit),
+        shares=case.leaves,
+        share="micro-batch",
+        places={
+            order[leaf["first"]]: (f"dp={note.at['dp']} shard={note.at['shard']}", i, len(note.leaves))
+            for note in case.seen.notes
+            for i, leaf in enumerate(note.leaves)
+            if leaf["first"] in order
+        },
+        past=[] if case.before is None else [wholes(case.before, kind) for kind in ("grad", "raw")],
+        ties=case.owners,
+    )
 
 
 # Clipping ------------------------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from unisono.config import TrainConfig
 from unisono.verify.bounds import Bounds
+from unisono.verify.evidence import RecordedBox
 from unisono.verify.laws import clip_factor, update
-from unisono.verify.record import Note, Record, RecordedBox
+from unisono.verify.record import Note, Record
 
 CONTRACT = ("loss", "grad", "param", "optim")
 KIND_OF = {
@@ -234,7 +235,7 @@ class _Step:
         `relative`; None: as if these gradients were exact."""
         name = model_key.partition("/")[2]
         grad = source.whole(f"grad/{name}")
-        state = self.state_before(name)
+        state = state_before(self.ref, self.before, name)
         if grad is None or state is None:
             return {}
         param, moments = state
@@ -249,19 +250,6 @@ class _Step:
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
             for key, value in out.items()
         }
-
-    def state_before(self, name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
-        """The reference's parameter and moments before this step."""
-        last = self.ref if self.before is None else self.before
-        param = last.whole(f"{'init' if self.before is None else 'model'}/{name}")
-        prefix = f"optim/{name}/"
-        found = {key.removeprefix(prefix): last.whole(key) for key in last.parts if key.startswith(prefix)}
-        moments = {key: value for key, value in found.items() if value is not None}
-        if param is None:
-            return None
-        if self.before is None:
-            moments = {key: torch.zeros_like(value) for key, value in moments.items()}
-        return param, moments
 
     def buffers(self) -> Iterator[Divergence]:
         """Buffers after the step."""
@@ -354,6 +342,18 @@ class _Step:
         if kind in ("data", "missing", "copies"):
             self.out.bit_identical = False
         return Divergence(self.step, kind, name, error, what, ranks)
+
+
+def state_before(ref: Record, before: Record | None, name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
+    """The reference's parameter and moments before a step: after the step before, or as the run began."""
+    last, kind = (ref, "init") if before is None else (before, "model")
+    param = last.whole(f"{kind}/{name}")
+    if param is None:
+        return None
+    prefix = f"optim/{name}/"
+    wholes = {key.removeprefix(prefix): last.whole(key) for key in last.parts if key.startswith(prefix)}
+    moments = {key: value for key, value in wholes.items() if value is not None}
+    return param, {key: torch.zeros_like(x) for key, x in moments.items()} if before is None else moments
 
 
 def _owner(key: str, owners: Mapping[str, str]) -> str:

@@ -1,381 +1,274 @@
-"""What is wrong with a gradient: regress it on what it should have been made of."""
+"""What is wrong with a gradient: one look after another for a pattern in how it differs from the right one.
+
+One list serves the prover and `check_gradients`: what both know is an `Evidence`.
+"""
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from unisono.verify.record import RecordedBox, box_of
-from unisono.verify.solve import AXES, Cause, Fit, axis_text, fit, listed, lower_precision, ratio
+from unisono.verify.evidence import Evidence, box_of
+from unisono.verify.solve import Cause, fit, listed, lower_precision, ratio, size_text
 
-if TYPE_CHECKING:
-    from unisono.verify.cause import Case
-
-ROOM = 1 << 18  # rows of a regression: more would only make it slower
+NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
 
 
-def explain_gradient(case: "Case") -> Cause:
-    """The likely cause of the first wrong gradient; gradients before clipping, all else before them right."""
-    wrong = [d for d in case.found if d.name.startswith("raw/") and d.kind in ("raw", "copies", "missing")]
-    keys = list(dict.fromkeys(d.name for d in wrong))
-    slack = max(1e-9, 1e3 * case.unit)
-    absent = [d.name for d in wrong if d.kind == "missing"]
-    if absent and absent == keys:
-        return Cause("missing_share", f"{_many(absent)}, or parts of it, are not there at all")
-    worst = max((d.error for d in wrong), default=math.inf)
-    if case.exact and worst < 1e3 * case.unit:
-        return Cause(
-            "summation_order", f"{_many(keys)} differ by rounding alone: a sum is taken in another order"
-        )
-    for explain in (
+def explain(ev: Evidence, names: Sequence[str]) -> Cause:
+    """The likely cause of wrong gradients, in backward order; what comes before gradients is right."""
+    known = [name for name in names if name in ev.want and ev.held.get(name)]
+    for find in (
+        _not_a_number,
         _not_reduced,
         _rounded,
         _factor,
         _tied,
-        _leaves,
+        _shares,
         _copies_apart,
         _carried,
         _elements,
         _permuted,
         _slice,
     ):
-        cause = explain(case, keys, slack)
+        cause = find(ev, known) if known else None
         if cause is not None:
             return cause
-    if case.calm:
-        return Cause(
-            "masks_differ", f"{_many(keys)} are wrong, and right without dropout: backward sees other masks"
-        )
-    return Cause(
-        "gradient",
-        f"{_many(keys)} are wrong, by up to {worst:.1e} of the largest entry, in no pattern known here",
-    )
+    worst = max((ev.worst(name) / ev.top(name) for name in known), default=1e308)
+    text = f"{are(names)} wrong, by up to {worst:.1e} of the largest entry, in no pattern known here"
+    return Cause("gradient", text)
 
 
-def _many(keys: Sequence[str]) -> str:
-    names = [key.partition("/")[2] for key in keys]
-    return (
-        f"the gradient of {names[0]}"
-        if len(names) == 1
-        else f"the gradients of {names[0]} and {len(names) - 1} more"
-    )
+def many(names: Sequence[str]) -> str:
+    """The gradient of x; the gradients of x and 3 more."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the gradient{'s' if more else ''} of {names[0]}{more}"
 
 
-def _want(case: "Case", key: str) -> Tensor | None:
-    kind, _, name = key.partition("/")
-    return case.ref.whole(f"{kind}/{case.owners.get(name, name)}")
+def are(names: Sequence[str]) -> str:
+    """The same with a verb."""
+    return f"{many(names)} {'is' if len(names) == 1 else 'are'}"
 
 
-def _pairs(case: "Case", keys: Sequence[str]) -> list[tuple[str, Tensor, Tensor]]:
-    found = []
-    for key in keys:
-        got, want = case.seen.whole(key), _want(case, key)
-        if got is not None and want is not None and bool(torch.isfinite(got).all()):
-            found.append((key, got.double(), want.double()))
-    return found
+def _pairs(ev: Evidence, names: Sequence[str]) -> list[tuple[str, Tensor, Tensor]]:
+    """(name, as ranks have it, as it should be), float64, of gradients that are there as a whole."""
+    wholes = [(name, ev.whole(name)) for name in names]
+    return [(name, got.double(), ev.want[name]) for name, got in wholes if got is not None]
+
+
+def _not_a_number(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    bad = [n for n in names if not all(bool(p.tensor.isfinite().all()) for p in ev.held[n])]
+    return Cause("not_a_number", f"an entry of {many(bad[:1])} is not a number") if bad else None
 
 
 # Copies --------------------------------------------------------------------------------------------------------------
 
 
-def _not_reduced(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
-    """Copies differ, and their sum over one axis is the right gradient."""
-    for axis in (a for a in AXES if getattr(case.plan, a) > 1):
-        done = [key for key in keys if _sum_is_right(case, key, axis, slack)]
-        if done:
-            what = "replica" if axis == "dp" else f"{axis} rank"
-            return Cause(
-                "not_reduced", f"{_many(done)} are not summed over {axis}: each {what} keeps its own part"
-            )
+def _not_reduced(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    """Copies differ, and their sum or mean over one axis is the right gradient."""
+    for axis in ev.axes:
+        for how in ("sum", "mean"):
+            done = [name for name in names if _adds_up(ev, name, axis, how)]
+            if done and not _share_in_common(ev, done, axis):
+                text = f"not summed over the {axis} axis: each rank keeps its own, and their {how} is right"
+                return Cause("not_reduced", f"{are(done)} {text}")
     return None
 
 
-def _sum_is_right(case: "Case", key: str, axis: str, slack: float) -> bool:
-    want = _want(case, key)
-    if want is None:
-        return False
-    any_apart = False
-    for ranks in case.seen.copies(key):
-        by = {p.at[axis]: p.tensor.double() for p in ranks}
-        if len(by) < getattr(case.plan, axis):
+def _adds_up(ev: Evidence, name: str, axis: str, how: str) -> bool:
+    for ranks in ev.copies(name):
+        own = torch.stack(list({p.at[axis]: p.tensor.double() for p in ranks}.values()))
+        total = own.sum(0) if how == "sum" else own.mean(0)
+        gap = (total - box_of(ev.want[name], ranks[0])).abs().max().item()
+        if len(own) < 2 or not gap <= ev.near * ev.top(name):
             return False
-        right = box_of(want.double(), ranks[0])
-        total = torch.stack(list(by.values())).sum(0)
-        any_apart |= any(not torch.equal(other, by[0]) for other in by.values())
-        if (total - right).abs().max() > slack * max(right.abs().max().item(), 1e-300):
-            return False
-    return any_apart
+    return bool(ev.differ(name))
 
 
-def _copies_apart(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
+def _share_in_common(ev: Evidence, names: Sequence[str], axis: str) -> bool:
+    """Whether two ranks along an axis have a share in common: then some of it was summed."""
+    ranks = list({p.at[axis]: p.rank for p in ev.copies(names[0])[0]}.values())[:2]
+    one, other = (ev.weights(names, rank) for rank in ranks)
+    both = zip(one or (), other or (), strict=False)
+    return any(abs(a) > NEAR and abs(b) > NEAR for a, b in both)
+
+
+def _copies_apart(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """Copies differ in some other way: name who has the right one."""
-    for key in keys:
-        want = _want(case, key)
-        for ranks in case.seen.copies(key):
-            if want is None or all(torch.equal(p.tensor, ranks[0].tensor) for p in ranks[1:]):
-                continue
-            right = box_of(want.double(), ranks[0])
-            room = slack * max(right.abs().max().item(), 1e-300)
-            good = [p.rank for p in ranks if (p.tensor.double() - right).abs().max() <= room]
-            bad = [p for p in ranks if p.rank not in good]
-            word = (
-                f"right on ranks {listed(good)}, wrong on {listed([p.rank for p in bad])}"
-                if good
-                else "wrong on all"
-            )
-            axes = [a for a in AXES if len({p.at[a] for p in ranks}) > 1]
-            return Cause(
-                "replicas_drifted",
-                f"copies of {_many([key])} that {' and '.join(axes)} should keep equal differ: {word}",
-            )
+    for name in names:
+        ranks = ev.differ(name)
+        if ranks:
+            good = [p.rank for p in ranks if ev.gap(p, name) <= ev.slack * ev.top(name)]
+            bad = [p.rank for p in ranks if p.rank not in good]
+            word = f"right on ranks {listed(good)}, wrong on {listed(bad)}" if good else "wrong on all"
+            axes = " and ".join(a for a in ev.axes if len({p.at[a] for p in ranks}) > 1)
+            return Cause("replicas_drifted", f"copies of {many([name])} differ along {axes}: {word}")
     return None
 
 
 # Mixtures ------------------------------------------------------------------------------------------------------------
 
 
-def _factor(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
-    pairs = _pairs(case, keys)
+def _factor(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    """All that is wrong is the right gradient times one number."""
+    pairs = _pairs(ev, names)
     if not pairs:
         return None
-    every = len(keys) >= len(case.ref.names("raw")) - len(case.owners)
     _, got, want = max(pairs, key=lambda p: p[1].numel())
-    c = ratio(got, want, slack)
-    near = 1e2 * slack
-    if c is None or not all(bool(((g - c * w).abs() <= near * w.abs().max()).all()) for _, g, w in pairs):
+    c = ratio(got, want, ev.near)
+    if c is None or not all(
+        ev.gap(p, name, c) <= ev.near * ev.top(name)
+        for name in names
+        for p in ev.held[name]
+        if p.tensor.numel()
+    ):
         return None
-    who = "every gradient" if every else _many(keys)
+    who = "every gradient is" if len(names) >= len(ev.want) - len(ev.ties) else are(names)
     if c == 0:
-        return Cause("missing_share", f"{who} is zero" if every or len(keys) == 1 else f"{who} are zero")
-    text = axis_text(c, case.plan, len(case.ref.leaves()))
-    be = "is" if every or len(keys) == 1 else "are"
-    if text:
-        return Cause("factor_of_axis", f"{who} {be} off by a factor of {c:.6g}: {text}")
-    return Cause("factor", f"{who} {be} off by a factor of {c:.6g}")
+        return Cause("missing_share", f"{who} zero")
+    text = size_text(c, ev.sizes)
+    about = f", as many as {text}" if text else ""
+    return Cause("factor_of_axis" if text else "factor", f"{who} {c:.6g} times the right one{about}")
 
 
-def _tied(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
+def _tied(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """A weight with two uses: the sum has one of them, or one twice."""
-    for alias, owner in case.owners.items():
-        key = next((k for k in keys if k in (f"raw/{owner}", f"raw/{alias}")), None)
-        if key is None or owner not in case.leaves or alias not in case.leaves:
-            continue
-        got = case.seen.whole(key)
+    for alias, owner in ev.ties.items():
+        name = next((n for n in names if n in (owner, alias)), None)
+        got = None if name is None or not {owner, alias} <= ev.shares.keys() else ev.whole(name)
         if got is None:
             continue
-        uses = torch.stack([case.leaves[n].double().sum(0).flatten() for n in (owner, alias)], 1)
+        uses = torch.stack([ev.shares[n].double().sum(0).flatten() for n in (owner, alias)], 1)
         found = fit(got.double().flatten(), uses)
-        if found is None or found.residual > 10 * slack:
+        if found is None or found.residual > ev.near:
             continue
-        one, two = found.weights
-        for weight, name in ((one, owner), (two, alias)):
-            other = two if weight is one else one
-            if abs(weight) < 1e-4 and abs(other) > 1e-3:
-                return Cause("tied_use_missing", f"the gradient of {owner} lacks its use as {name}")
+        for weight, other, use in zip(found.weights, reversed(found.weights), (owner, alias), strict=True):
+            if abs(weight) < 1e-4 and abs(other) > NEAR:
+                return Cause("tied_use_missing", f"the gradient of {owner} lacks its use as {use}")
             if abs(weight - 2) < 1e-4 and abs(other - 1) < 1e-4:
-                return Cause("tied_use_twice", f"the gradient of {owner} counts its use as {name} twice")
+                return Cause("tied_use_twice", f"the gradient of {owner} counts its use as {use} twice")
     return None
 
 
-def _leaf_parts(case: "Case", name: str) -> Tensor | None:
-    """[elements, leaves]: what each leaf adds to one gradient; both uses of a tied weight together."""
-    owner = case.owners.get(name, name)
-    if owner not in case.leaves:
+def _shares(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    """Some shares of the batch are missing, or there more than once; on one rank, if ranks differ."""
+    drifted = next(filter(None, map(ev.differ, names)), [])
+    looks = [(names, p.rank) for p in drifted] + [(names, None), (names[:1], None)]
+    for chosen, rank in looks:
+        weights = ev.weights(chosen, rank)
+        on = "" if rank is None else f" on rank {rank}"
+        cause = None if weights is None else _by_weights(ev, weights, f"in {many(chosen)}{on}")
+        if cause is not None:
+            return cause
+    return None
+
+
+def _by_weights(ev: Evidence, weights: Sequence[float], where: str) -> Cause | None:
+    lost = [i for i, w in enumerate(weights) if abs(w) < NEAR]
+    odd = {i: w for i, w in enumerate(weights) if i not in lost and abs(w - 1) > NEAR}
+    if len(lost) == len(weights) or not (lost or odd):
         return None
-    parts = case.leaves[owner].double()
-    for alias, other in case.owners.items():
-        if other == owner and alias in case.leaves:
-            parts = parts + case.leaves[alias].double()
-    return parts.flatten(1).T
+    alike = {
+        f"{w:.4g}": [i for i, v in odd.items() if math.isclose(v, w, rel_tol=NEAR)] for w in odd.values()
+    }
+    counts = [f"{ev.share} {listed(which)} counts {times} times" for times, which in alike.items()]
+    if lost:
+        name, text = _lost(ev, lost, len(weights))
+        return Cause(name, f"{where} {', '.join((text, *counts[:3]))}")
+    name = "counted_twice" if max(odd.values()) > 1 else "factor"
+    return Cause(name, f"{where} {listed(counts, 3)}")
 
 
-def regress(case: "Case", keys: Sequence[str], at: RecordedBox | None = None) -> Fit | None:
-    """The weight of each leaf in what is observed, over all of `keys` together; on one rank's boxes with `at`."""
-    rows, columns, room = [], [], ROOM
-    for key in keys:
-        name = key.partition("/")[2]
-        parts = _leaf_parts(case, name)
-        got = case.seen.whole(key) if at is None else None
-        if at is not None:
-            held = [p for p in case.seen.parts[key] if p.rank == at.rank and p.tensor.numel()]
-            if held and parts is not None:
-                shape = case.seen.shapes[key]
-                whole = parts.T.reshape(-1, *shape)
-                boxes = [box_of(leaf, held[0]).flatten() for leaf in whole]
-                got, parts = held[0].tensor, torch.stack(boxes, 1)
-        if got is None or parts is None or room < got.numel() // 2:
-            continue
-        room -= got.numel()
-        rows.append(got.double().flatten())
-        columns.append(parts)
-    if not rows:
-        return None
-    return fit(torch.cat(rows), torch.cat(columns))
-
-
-def _leaves(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
-    """Some micro-batches' shares are missing, or there more than once."""
-    for chosen in (keys, keys[:1]):
-        found = regress(case, chosen)
-        if found is not None and found.residual <= 1e2 * slack:
-            cause = _by_weights(case, chosen, found.weights)
-            if cause is not None:
-                return cause
-    drifted = [d for d in case.found if d.kind == "copies" and d.name in keys]
-    for divergence in drifted[:1]:
-        for part in case.seen.parts[divergence.name]:
-            found = regress(case, keys, part)
-            if found is not None and found.residual <= 1e2 * slack:
-                cause = _by_weights(case, keys, found.weights)
-                if cause is not None:
-                    return Cause(cause.name, f"on rank {part.rank}, {cause.text}")
-    return None
-
-
-def _by_weights(case: "Case", keys: Sequence[str], weights: Sequence[float]) -> Cause | None:
-    near = 1e-3
-    missing = [i for i, w in enumerate(weights) if abs(w) < near]
-    more = [i for i, w in enumerate(weights) if w > 1 + near]
-    if missing and len(missing) < len(weights):
-        return _missing(case, keys, missing, weights)
-    if more:
-        times = weights[more[0]]
-        return Cause("counted_twice", f"in {_many(keys)} micro-batch {listed(more)} counts {times:.4g} times")
-    odd = [i for i, w in enumerate(weights) if abs(w - 1) > near]
-    if odd:
-        shown = listed([f"{w:.4g}" for w in weights])
-        return Cause("factor", f"in {_many(keys)} micro-batches have other weights than one: {shown}")
-    return None
-
-
-def _missing(case: "Case", keys: Sequence[str], missing: Sequence[int], weights: Sequence[float]) -> Cause:
-    order = sorted(case.ref.leaves())
-    place: dict[int, tuple[tuple[int, int], int, int]] = {}
-    for note in case.seen.notes:
-        for i, leaf in enumerate(note.leaves):
-            if leaf["first"] in order:
-                place[order.index(leaf["first"])] = ((note.at["dp"], note.at["shard"]), i, len(note.leaves))
-    kept = [i for i in range(len(weights)) if i not in missing]
-    where = _many(keys)
-    if all(i in place for i in range(len(weights))):
-        if all(place[i][1] == place[i][2] - 1 for i in kept) and any(place[i][2] > 1 for i in kept):
-            return Cause(
-                "missing_micro_batch", f"in {where} all but the last micro-batch of each rank are lost"
-            )
-        if all(place[i][1] == 0 for i in kept) and any(place[i][2] > 1 for i in kept):
-            return Cause(
-                "missing_micro_batch", f"in {where} all but the first micro-batch of each rank are lost"
-            )
-        ranks = {place[i][0] for i in missing}
+def _lost(ev: Evidence, lost: Sequence[int], shares: int) -> tuple[str, str]:
+    """(cause, what is missing), by where the missing shares are computed."""
+    place, kept = ev.places, [i for i in range(shares) if i not in lost]
+    if len(place) == shares:
+        several = any(place[i][2] > 1 for i in kept)
+        ranks = {place[i][0] for i in lost}
+        if several and all(place[i][1] == place[i][2] - 1 for i in kept):
+            return "missing_micro_batch", f"all but the last {ev.share} of each rank are lost"
+        if several and all(place[i][1] == 0 for i in kept):
+            return "missing_micro_batch", f"all but the first {ev.share} of each rank are lost"
         if not ranks & {place[i][0] for i in kept}:
-            shown = listed([f"dp={d} shard={s}" for d, s in sorted(ranks)])
-            return Cause("missing_share", f"in {where} the whole share of {shown} is missing")
-        if all(place[i][1] == place[i][2] - 1 for i in missing):
-            return Cause("missing_micro_batch", f"in {where} the last micro-batch of a rank is lost")
-    return Cause("missing_micro_batch", f"in {where} the share of micro-batch {listed(missing)} is missing")
+            return "missing_share", f"all that {listed(sorted(ranks))} should add is missing"
+        if all(place[i][1] == place[i][2] - 1 for i in lost):
+            return "missing_micro_batch", f"the last {ev.share} of a rank is lost"
+    return "missing_micro_batch", f"{ev.share} {listed(lost)} of the batch is missing"
 
 
-def _carried(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
+def _carried(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """Something of the last step's gradient in this one's."""
-    pairs = _pairs(case, keys)
-    if case.before is None or not pairs:
-        return None
-    for kind in ("grad", "raw"):
-        got, right, old = [], [], []
-        for key, g, w in pairs:
-            name = key.partition("/")[2]
-            past = case.before.whole(f"{kind}/{case.owners.get(name, name)}")
-            if past is not None:
-                got.append(g.flatten())
-                right.append(w.flatten())
-                old.append(past.double().flatten())
-        if not got:
+    for past in ev.past:
+        rows = [(g, w, past[name].double()) for name, g, w in _pairs(ev, names) if name in past]
+        if not rows:
             continue
-        found = fit(torch.cat(got), torch.stack((torch.cat(right), torch.cat(old)), 1))
-        if found is not None and found.residual <= 1e2 * slack and abs(found.weights[1]) > 1e-3:
-            if abs(found.weights[0]) < 1e-3:
-                return Cause("stale_gradient", f"{_many(keys)} are those of the step before")
-            return Cause(
-                "carried_over", f"{_many(keys)} contain {found.weights[1]:.4g} times those of the step before"
-            )
+        got, right, old = (torch.cat([x.flatten() for x in column]) for column in zip(*rows, strict=True))
+        found = fit(got, torch.stack((right, old), 1))
+        if found is not None and found.residual <= ev.near and abs(found.weights[1]) > NEAR:
+            if abs(found.weights[0]) < NEAR:
+                return Cause("stale_gradient", f"{are(names)} of the step before")
+            text = f"what the step before had counts {found.weights[1]:.4g} times"
+            return Cause("carried_over", f"in {many(names)} {text}")
     return None
 
 
 # Parts of one tensor -------------------------------------------------------------------------------------------------
 
 
-def _rounded(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
-    for key in keys:
-        got, want = case.seen.whole(key), _want(case, key)
-        if got is None or want is None or got.numel() < 2 or not got.is_floating_point():
+def _rounded(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    for name in names:
+        got = ev.whole(name)
+        if got is None or got.numel() < 2 or not got.is_floating_point():
             continue
-        word = lower_precision(got, want)
-        error = (got.double() - want.double()).abs().max().item() / max(
-            want.double().abs().max().item(), 1e-300
-        )
-        if word and error < 0.02:
-            return Cause(
-                "precision_lost",
-                f"all entries of {_many([key])} are {word} numbers: it was rounded on its way",
-            )
+        word = lower_precision(got, ev.want[name])
+        if word and ev.worst(name) < 0.02 * ev.top(name):
+            text = f"all entries of {many([name])} are {word} numbers: it was rounded on its way"
+            return Cause("precision_lost", text)
     return None
 
 
-def _elements(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
+def _elements(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """A handful of entries of one tensor."""
-    if len(keys) > 2:
-        return None
-    for key, got, want in _pairs(case, keys[:1]):
-        d = next(d for d in case.found if d.name == key)
+    for name, got, want in _pairs(ev, names[:1] if len(names) <= 2 else ()):
         gap = (got - want).abs()
         count = int((gap > gap.max() * 1e-3).sum())
         if got.numel() >= 8 and count <= max(1, got.numel() // 100):
-            return Cause(
-                "few_elements",
-                f"{count} of {got.numel()} entries of {_many([key])} are wrong, by {d.error:.1e}",
-            )
+            error = gap.max().item() / ev.top(name)
+            text = f"{count} of {got.numel()} entries of {many([name])} are wrong, by {error:.1e}"
+            return Cause("few_elements", text)
     return None
 
 
-def _permuted(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
-    for key, got, want in _pairs(case, keys):
-        room = slack * want.abs().max().item()
-        if got.numel() > 1 and torch.allclose(
-            got.flatten().sort().values, want.flatten().sort().values, rtol=0, atol=room
-        ):
-            return Cause(
-                "permuted",
-                f"the entries of {_many([key])} are right but stand elsewhere: {_how(got, want, room)}",
-            )
+def _permuted(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    for name, got, want in _pairs(ev, names):
+        room = ev.near * ev.top(name)
+        one, other = (x.flatten().sort().values for x in (got, want))
+        if got.numel() > 1 and bool(((one - other).abs() <= room).all()):
+            how = _permutation(got, want, room)
+            text = f"the entries of {many([name])} are right but stand elsewhere: {how} are permuted"
+            return Cause("permuted", text)
     return None
 
 
-def _how(got: Tensor, want: Tensor, room: float) -> str:
+def _permutation(got: Tensor, want: Tensor, room: float) -> str:
     for dim, word in ((0, "rows"), (1, "columns")):
         if got.dim() > dim:
             a, b = (x.movedim(dim, 0).reshape(x.shape[dim], -1) for x in (got, want))
             hits = (torch.cdist(a, b, p=float("inf")) <= room).any(1)
             if bool(hits.all()):
-                return f"{word} are permuted"
-    return "they are permuted"
+                return word
+    return "they"
 
 
-def _slice(case: "Case", keys: Sequence[str], slack: float) -> Cause | None:
+def _slice(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """Only what some ranks hold is wrong."""
-    for key, _, want in _pairs(case, keys[:1]):
-        right, bad = [], []
-        for ranks in case.seen.copies(key):
-            box = box_of(want, ranks[0])
-            gap = (ranks[0].tensor.double() - box).abs().max().item()
-            (bad if gap > slack * want.abs().max().item() else right).append(ranks)
-        if not bad or not right:
-            continue
-        for axis in AXES:
-            at = {p.at[axis] for ranks in bad for p in ranks}
-            other = {p.at[axis] for ranks in right for p in ranks}
-            if not at & other:
-                who = listed([f"{axis}={i}" for i in sorted(at)])
-                return Cause("rank_slice", f"only the slice that {who} holds of {_many([key])} is wrong")
+    name = names[0]
+    wrong: Mapping[bool, list] = {True: [], False: []}
+    for ranks in ev.copies(name):
+        wrong[ev.gap(ranks[0], name) > ev.slack * ev.top(name)] += ranks
+    for axis in ev.axes if wrong[True] and wrong[False] else ():
+        bad, good = ({p.at[axis] for p in wrong[side]} for side in (True, False))
+        if not bad & good:
+            who = f"{axis} {listed(sorted(bad))}"
+            return Cause("rank_slice", f"of {many([name])} only what is held at {who} is wrong")
     return None

@@ -16,7 +16,6 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -31,18 +30,9 @@ from unisono.parallel.params import Slot
 from unisono.parallel.player import Leaf
 from unisono.train.optim._make import state_of
 from unisono.train.run import Run
+from unisono.verify.evidence import RecordedBox, copies_of, joined
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedBox:
-    """A box of a logical tensor as one rank holds it. at: the rank's coordinates on the mesh."""
-
-    rank: int
-    at: Mapping[str, int]
-    start: tuple[int, ...]
-    tensor: Tensor
 
 
 @dataclass(slots=True)
@@ -164,33 +154,16 @@ class Record:
     def whole(self, key: str, **at: int) -> Tensor | None:
         """The full tensor, from the first rank that holds each box, or from ranks at the given coordinates only;
         None if a box is missing."""
-        if at:
-            return self._join(key, at)
-        if key not in self._wholes:
-            self._wholes[key] = self._join(key, {})
-        return self._wholes[key]
-
-    def _join(self, key: str, at: Mapping[str, int]) -> Tensor | None:
         parts = [p for p in self.parts.get(key, ()) if all(p.at[axis] == i for axis, i in at.items())]
-        if not parts:
-            return None
-        full = torch.zeros(self.shapes[key], dtype=parts[0].tensor.dtype)
-        seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
-        for part in parts:
-            box = (part.start, tuple(part.tensor.shape))
-            if box not in seen:
-                seen.add(box)
-                box_of(full, part).copy_(part.tensor)
-        filled = sum(torch.Size(shape).numel() for _, shape in seen)
-        return full if filled == full.numel() else None
+        if at or not parts:
+            return joined(parts, self.shapes.get(key, ()))
+        if key not in self._wholes:
+            self._wholes[key] = joined(parts, self.shapes[key])
+        return self._wholes[key]
 
     def copies(self, key: str) -> list[list[RecordedBox]]:
         """The boxes of a tensor, each with all ranks that hold it."""
-        found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[RecordedBox]] = defaultdict(list)
-        for part in self.parts.get(key, ()):
-            if part.tensor.numel():
-                found[part.start, tuple(part.tensor.shape)].append(part)
-        return list(found.values())
+        return copies_of(self.parts.get(key, ()))
 
     def leaves(self) -> dict[int, list[dict[str, Any]]]:
         """First position → what was computed for it, once for each data rank that did. Losses are those of the last
@@ -205,10 +178,3 @@ class Record:
                         twice[leaf["first"]].append(leaf)
                     found[leaf["first"]][place] = leaf
         return {first: [*by.values(), *twice[first]] for first, by in found.items()}
-
-
-def box_of(full: Tensor, part: RecordedBox) -> Tensor:
-    """The view of `full` that a part covers."""
-    for dim, (start, size) in enumerate(zip(part.start, part.tensor.shape, strict=True)):
-        full = full.narrow(dim, start, size)
-    return full

@@ -1,7 +1,7 @@
 """Small least squares: which mixture of known tensors is the observed one?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -57,22 +57,27 @@ def ratio(got: Tensor, want: Tensor, slack: float) -> float | None:
     return c if bool(((got - c * want).abs() <= slack * most).all()) else None
 
 
-def axis_text(c: float, plan: Plan, leaves: int) -> str:
-    """Which size of the plan c, or 1 / c, is, in words; "" if none."""
-    sizes: dict[str, float] = {a: getattr(plan, a) for a in AXES if getattr(plan, a) > 1}
+def plan_sizes(plan: Plan, leaves: int) -> dict[str, int]:
+    """In words → a size of the plan, or a product of two, or the micro-batches of a global batch; ones left out."""
+    sizes = {axis: getattr(plan, axis) for axis in AXES if getattr(plan, axis) > 1}
     for a, b in combinations(list(sizes), 2):
         sizes[f"{a}*{b}"] = sizes[a] * sizes[b]
-    if plan.micros and plan.micros > 1:
-        sizes["micros"] = plan.micros
-    if leaves > 1:
-        sizes["micro-batches of the global batch"] = leaves
-    if plan.world > 1:
-        sizes["world"] = plan.world
+    more = {"micros": plan.micros or 1, "micro-batches of the global batch": leaves, "world": plan.world}
+    return sizes | {word: size for word, size in more.items() if size > 1}
+
+
+def size_text(c: float, sizes: Mapping[str, int]) -> str:
+    """Which of the sizes c, or 1 / c, is, in words; "" if none."""
     for shape, of in (("{}", c), ("1/{}", 1 / c if c else math.inf)):
-        names = [name for name, size in sizes.items() if math.isclose(of, size, rel_tol=1e-4)]
+        names = [word for word, size in sizes.items() if size > 1 and math.isclose(of, size, rel_tol=1e-4)]
         if names:
-            return " or ".join(shape.format(f"{name} ({int(sizes[name])})") for name in names[:3])
+            return " or ".join(shape.format(f"{name} ({sizes[name]})") for name in names[:3])
     return ""
+
+
+def axis_text(c: float, plan: Plan, leaves: int) -> str:
+    """`size_text` with the sizes of a plan."""
+    return size_text(c, plan_sizes(plan, leaves))
 
 
 def lower_precision(x: Tensor, like: Tensor) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unisono.verify.compare import state_before
 from unisono.verify.solve import AXES, Cause, axis_text, fit, listed, lower_precision
 
 if TYPE_CHECKING:
@@ -59,22 +60,8 @@ def _ties(case: "Case") -> Cause | None:
     return None
 
 
-def _state(case: "Case", name: str) -> tuple[Tensor, dict[str, Tensor]] | None:
-    last = case.ref if case.before is None else case.before
-    param = last.whole(f"{'init' if case.before is None else 'model'}/{name}")
-    if param is None:
-        return None
-    moments = {}
-    for key in case.ref.parts:
-        if key.startswith(f"optim/{name}/"):
-            value = last.whole(key)
-            if value is not None:
-                moments[key.rpartition("/")[2]] = torch.zeros_like(value) if case.before is None else value
-    return param, moments
-
-
 def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
-    state = _state(case, name)
+    state = state_before(case.ref, case.before, name)
     got, want = case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")
     grad = case.seen.whole(f"grad/{name}")
     if state is None or got is None or want is None or grad is None:

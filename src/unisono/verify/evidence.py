@@ -1,0 +1,128 @@
+"""What a gradient should be, and what ranks hold of it: all that finding a cause needs, whoever made the gradient."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unisono.verify.solve import Fit, fit
+
+ROOM = 1 << 18  # rows of a regression: more would only make it slower
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedBox:
+    """A box of a logical tensor as one rank holds it. at: axis → the rank's coordinate."""
+
+    rank: int
+    at: Mapping[str, int]
+    start: tuple[int, ...]
+    tensor: Tensor
+
+
+def box_of(full: Tensor, part: RecordedBox) -> Tensor:
+    """The view of `full` that a part covers."""
+    for dim, (start, size) in enumerate(zip(part.start, part.tensor.shape, strict=True)):
+        full = full.narrow(dim, start, size)
+    return full
+
+
+def copies_of(parts: Sequence[RecordedBox]) -> list[list[RecordedBox]]:
+    """The boxes of a tensor that are not empty, each with all ranks that hold it."""
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[RecordedBox]] = defaultdict(list)
+    for part in parts:
+        if part.tensor.numel():
+            found[part.start, tuple(part.tensor.shape)].append(part)
+    return list(found.values())
+
+
+def joined(parts: Sequence[RecordedBox], shape: Sequence[int]) -> Tensor | None:
+    """The full tensor, each box from the first rank that holds it; None if a box is missing."""
+    if not parts:
+        return None
+    full = torch.zeros(tuple(shape), dtype=parts[0].tensor.dtype)
+    boxes = [copies[0] for copies in copies_of(parts)]
+    for part in boxes:
+        box_of(full, part).copy_(part.tensor)
+    return full if sum(part.tensor.numel() for part in boxes) == full.numel() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Right gradients, and the boxes of them that ranks hold.
+
+    want: name → the right gradient, float64. held: name → its boxes. axes: those of a box's `at` that have more than
+    one rank. sizes: in words → a number that a wrong factor may be. slack: relative to a tensor's largest entry, the
+    error from which a box is wrong. shares: name → [shares, ...], which add up to the right gradient; `share` is what
+    one is called. places: share → (ranks that compute it, its position there, how many they compute). past: gradients
+    of the step before. ties: alias → owner of a weight under two names, whose shares are told apart.
+    """
+
+    want: Mapping[str, Tensor]
+    held: Mapping[str, Sequence[RecordedBox]]
+    axes: Sequence[str]
+    sizes: Mapping[str, int]
+    slack: float
+    shares: Mapping[str, Tensor]
+    share: str = "share"
+    places: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
+    past: Sequence[Mapping[str, Tensor]] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def near(self) -> float:
+        """Relative error up to which something follows a formula."""
+        return max(1e-9, 10 * self.slack)
+
+    def top(self, name: str) -> float:
+        """The largest entry of a right gradient."""
+        return max(self.want[name].abs().max().item(), 1e-300) if self.want[name].numel() else 1e-300
+
+    def whole(self, name: str) -> Tensor | None:
+        """A gradient as ranks have it, in its own dtype."""
+        return joined(self.held[name], self.want[name].shape)
+
+    def copies(self, name: str) -> list[list[RecordedBox]]:
+        """As `copies_of`."""
+        return copies_of(self.held[name])
+
+    def gap(self, part: RecordedBox, name: str, factor: float = 1.0) -> float:
+        """Largest error of a box, had the right gradient to be `factor` times as large; 1e308 if not a number."""
+        gap = (part.tensor.double() - factor * box_of(self.want[name], part)).abs().max().item()
+        return gap if math.isfinite(gap) else 1e308
+
+    def worst(self, name: str) -> float:
+        """Largest error of any box."""
+        return max((self.gap(p, name) for p in self.held[name] if p.tensor.numel()), default=0.0)
+
+    def differ(self, name: str) -> list[RecordedBox]:
+        """The copies of the first box whose ranks do not agree."""
+        return next((b for b in self.copies(name) if any(not b[0].tensor.equal(p.tensor) for p in b)), [])
+
+    def weights(self, names: Sequence[str], rank: int | None = None) -> list[float] | None:
+        """How often each share is in all of `names` together, or in what one rank holds of them; None if these are not
+        made of shares."""
+        rows, columns, room = [], [], ROOM
+        for name in names:
+            shares = self._shares_of(name)
+            parts = [p for p in self.held[name] if p.rank == rank and p.tensor.numel()]
+            got = self.whole(name) if rank is None else parts[0].tensor if parts else None
+            if shares is None or got is None or room < got.numel() // 2:
+                continue
+            if parts:
+                shares = torch.stack([box_of(share, parts[0]) for share in shares])
+            room -= got.numel()
+            rows.append(got.double().flatten())
+            columns.append(shares.flatten(1).T)
+        found: Fit | None = fit(torch.cat(rows), torch.cat(columns)) if rows else None
+        return None if found is None or found.residual > self.near else found.weights
+
+    def _shares_of(self, name: str) -> Tensor | None:
+        """[shares, ...] of one gradient; all uses of a tied weight together."""
+        owner = self.ties.get(name, name)
+        aliases = [alias for alias, other in self.ties.items() if other == owner]
+        uses = [self.shares[use].double() for use in (owner, *aliases) if use in self.shares]
+        return sum(uses[1:], uses[0]) if owner in self.shares else None
