@@ -46,12 +46,12 @@ class Group:
         return "" if self.algorithm is None else self.algorithm.says()
 
     def near(self, device: torch.device) -> bool:
-        """Whether sums of whole buffers on `device` are taken in memory that all ranks see."""
+        """Whether buffers on `device` are added up in memory that all ranks see. Every member calls it, or it hangs."""
         return self.algorithm is not None and self.algorithm.near(device)
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
-        """Zeros [numel] of the dtype and on the device of `like`. Where all ranks are near, `start_all_reduce` of the
-        whole of it sends nothing."""
+        """Zeros [numel], of the dtype and device of `like`. If all ranks are `near`, `start_all_reduce` of the whole
+        buffer sends nothing. Every member of the group calls it, or it hangs."""
         return like.new_zeros(numel) if self.algorithm is None else self.algorithm.buffer(numel, like)
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a rank is told about itself, and the line over which it talks to whoever watches it. No torch."""
+"""What a rank is told about itself, and the channel to its supervisor. No torch."""
 
 import json
 import os

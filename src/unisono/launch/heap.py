@@ -25,7 +25,7 @@ def with_huge_pages(environ: Mapping[str, str]) -> dict[str, str]:
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
     """Have the C library keep what is freed, for the next step to use again; False where that cannot be asked for.
 
-    By default it hands large blocks back to the system at once, so that each step of a training loop on processors
+    By default it hands large blocks back to the system at once, so that each step of a training loop on CPUs
     gets the same megabytes again page by page: about 1200 page faults a step for a model of a million parameters.
     Where this process has huge pages, blocks of 4 MiB and more are handed back nevertheless: getting them again is
     two faults or three, and kept ones do not fit each other, so that a rank under FSDP2 was half as large again
@@ -41,10 +41,10 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def remember_few_collectives(environ: MutableMapping[str, str]) -> None:
-    """Have torch's flight recorder keep the last 64 collectives of a rank on processors, unless the user says how many:
-    enough to see where it stood. By default it keeps 2000, small blocks between the tensors' large ones, which so do
-    not fit again: the memory of a rank under tp grew to twice what it needs in its first 40 steps. To be called before
-    groups are made."""
+    """Have torch's flight recorder keep the last 64 collectives of a rank on a CPU, unless the user says how many. They
+    show where a rank stood. By default it keeps 2000: small blocks of memory between the large ones of tensors, so that
+    freed blocks do not fit again. In its first 40 steps a rank under tp grew to twice the memory that it needs. Call
+    this before groups are made."""
     environ.setdefault("TORCH_FR_BUFFER_SIZE", "64")
 
 

@@ -141,8 +141,11 @@ def _quietly(rank: int, event: dict[str, Any]) -> None:
 
 
 def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int, cores: int) -> dict[str, Any]:
-    """Collectives of nobody else's time, and each run in processes of its own, whose peak of memory is its own.
-    Collectives take some milliseconds each: what disturbs them is seldom there both before the runs and after."""
+    """Seconds of collectives, and parts of a step of short runs, on `world` ranks.
+
+    Each run has processes of its own, so that their peak of memory is the run's. A collective takes some milliseconds,
+    and another program may disturb it. So all are measured before the runs and after, and the shorter time counts.
+    """
 
     def collectives() -> list[Any]:
         return play({"ask": "together", "collectives": True, "steps": [], "least": 0.0}, world)[0][

@@ -56,7 +56,7 @@ def launch(device: torch.device, count: int = 200) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a GPU has done what it was given; a processor has."""
+    """Wait until a GPU has done all its work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -89,7 +89,7 @@ def play(
 
 def means(calls: Sequence[tuple[str, int, float]]) -> list[tuple[str, int, float]]:
     """(operation, bytes, seconds), one line for each operation and size: the mean, since a step waits for all of them,
-    without the slowest tenth, in which something else had the processor."""
+    without the slowest tenth, in which another program used the CPU."""
     groups: dict[tuple[str, int], list[float]] = {}
     for op, nbytes, seconds in calls:
         groups.setdefault((op, nbytes), []).append(seconds)

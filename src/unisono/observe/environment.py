@@ -33,7 +33,7 @@ _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 
 def describe(environ: Mapping[str, str], folder: str | Path = ".") -> dict[str, Any]:
-    """Python, platform, processor, memory, package versions, the commit of `folder`, and the variables that matter.
+    """Python, platform, CPU, memory, package versions, the commit of `folder`, and the variables that matter.
 
     Never fails: what the system does not tell is None. Names that look like secrets are left out.
     """
@@ -68,7 +68,7 @@ def package_version(name: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The processor's name as the system gives it."""
+    """The CPU's name as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -188,7 +188,7 @@ def waterfall(forecast: Forecast) -> BarChart:
         share = percent(seconds / step)
         rows.append(BarRow(what, value=f"{'-' if seconds < 0 else ''}{words.seconds(abs(seconds))}"))
         hover = f"{what}: {share} of the step"
-        bars.append(Bar(row, *sorted((at, at + seconds)), part_of(what), share, hover))
+        bars.append(Bar(row, min(at, at + seconds), max(at, at + seconds), part_of(what), share, hover))
         at += seconds
     rows.append(BarRow("expected step", value=words.seconds(step)))
     bars.append(Bar(len(bars), 0.0, step, "accent"))
@@ -283,7 +283,9 @@ def _after(window: Window) -> list[Bar]:
 
 def _memory(facts: Mapping[str, Any]) -> str:
     parts = facts["mem_gib"]
-    sizes = [(_MEMORY.get(name, name), size) for name, size in parts.items() if size > 0 and name != "total"]
+    sizes = [
+        (str(_MEMORY.get(name, name)), size) for name, size in parts.items() if size > 0 and name != "total"
+    ]
     sizes += [("total", parts["total"]), ("device has", facts["capacity_gib"])]
     chart = picture.sized("Memory of the fullest rank", [(n, size, gibibytes(size)) for n, size in sizes])
     return html.section("memory", chart.title, html.bars(chart))

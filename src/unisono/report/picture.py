@@ -192,10 +192,10 @@ def sized(title: str, sizes: Sequence[tuple[str, float, str]]) -> BarChart:
 
 def stacked(row: int, parts: Sequence[tuple[float, str, str, str]]) -> list[Bar]:
     """Bars end to end from zero on: (length, colour, label, hover) each; those of no length are left out."""
-    ends = list(itertools.accumulate(length for length, *_ in parts))
+    ends = itertools.accumulate(length for length, *_ in parts)
     return [
-        Bar(row, end - length, end, *more)
-        for end, (length, *more) in zip(ends, parts, strict=True)
+        Bar(row, end - length, end, colour, label, hover)
+        for end, (length, colour, label, hover) in zip(ends, parts, strict=True)
         if length > 0
     ]
 

@@ -53,7 +53,7 @@ class Policy(Member, ABC):
     @abstractmethod
     def bind(self, slots: "Sequence[Any]", group: "Group", codec: Any) -> "Sync":
         """The live policy of one rank. slots: `parallel.params.Slot`, all parameters of this rank. group: its `dp`.
-        codec: the live codec that all it sends goes through. A collective of `group`."""
+        codec: the live codec for all that it sends. Every member of `group` calls it, or it hangs."""
 
 
 class Sync(ABC):

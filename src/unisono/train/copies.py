@@ -142,7 +142,7 @@ class Copies:
         split = next(s for s in splits if s.identity == identity)
         where = _Search(self, named.get(identity), words, split, speaker).text()
         if chosen is None:
-            self.world.barrier()  # the speaker has raised; whoever watches stops the rest here
+            self.world.barrier()  # one rank has raised; the supervisor stops the others here
             return
         raise _error(self.run.step, self.passed, chosen, split, where, about, speaker)
 

@@ -2,15 +2,15 @@
 
     begin    before each backward; during the step's last one, buckets leave as they fill
     close    sums inside the replica are finished, then replicas meet
-    numbers  norm, loss and wish to stop of the whole step, the same on every rank
+    numbers  norm and loss of the whole step, and whether any rank was asked to stop
     forget   after the update
 
-*Early* gradients are final as autograd makes them, and leave while backward goes on. *Late* ones need something first:
-the other half of a tied weight, the shards' sum, the sum of leaves along their tree; *partial* ones a sum over axes of
-the replica (`Slot.sum_over`).
+*Early* gradients are final as backward makes them; they leave while backward goes on. *Late* ones need a sum first: of
+the two uses of a tied weight, of shards, or of leaves along their tree. *Partial* ones are late too: they need a sum
+over axes of the replica, such as `tp` (`Slot.sum_over`).
 
-A parameter that no replica had a gradient for keeps none, and the optimiser skips it as on one device; where some
-replica had one, the others add zeros. Ranks that share a batch take the same way through the model.
+A parameter without a gradient on any replica keeps none, and the optimiser skips it, as on one device. If some replica
+has one, the others add zeros. Ranks of one replica share a batch, so they use the same parameters.
 """
 
 import math
@@ -88,8 +88,8 @@ class Gradients:
         return sum(bucket.body.nbytes for bucket in (*self._early, *self._late))
 
     def _cap(self) -> int:
-        """Bytes of a bucket. In memory that all see, a sum is work for the cores that backward needs, and nothing is
-        gained by parts of it."""
+        """Largest bucket, in bytes. There is no limit where gradients are added up in memory: such a sum uses the CPU
+        cores that backward needs, so it starts when backward ends, and one bucket is enough."""
         near = not self.trees and self.slots and self.dp.near(self.slots[0].master.device)
         return buckets.AT_ONCE if near else buckets.CAP_BYTES
 
@@ -100,8 +100,8 @@ class Gradients:
     def _dealt(
         self, early: Sequence[nn.Parameter], late: Sequence[nn.Parameter]
     ) -> tuple[list[Bucket], list[Bucket]]:
-        """(early, late) buckets. The last run of early parameters is there only when backward ends anyway, so it joins
-        the late ones where both fit into one bucket: one collective less."""
+        """(early, late) buckets. The last early bucket would fill only as backward ends. So its parameters join
+        the late ones if all fit into one bucket, which saves a collective."""
         cap = self._cap()
         runs, late_runs = buckets.deal(early, cap), buckets.deal(late, cap)
         joined: list[nn.Parameter] = []

@@ -1,5 +1,5 @@
-"""The few numbers of a step that travel beside its gradients, where no codec sees them: its losses, the wish to stop,
-and whether a rank lacks a gradient. Every rank hears them, whatever its policy sums and its stage trains."""
+"""The few numbers of a step that travel beside its gradients: its losses, whether a rank was asked to stop, and whether
+a rank lacks a gradient. No codec sees them, and every rank gets them, under every policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from unisono.comm.group import Group, Pending
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global batch.
-    stop: whether any rank was asked to."""
+    """Numbers of one step. norm: of the whole model's gradient, before clipping. loss: nats per target over the global
+    batch. stop: whether any rank was asked to."""
 
     norm: float
     loss: float
@@ -22,10 +22,12 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class LossPlaces:
-    """Where this rank's losses stand in the line. One place: all leaves share it, and are added up on the way. A place
-    for each of `count` leaves: nothing is added before all are there, so the sum does not depend on who computed which.
+    """Where this rank's losses stand in a `Line`.
 
-    own: the places of this rank's leaves, in order. counted: False where another rank of the replica has the same.
+    count: 1 if each rank adds up the losses of its leaves. Else the number of leaves in the global batch: each leaf has
+    a place of its own, so the total does not depend on which rank computed which leaf.
+    own: the places of this rank's leaves, in order.
+    counted: False where another rank of the replica has the same losses.
     """
 
     count: int = 1
@@ -34,8 +36,8 @@ class LossPlaces:
 
 
 class Line:
-    """Losses, then the wish to stop, then how many lack a gradient: float64 [places + 2]. First this rank's, after
-    `told` those of all replicas together."""
+    """float64 [places + 2]: the losses, then how many ranks were asked to stop, then how many lack a gradient. They
+    are this rank's numbers first, and those of all replicas together after `told`."""
 
     def __init__(self, places: LossPlaces, dp: Group, device: torch.device) -> None:
         self.places, self.dp = places, dp

@@ -226,7 +226,7 @@ def _give_up(live: Live, report: Report) -> None:
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
     if error is not None:
         raise error
-    live.run.mesh.world.barrier()  # the rank to blame has raised; whoever watches stops the rest here
+    live.run.mesh.world.barrier()  # the rank to blame has raised; the supervisor stops the others here
 
 
 def place_of(rank: int, world: int, local_rank: int, backend: str, timeout: float) -> Place:

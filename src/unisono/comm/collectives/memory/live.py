@@ -23,8 +23,8 @@ from unisono.comm.collectives.messages.live import InFlight, agreed
 from unisono.comm.device import between_cpus
 
 _NAME = "unisono-buffer"
-_HEAD = 4096  # bytes, which begin with the token by which a file is known to be the right one
-_PIECE = 1 << 15  # elements that are added up while the processor's second cache has them
+_HEAD = 4096  # bytes before the numbers; the first eight are a token that tells the file from any other
+_PIECE = 1 << 15  # elements of a sum that fit into the CPU's second cache
 _LINE = 16  # elements, so that no two ranks write to one line of a cache
 
 

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from unisono.comm.collectives.messages.live import MessageAlgorithm
 
-SMALL = (
-    1 << 16
-)  # bytes that come to a member: below, what a sum costs is its rounds, of which an all-reduce has more
+# Bytes that one member receives. The time of a sum of fewer bytes is that of its rounds of messages, and to gather all
+# tensors takes fewer rounds than an all-reduce.
+SMALL = 1 << 16
 
 
 class Messages(Collective):
@@ -22,7 +22,7 @@ class Messages(Collective):
 
     def sent(self, op: str, nbytes: int, size: int) -> int:
         if op == "all_reduce" and nbytes * (size - 1) <= SMALL:
-            return nbytes * (size - 1)  # everybody's goes to everybody, and each adds up
+            return nbytes * (size - 1)  # each sends its tensor to all others, and each adds up
         return super().sent(op, nbytes, size)
 
     def bind(self, pg: "ProcessGroup", axis: str) -> "MessageAlgorithm":
