@@ -14,7 +14,7 @@ from unisono.launch import wire
 
 
 class Channel(ABC):
-    """A rank's line to its supervisor: events go up, the wish to stop comes down."""
+    """A rank's channel to its supervisor: events go up, the request to stop comes down."""
 
     @abstractmethod
     def send(self, kind: str, **fields: Any) -> None:

@@ -27,10 +27,12 @@ from unisono.spec.errors import UsageError
 class Nursery:
     """Starts the helper at once, so that its import runs beside whatever the caller does next.
 
-    `entry` names `function(ctx, argument, shared) -> dict | None`, which runs in every rank; `prepare(argument)` of
-    the same module, if there is one, runs in the helper before each fork and gives `shared`. `path` is put in front
-    of the ranks' import path. Make it in a thread that outlives it (Linux ties the death of the helper to that
-    thread). Raises UsageError where the kernel lacks what this needs: then use torchrun.
+    entry: names `function(ctx, argument, shared) -> dict | None`, which runs in every rank. If the same module has
+    `prepare(argument)`, it runs in the helper before each fork, and its result is `shared`.
+    path: folders that come first in the ranks' import path.
+
+    Make it in a thread that outlives it: Linux ends the helper with that thread. Raises UsageError where the kernel
+    lacks what this needs: then use torchrun.
     """
 
     def __init__(self, entry: str, python: str = sys.executable, path: Sequence[str] = ()) -> None:
@@ -73,7 +75,7 @@ class Nursery:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
-        and the wish to stop. `timeout`: seconds of silence of a rank after which the run counts as hung.
+        and a request to stop. `timeout`: seconds of silence of a rank after which the run counts as hung.
         Ctrl-C and SIGTERM ask the ranks to stop; a second Ctrl-C kills them. Failures are in the Outcome.
         """
         host = socket.gethostname()

@@ -33,7 +33,7 @@ class SeatEnds:
 
 
 def choose_backend(wanted: str, local_world: int) -> str:
-    """ "nccl" where every rank of this host gets a GPU of its own, else "gloo"; an explicit wish is kept."""
+    """ "nccl" where every rank of this host gets a GPU of its own, else "gloo"; an explicit choice is kept."""
     if wanted != "auto":
         return wanted
     return "nccl" if 0 < local_world <= gpus() else "gloo"
@@ -110,7 +110,7 @@ def _play(
 
 def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
     os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
-    # The supervisor alone turns signals into a wish to stop; a terminal or a scheduler sends them to everyone.
+    # The supervisor alone turns signals into a request to stop; a terminal or a scheduler sends them to everyone.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.dup2(seat.output, 1)

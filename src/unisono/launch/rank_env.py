@@ -93,7 +93,7 @@ def join(
 
 
 def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
-    """First Ctrl-C or SIGTERM: wish to stop. Second Ctrl-C: the kernel ends us, even inside a collective."""
+    """First Ctrl-C or SIGTERM: a request to stop. Second Ctrl-C: the kernel ends us, even inside a collective."""
 
     def heard(number: int, frame: object) -> None:
         stopped.append("interrupt" if number == signal.SIGINT else "terminate")

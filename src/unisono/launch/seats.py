@@ -12,13 +12,14 @@ from typing import Any
 from unisono.launch import wire
 from unisono.launch.crossing import Record
 
-# Gloo announces every group on standard output; that is nobody's news.
+# Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)
 
 
 @dataclass
 class Seat:
-    """`heard` is when its last word came; `status` its exit status (negative: signal), None while it lives."""
+    """heard: when its last event came, in seconds of a monotonic clock. status: exit status (negative: signal), None
+    while it lives."""
 
     rank: int
     store: socket.socket

@@ -34,7 +34,8 @@ from unisono.train.update import Update
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one rank holds whoever else takes part. plan: resolved. global_batch, micro_batch: in samples."""
+    """What one rank holds that does not depend on the other members. plan: resolved. global_batch, micro_batch:
+    in samples."""
 
     plan: Plan
     mesh: Mesh

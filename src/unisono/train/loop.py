@@ -1,4 +1,4 @@
-"""The loop: a generator of steps, so that whoever calls it owns the loop."""
+"""The loop: a generator of steps, so that its caller owns the loop."""
 
 from collections.abc import Callable, Iterator
 

@@ -23,8 +23,8 @@ class Journal:
     """Tells observers of the steps, at once those that ended within `EVERY` seconds: writing down one short
     step, with code and data fallen out of the CPU's caches, costs several times what it costs among others.
 
-    Whoever has a journal flushes it before a checkpoint, so that no line is missing where a run is resumed, and when
-    the run ends in whatever way.
+    Its owner flushes it before a checkpoint, so that no line is missing where a run is resumed. It closes it when the
+    run ends, also by an error.
     """
 
     def __init__(self, observers: Sequence[Observer], tokens: int) -> None:

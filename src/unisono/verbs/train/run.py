@@ -145,7 +145,7 @@ def _screen(order: TrainOrder, settings: Settings) -> Screen:
 
 
 def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> None:
-    """The errors of ranks, and the wish to stop, as the errors that the command line maps to exit codes."""
+    """Errors of ranks, and a request to stop, as errors that the command line maps to exit codes."""
     error, again = outcome.error, f"unisono train --resume {folder.path}"
     if error is not None:
         if outcome.trace:

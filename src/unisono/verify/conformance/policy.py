@@ -38,9 +38,9 @@ class _Trained:
 
 
 def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
-    """1. Loss and wish to stop are the same on all replicas. 2. Weights are, where it says `equal`. 3. They are as near
-    to one device's as its fidelity says. 4. It sends and keeps what it declares. 5. Saved and loaded on the way, a run
-    goes on as if nothing had been."""
+    """1. Loss and request to stop are the same on all replicas. 2. So are weights, if it says `equal`. 3. They are
+    as near to one device's as its fidelity says. 4. It sends and keeps what it declares. 5. A run that was saved and
+    loaded goes on as one that was not."""
     source = folder / "text.txt"
     source.write_text("to be or not to be, that is the question: " * 40, encoding="utf-8")
     try:
@@ -53,7 +53,7 @@ def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
         if other.losses != first.losses:
             yield f"rank {rank} reports other losses than rank 0"
         if other.stops != first.stops:
-            yield f"rank {rank} hears of a wish to stop in another step than rank 0"
+            yield f"rank {rank} learns of a request to stop in another step than rank 0"
         if policy.equal and not _same(other.weights, first.weights):
             yield f"rank {rank} has other weights than rank 0, and it says `equal`"
     if not all(weights.isfinite().all() for weights in first.weights):
