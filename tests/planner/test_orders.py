@@ -15,11 +15,12 @@ from unisono.cli import main
 from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
 from unisono.planner import networks, orders, orders_told
+from unisono.planner.block import dealt
 from unisono.planner.clusters import cluster, device
 from unisono.planner.collectives import Bus
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.machines.order import USUAL, coordinates, evenly, of_many, rank_at, stride
-from unisono.planner.price import dealt, price
+from unisono.planner.price import price
 from unisono.planner.priced import Model
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate

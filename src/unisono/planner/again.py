@@ -23,10 +23,10 @@ from unisono.planner.bench import (
     like,
     share_by,
 )  # fmt: skip
+from unisono.planner.block import COVERING
 from unisono.planner.cuts import rows_of
 from unisono.planner.memory import Again, Kept, RowShare, of_share
 from unisono.planner.parts import Blocks, RowSeconds
-from unisono.planner.price import COVERING
 from unisono.planner.timetables import ends
 
 

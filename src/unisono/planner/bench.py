@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
+from unisono.planner.block import COVERING
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Kept, RowShare, kept_of, share_of
-from unisono.planner.price import COVERING, Blocks, Kernels, Totals, blocks, kernels
+from unisono.planner.price import Blocks, Kernels, Totals, blocks, kernels
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, name_of, serves
 from unisono.planner.work.transformer import Transformer

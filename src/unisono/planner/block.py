@@ -7,11 +7,14 @@ residual; activation; and, where attention is not fused, scale, mask and softmax
 from dataclasses import dataclass
 from typing import Annotated
 
+from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.collectives import ALONE, Bus, Exchange
+from unisono.planner.collectives import ALONE, Bus, Exchange, bus, exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
-from unisono.planner.machines.cluster import Source
+from unisono.planner.machines.cluster import Cluster, Source
+from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
+from unisono.planner.timetables import name_of
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source(
@@ -81,6 +84,28 @@ class BlockSplit:
     ep_net: Exchange = ALONE
     covered: bool = False
     heads: Exchange | None = None
+
+
+# Timetables in which one micro-batch computes while another's tokens travel to their experts.
+COVERING = ("dualpipe", "dualpipev")
+
+
+def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> BlockSplit:
+    """How a block is dealt."""
+    spread, order = None, cluster.order
+    if plan.cp > 1 and plan.cp_kind == "ulysses":
+        spread = exchange(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus)
+    return BlockSplit(
+        micro_batch,
+        plan.tp,
+        plan.cp,
+        bus(cluster, stride(plan, "tp", order), plan.tp, stack.tp_bus),
+        bus(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus),
+        plan.ep,
+        exchange(cluster, stride(plan, "ep", order), plan.ep, stack.tp_bus),
+        name_of(plan.schedule) in COVERING,
+        spread,
+    )
 
 
 def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> PassSeconds:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from unisono.plan import Plan
 from unisono.planner import block, experts, gathering, offload, recompute, replicas
 from unisono.planner.algorithms import all_reduce
-from unisono.planner.block import BlockSplit
-from unisono.planner.collectives import bus, exchange, message, uncovered
+from unisono.planner.block import dealt
+from unisono.planner.collectives import bus, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster
@@ -26,30 +26,10 @@ from unisono.planner.parts import (
     Traffic,
 )
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, ends, idle, name_of
+from unisono.planner.timetables import chunks, ends, idle
 from unisono.planner.work.transformer import Transformer
 
 AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
-# Timetables in which one micro-batch computes while another's tokens travel to their experts.
-COVERING = ("dualpipe", "dualpipev")
-
-
-def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> BlockSplit:
-    """How a block is dealt."""
-    spread, order = None, cluster.order
-    if plan.cp > 1 and plan.cp_kind == "ulysses":
-        spread = exchange(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus)
-    return BlockSplit(
-        micro_batch,
-        plan.tp,
-        plan.cp,
-        bus(cluster, stride(plan, "tp", order), plan.tp, stack.tp_bus),
-        bus(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus),
-        plan.ep,
-        exchange(cluster, stride(plan, "ep", order), plan.ep, stack.tp_bus),
-        name_of(plan.schedule) in COVERING,
-        spread,
-    )
 
 
 def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:

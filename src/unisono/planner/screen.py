@@ -26,11 +26,11 @@ from unisono.planner.bench import (
     share_by,
     totals_by,
 )
+from unisono.planner.block import COVERING
 from unisono.planner.collectives import uncovered
 from unisono.planner.memory import Kept, Memory, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
-    COVERING,
     line,
     met,
     row_seconds,
