@@ -151,14 +151,10 @@ class Record:
         """All keys of a kind."""
         return [key for key in self.parts if key.startswith(f"{kind}/")]
 
-    def whole(self, key: str, **at: int) -> Tensor | None:
-        """The full tensor, from the first rank that holds each box, or from ranks at the given coordinates only;
-        None if a box is missing."""
-        parts = [p for p in self.parts.get(key, ()) if all(p.at[axis] == i for axis, i in at.items())]
-        if at or not parts:
-            return joined(parts, self.shapes.get(key, ()))
+    def whole(self, key: str) -> Tensor | None:
+        """The full tensor, each box from the first rank that holds it; None if a box is missing."""
         if key not in self._wholes:
-            self._wholes[key] = joined(parts, self.shapes[key])
+            self._wholes[key] = joined(self.parts.get(key, ()), self.shapes.get(key, ()))
         return self._wholes[key]
 
     def copies(self, key: str) -> list[list[RecordedBox]]:
