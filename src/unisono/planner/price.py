@@ -287,14 +287,17 @@ def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float
     return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 
-def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
-    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them on shard."""
+def scattered(
+    plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, *more: float
+) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them on shard. more: bytes
+    of an element of what takes the same way besides."""
     sent = seconds = 0.0
-    for elements, size, _ in _groups(plan, share):
-        apart = stride(plan, "shard", cluster.order)
-        net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
-        moved = elements * stack.reduce_bytes
-        sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
+    apart = stride(plan, "shard", cluster.order)
+    for item in (stack.reduce_bytes, *more):
+        for elements, size, _ in _groups(plan, share):
+            net, moved = bus(cluster, apart * plan.shard // size, size, stack.dp_bus), elements * item
+            sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
     return sent, seconds
 
 
@@ -314,14 +317,8 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     groups = _groups(plan, share)
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        sent, seconds = scattered(plan, cluster, stack, share)
-        for elements, size, _ in groups:
-            # Weights are gathered after the update.
-            apart = stride(plan, "shard", cluster.order)
-            net = bus(cluster, apart * plan.shard // size, size, stack.dp_bus)
-            updated = elements * item_of(plan, stack)
-            sent, seconds = sent + net.sent(updated) / 2, seconds + net.gather(updated)
-        parts["shard"] = (sent, seconds)
+        # Weights are gathered after the update.
+        parts["shard"] = scattered(plan, cluster, stack, share, item_of(plan, stack))
     if plan.cp > 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
         owned = sum(elements / size for elements, size, ranks in groups if ranks > 1) * stack.reduce_bytes
@@ -342,14 +339,8 @@ def scatters(plan: Plan) -> bool:
 
 
 def replicated(
-    model: Transformer,
-    plan: Plan,
-    cluster: Cluster,
-    stack: Stack,
-    first: RowShare,
-    over: replicas.Cover,
-    micros: int,
-) -> dict[str, Traffic]:
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, over: replicas.Cover, micros: int
+) -> dict[str, Traffic]:  # fmt: skip
     """What data ranks tell each other in a step, under the plan's policy and codec."""
     data = gradients(plan, cluster, stack, first, over.backward, micros)
     if plan.dp > 1 and not replicas.plain(plan):
