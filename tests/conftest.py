@@ -6,6 +6,10 @@ import signal
 
 import pytest
 
+# Two workers share the cores, and threads that wait for work of other threads would take them from each other. Before
+# torch is imported; ranks set their own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 pytest_plugins = ["tests.ranks", "tests.threads"]
 
 # A shell that starts tests in the background has SIGINT ignored, and whatever they start would inherit that.

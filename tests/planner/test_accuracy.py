@@ -33,7 +33,10 @@ def test_prices_are_as_right_as_they_were(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "count", "mean", "median"),
-    [("mosaic fsdp", 23, 5.0, 4.0), ("vtrain single-node", 50, 7.0, 4.5)],
+    [
+        ("mosaic fsdp", 23, 5.0, 4.0),
+        pytest.param("vtrain single-node", 50, 7.0, 4.5, marks=pytest.mark.slow),
+    ],
 )
 def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: float, median: float) -> None:
     read, named, constants = published.SETS[name]
@@ -44,10 +47,12 @@ def test_a_fit_to_some_rows_holds_for_the_others(name: str, count: int, mean: fl
 @pytest.mark.parametrize(
     ("name", "folds", "mean", "median"),
     [
-        ("vtrain multi-node", 2, 7.3, 2.8), ("vtrain multi-node", 5, 7.4, 2.8),
-        ("korthikanti table 5", 5, 1.5, 1.2), ("mosaic fsdp", 5, 4.0, 3.7),
+        pytest.param("vtrain multi-node", 2, 7.3, 2.8, marks=pytest.mark.slow),
+        pytest.param("vtrain multi-node", 5, 7.4, 2.8, marks=pytest.mark.slow),
+        ("korthikanti table 5", 5, 1.5, 1.2),
+        pytest.param("mosaic fsdp", 5, 4.0, 3.7, marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_rows_that_were_held_out_are_priced_as_right(
     name: str, folds: int, mean: float, median: float
 ) -> None:
