@@ -26,6 +26,7 @@ from unisono.models.build import build as build_model
 from unisono.models.init import initialise
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
+from unisono.spec.sink import SINKS, RunFacts
 from unisono.train import watch
 from unisono.train.build import Place, build, facts_of, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
@@ -183,13 +184,15 @@ def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Rac
     run = build(recipe, plan, place, task.corpus, recorder)
     feed, val = feeds(recipe, plan, task.corpus, place.device)
     steps = train(run, feed, recipe.train.steps, line.stop_requested)
+    facts = RunFacts(
+        folder, place.rank, place.world, "here", place.backend, run.mesh.at, 0, recipe.train.steps, recorder
+    )
+    sinks = [SINKS.read(name) for name in ("metrics", "events")]
     observers = [
-        watch.tell(line, recipe.train.steps),
-        watch.events(folder / f"rank{place.rank}.jsonl", place.rank, "here", run.mesh.at),
+        watch.LiveTable(line, recipe.train.steps, run.mesh.at["pp"]),
+        *(sink.open(facts) for sink in sinks if sink.every_rank or place.rank == 0),
     ]
-    if place.rank == 0:
-        observers.append(watch.metrics(folder / "metrics.jsonl"))
-    journal = watch.Journal(run, observers, task.tokens)
+    journal = watch.Journal(observers, task.tokens)
 
     def step() -> float:
         begun = time.perf_counter()
@@ -198,7 +201,7 @@ def ours(task: Task, plan: Plan, label: str, line: Channel, folder: Path) -> Rac
         return report.loss
 
     def close() -> None:
-        journal.flush()
+        journal.close()
         feed.close()
         val.close()
 
