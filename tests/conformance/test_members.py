@@ -10,7 +10,9 @@ from unisono.spec.errors import UsageError
 from unisono.verify.conformance import families, family_of, held
 
 OWN = Path(__file__).with_name("own.py")
-MEMBERS = [(f, name) for f in families() if f.noun in ("policy", "codec", "collective") for name in f.names()]
+STARTERS = OWN.with_name("starters.py")
+MINE = ("policy", "codec", "collective", "starter")
+MEMBERS = [(f, name) for f in families() if f.noun in MINE for name in f.names()]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -27,9 +29,9 @@ def test_every_schedule_passes_its_suite(name: str, tmp_path: Path) -> None:
     assert held(name, tmp_path).faults == ()
 
 
-@pytest.mark.parametrize("name", ["Largest:ratio=0.5", "Rounded"])
+@pytest.mark.parametrize("name", [f"{OWN}:Largest:ratio=0.5", f"{OWN}:Rounded", f"{STARTERS}:Toy"])
 def test_users_own_that_are_right_pass(name: str, tmp_path: Path) -> None:
-    assert held(f"{OWN}:{name}", tmp_path).faults == ()
+    assert held(name, tmp_path).faults == ()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,30 @@ def test_users_own_that_are_right_pass(name: str, tmp_path: Path) -> None:
 )
 def test_a_planted_fault_is_found(name: str, words: str, tmp_path: Path) -> None:
     assert any(words in fault for fault in held(f"{OWN}:{name}", tmp_path).faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Off", "local world are (1, 3, 1, 2), and it says (2, 3, 1, 2)"),
+        ("Twice", "two ranks have the same number"),
+        ("Claiming", "a run of slurm is claimed by claiming"),
+        ("Late", "a run of late is claimed by environment"),
+        ("Guessing", "without TOY_RANKS it takes the environment, and says something else"),
+        ("Wordless", "says another thing than that this is missing"),
+        ("Silent", "without one of TOY_RANK, TOY_RANKS it knows nothing"),
+        ("Apart", "cannot meet at host0:29500 and host1:29500"),
+        ("SameTurn", "its turn 30 is that of slurm"),
+    ],
+)
+def test_a_fault_planted_in_a_starter_is_found(name: str, words: str, tmp_path: Path) -> None:
+    assert any(words in fault for fault in held(f"{STARTERS}:{name}", tmp_path).faults)
+
+
+def test_a_name_is_that_of_one_member() -> None:
+    """`--conformance NAME` says no family."""
+    names = [name for family in families() for name in family.names()]
+    assert len(set(names)) == len(names)
 
 
 def test_the_command_says_which_and_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ def test_nobody_started_us(environ: dict[str, str]) -> None:
         (SLURM, "SLURM_STEP_TASKS_PER_NODE"),
         (SLURM, "SLURM_NODEID"),
         (SLURM, "SLURM_NTASKS"),
+        (SLURM, "SLURM_PROCID"),
         (OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ],
 )
@@ -127,7 +128,7 @@ def test_starters_are_a_family() -> None:
     assert (
         [starter.name for starter in starters]
         == list(STARTERS.names())
-        == ["mpi", "plain", "slurm", "torchrun"]
+        == ["environment", "mpi", "slurm", "torchrun"]
     )
     assert len({starter.turn for starter in starters}) == len(starters)
     assert all(starter.detect({}) is None and starter.summary() for starter in starters)

@@ -25,6 +25,9 @@ class Toy(Starter):
         required(environ, ["TOY_RANKS"], "toy")
         rank, ranks = number(environ, "TOY_RANK"), number(environ, "TOY_RANKS")
         return Started("toy", rank, ranks, rank, ranks, "127.0.0.1", 29500)
+
+    def leaves(self, host, local_rank, hosts):
+        return {"TOY_RANK": str(local_rank), "TOY_RANKS": str(sum(hosts))}
 '''
 
 ASK = """
@@ -59,4 +62,4 @@ def test_a_toy_is_found_asked_first_and_checked(tmp_path: Path) -> None:
             text=True,
             check=True,
         )
-        assert json.loads(done.stdout) == [["mpi", "plain", "slurm", "torchrun", "toy"], expected]
+        assert json.loads(done.stdout) == [["environment", "mpi", "slurm", "torchrun", "toy"], expected]

@@ -44,6 +44,10 @@ class Starter(Member, ABC):
         """This rank's place, None where another starter, or none, was at work. Raises UsageError L02 for a set of
         variables that is there in part or contradicts itself."""
 
+    @abstractmethod
+    def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
+        """Its variables for one rank of a run. hosts: ranks on each host; `(1, 0, (2, 3))` is rank 2 of five."""
+
 
 STARTERS: Family[Starter] = Family(
     "starter", "unisono.launch.starters", Starter, "environment", ("L02", "L02")

@@ -1,5 +1,6 @@
 """MPI's launchers: mpirun of Open MPI, and those that speak PMI (MPICH, Intel MPI)."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import PORT, Environ, Started, Starter, number, required
@@ -33,3 +34,8 @@ class Mpi(Starter):
             master=environ.get("MASTER_ADDR", "127.0.0.1"),
             port=number(environ, "MASTER_PORT", default=PORT),
         )
+
+    def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
+        numbers = (sum(hosts[:host]) + local_rank, sum(hosts), local_rank, hosts[host])
+        known = dict(zip(_KINDS["Open MPI"], map(str, numbers), strict=True))
+        return {**known, "MASTER_ADDR": "host0"} if len(hosts) > 1 else known

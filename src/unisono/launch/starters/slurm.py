@@ -1,6 +1,7 @@
 """Slurm: each task of a step (`srun`) is a rank."""
 
 import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import Environ, Started, Starter, number, required
@@ -13,7 +14,7 @@ class Slurm(Starter):
     turn: ClassVar[int] = 30
 
     def detect(self, environ: Environ) -> Started | None:
-        if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        if "SLURM_STEP_ID" not in environ:
             return None
         ours = {key: value for key, value in environ.items() if value}
 
@@ -23,11 +24,12 @@ class Slurm(Starter):
 
         tasks = first("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
         per_node = first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-        nodes = ours.get(first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "")
+        nodes = first("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
         required(ours, ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_JOB_ID", per_node], "Slurm")
         counts = counts_of(ours[per_node])
         if len(counts) > 1:
-            required(ours, ["SLURM_NODEID"], "Slurm on several nodes")
+            meet = "MASTER_ADDR" if "MASTER_ADDR" in ours else nodes
+            required(ours, ["SLURM_NODEID", meet], "Slurm on several nodes")
         index = number(ours, "SLURM_NODEID", default=0)
         job = number(ours, "SLURM_JOB_ID")
         return Started(
@@ -36,12 +38,24 @@ class Slurm(Starter):
             world=number(ours, tasks),
             local_rank=number(ours, "SLURM_LOCALID"),
             local_world=counts[index] if index < len(counts) else 0,  # 0: refused as contradictory
-            master=ours.get("MASTER_ADDR") or first_host(nodes) or "127.0.0.1",
+            master=ours.get("MASTER_ADDR") or first_host(ours.get(nodes, "")) or "127.0.0.1",
             # Jobs that share a node must not meet; two jobs rarely have numbers 16384 apart.
             port=number(ours, "MASTER_PORT", default=16384 + job % 16384),
             restart=number(ours, "SLURM_RESTART_COUNT", default=0),
             run_id=str(job),
         )
+
+    def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
+        return {
+            "SLURM_STEP_ID": "0",
+            "SLURM_JOB_ID": "7",
+            "SLURM_PROCID": str(sum(hosts[:host]) + local_rank),
+            "SLURM_NTASKS": str(sum(hosts)),
+            "SLURM_LOCALID": str(local_rank),
+            "SLURM_NODEID": str(host),
+            "SLURM_JOB_NODELIST": f"host[0-{len(hosts) - 1}]",
+            "SLURM_TASKS_PER_NODE": ",".join(map(str, hosts)),
+        }
 
 
 def first_host(nodes: str) -> str:

@@ -1,9 +1,10 @@
 """torchrun, torch's own launcher, on one host or several."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import Environ, Started, Starter
-from unisono.launch.starters.plain import told
+from unisono.launch.starters.environment import PlainVariables, told
 
 
 class Torchrun(Starter):
@@ -14,3 +15,6 @@ class Torchrun(Starter):
 
     def detect(self, environ: Environ) -> Started | None:
         return told(environ, "torchrun") if "TORCHELASTIC_RUN_ID" in environ else None
+
+    def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
+        return {**PlainVariables().leaves(host, local_rank, hosts), "TORCHELASTIC_RUN_ID": "run"}

@@ -1,8 +1,9 @@
 """RANK, WORLD_SIZE and the like, set by hand or by a script."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from unisono.launch.starters import LOOPBACK, Environ, Started, Starter, number, required
+from unisono.launch.starters import LOOPBACK, PORT, Environ, Started, Starter, number, required
 from unisono.launch.starters.slurm import Slurm
 from unisono.spec.errors import UsageError
 
@@ -32,7 +33,7 @@ def told(environ: Environ, source: str) -> Started:
 class PlainVariables(Starter):
     """`RANK` `WORLD_SIZE` `MASTER_ADDR` `MASTER_PORT`, `LOCAL_RANK` `LOCAL_WORLD_SIZE` (on one host they follow)."""
 
-    name: ClassVar[str] = "plain"
+    name: ClassVar[str] = "environment"
     turn: ClassVar[int] = 20
 
     def detect(self, environ: Environ) -> Started | None:
@@ -47,3 +48,14 @@ class PlainVariables(Starter):
                 code="L02",
             )
         return place
+
+    def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
+        known = {
+            "RANK": sum(hosts[:host]) + local_rank,
+            "WORLD_SIZE": sum(hosts),
+            "LOCAL_RANK": local_rank,
+            "LOCAL_WORLD_SIZE": hosts[host],
+            "MASTER_ADDR": "host0",
+            "MASTER_PORT": PORT,
+        }
+        return {name: str(value) for name, value in known.items()}
