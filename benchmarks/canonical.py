@@ -1,4 +1,4 @@
-"""sync=canonical: one SHA-256 of the final weights under many plans, and what it costs beside sync=every_step.
+"""sync=canonical: one SHA-256 of weights, moments, losses and validation under 12 plans, and what the policy costs.
 
 python benchmarks/canonical.py            # hashes under 12 plans on 1 to 8 ranks, then the cost on dp=2 and dp=4
 python benchmarks/canonical.py --hashes   # the hashes alone
@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config.write import recipe_toml
 from unisono.launch.nursery import Nursery
 from unisono.recipes.demo import demo
 
@@ -32,20 +34,8 @@ def prepare(argument: dict[str, Any]) -> Any:
 
 
 def main(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
-    """In each rank: train, or time alternating blocks of steps of two policies."""
-    if argument.get("blocks"):
-        return _timed(ctx, argument, shared)
-    from unisono.train.checkpoint import read_full
-    from unisono.verbs.train import rank as train_rank
-
-    summary = train_rank.main(ctx, argument, shared)
-    if ctx.rank:
-        return {}
-    digest = hashlib.sha256()
-    for name, tensor in sorted(read_full(Path(summary["checkpoint"])).items()):
-        digest.update(name.encode())
-        digest.update(tensor.numpy().tobytes())
-    return {"sha256": digest.hexdigest(), "loss": summary["loss"]}
+    """In each rank: time alternating blocks of steps of two policies."""
+    return _timed(ctx, argument, shared)
 
 
 def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
@@ -79,42 +69,65 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
 
 
 def hashes(steps: int) -> list[dict[str, Any]]:
-    """The demo's recipe with dropout, float32, under every plan."""
+    """The demo's recipe with dropout, float32, by `unisono train` under every plan, with no setting beside the plan."""
     recipe, _ = demo()
+    sizes = {"dropout": 0.1, "d_model": 32, "context": 32}
+    train = {"steps": steps, "global_batch": 16, "micro_batch": 1, "eval_every": max(1, steps // 3)}
+    changed = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update=sizes),
+            "train": recipe.train.model_copy(update=train),
+            "out": recipe.out.model_copy(update={"report": False}),
+        }
+    )
     rows = []
-    with (
-        Nursery("canonical:main", path=[str(Path(__file__).parent)]) as nursery,
-        tempfile.TemporaryDirectory() as out,
-    ):
-        for i, plan in enumerate(PLANS):
-            changed = recipe.model_copy(
-                update={
-                    "model": recipe.model.model_copy(update={"dropout": 0.1, "d_model": 32, "context": 32}),
-                    "train": recipe.train.model_copy(
-                        update={"steps": steps, "global_batch": 16, "micro_batch": 1, "eval_every": 0}
-                    ),
-                }
+    with tempfile.TemporaryDirectory() as out:
+        file = Path(out, "canonical.toml")
+        file.write_text(recipe_toml(changed, {}, []))
+        for plan in PLANS:
+            command = [
+                sys.executable,
+                "-m",
+                "unisono",
+                "train",
+                str(file),
+                "--plan",
+                f"{plan} sync=canonical",
+            ]
+            ended = subprocess.run(
+                [*command, "--out.dir", str(Path(out, "runs")), "--json", "--quiet"],
+                stdout=subprocess.PIPE,
+                check=True,
             )
-            resolved = resolve(changed, f"{plan} sync=canonical")
-            folder = Path(out) / str(i)
-            folder.mkdir()
-            argument = {
-                "recipe": resolved.recipe.model_dump_json(exclude_unset=True),
-                "plan": str(resolved.plan),
-                "run_dir": str(folder),
-                "resume": False,
-                "config_text": "",
+            summary = json.loads(ended.stdout)
+            row = {
+                "plan": plan,
+                "ranks": summary["ranks"],
+                "loss": summary["loss"],
+                "val_loss": summary["val_loss"],
             }
-            outcome = nursery.run(argument, resolved.plan.world, 1, lambda rank, event: None, 600.0)
-            if outcome.error is not None:
-                raise outcome.error
-            found = outcome.results[0] or {}
-            rows.append({"plan": plan, "ranks": resolved.plan.world, **found})
+            rows.append({**row, "sha256": _hash(summary)})
             print(
-                f"{plan:<26} {resolved.plan.world} ranks  loss {found['loss']:.6f}  {found['sha256']}",
+                f"{plan:<26} {row['ranks']} ranks  loss {row['loss']:.6f}  validation {row['val_loss']:.6f}  "
+                f"{rows[-1]['sha256']}",
                 flush=True,
             )
     return rows
+
+
+def _hash(summary: dict[str, Any]) -> str:
+    """Of weights, moments, and every step's loss, norm and validation loss."""
+    from unisono.train.checkpoint import read_full
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(read_full(Path(summary["checkpoint"])).items()):
+        digest.update(name.encode())
+        digest.update(tensor.numpy().tobytes())
+    for line in Path(summary["run_dir"], "metrics.jsonl").read_text().splitlines():
+        step = json.loads(line)
+        digest.update(json.dumps([step[key] for key in ("step", "loss", "grad_norm")]).encode())
+    digest.update(json.dumps(summary["val"]).encode())
+    return digest.hexdigest()
 
 
 def cost(blocks: int, steps: int) -> list[dict[str, Any]]:

@@ -67,3 +67,17 @@ def test_two_saves_of_one_step_are_not_the_same_checkpoint(tmp_path: Path) -> No
     with pytest.raises(UsageError) as caught:
         identity(second)
     assert caught.value.code == "K01"
+
+
+def test_bits_that_a_policy_promises_are_not_gone_on_with_on_other_threads(tmp_path: Path) -> None:
+    """Sums on a CPU depend on the number of threads: canonical refuses, other policies say so."""
+    folder = saved(tmp_path, 1, data={"fingerprint": "ab"}, last_bits={"device": "AVX2", "threads": 1})
+    canonical = RECIPE.model_copy(update={"plan": "dp=2 sync=canonical"})
+    assert choose(tmp_path, canonical, "ab", {"device": "AVX2", "threads": 1}) == (folder, [])
+    with pytest.raises(UsageError, match="threads 1 a rank and goes on with threads 4") as caught:
+        choose(tmp_path, canonical, "ab", {"device": "AVX2", "threads": 4})
+    assert caught.value.code == "K05" and "--launch.threads_per_rank 1" in str(caught.value.fix)
+    with pytest.raises(UsageError, match="device AVX2"):
+        choose(tmp_path, canonical, "ab", {"device": "AVX512", "threads": 1})
+    (note,) = choose(tmp_path, RECIPE, "ab", {"device": "AVX2", "threads": 2})[1]
+    assert "last bits may differ" in note

@@ -9,7 +9,7 @@ import pytest
 from tests.threads import context
 from tests.train.small import recipe
 from unisono.comm import threads
-from unisono.config import Recipe, resolve
+from unisono.config import LaunchConfig, Recipe, resolve
 from unisono.launch.context import NullChannel
 from unisono.train.checkpoint import read_full
 from unisono.train.data.load import load
@@ -81,3 +81,26 @@ def test_what_it_saw_on_validation_is_the_same_with_other_ranks(tmp_path: Path) 
         assert [loss for _, loss in end["val"]] == pytest.approx(
             [loss for _, loss in alone["val"]], rel=1e-10
         )
+
+
+CANONICAL = [("dp=1", 1), ("dp=2", 2), ("pp=2", 2), ("shard=2", 2), ("dp=4", 4), ("dp=2 shard=2", 4)]
+
+
+def test_validation_and_metrics_have_the_same_bits_where_the_policy_promises_bits(tmp_path: Path) -> None:
+    """In float32 they differed with the number of ranks: each rank added up its own leaves' losses first."""
+    told = recipe(
+        tmp_path, **{**SAVED, "steps": 3, "dtype": "float32", "metrics": ("accuracy", "perplexity")}
+    )
+    seen = []
+    for plan, ranks in CANONICAL:
+        end = play(told, f"{plan} sync=canonical", ranks, tmp_path / plan)[0]
+        seen.append((end["loss"], end["val"], end["val_metrics"]))
+    assert all(each == seen[0] for each in seen), seen
+
+
+def test_a_run_that_promises_bits_has_one_thread_a_rank_unless_told() -> None:
+    for plan in ("dp=1", "dp=2", "pp=2"):
+        assert resolve(Recipe(), f"{plan} sync=canonical").recipe.launch.threads_per_rank == 1
+        assert resolve(Recipe(), plan).recipe.launch.threads_per_rank is None
+    told = Recipe(launch=LaunchConfig(threads_per_rank=3))
+    assert resolve(told, "dp=2 sync=canonical").recipe.launch.threads_per_rank == 3

@@ -135,7 +135,8 @@ class LaunchConfig(BaseModel):
 
     ranks: Count | None = Field(default=None, description="processes; the plan's world when absent")
     threads_per_rank: Count | None = Field(
-        default=None, description="threads of a rank; the cores shared out when absent"
+        default=None,
+        description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
     backend: Literal["auto", "gloo", "nccl"] = Field(default="auto")
     timeout: Positive = Field(default=600.0, description="seconds that a collective may take")

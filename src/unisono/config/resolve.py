@@ -11,7 +11,7 @@ from types import MappingProxyType
 from unisono.config.models import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Batch, Plan
 from unisono.plan.checks import batch_of
-from unisono.plan.grammar import meant
+from unisono.plan.grammar import meant, member
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import MODELS, OwnModel
 from unisono.spec.source import SOURCES
@@ -69,8 +69,16 @@ def _settled(recipe: Recipe, plan: Plan, origins: Mapping[str, str], batch: Batc
         if getattr(recipe.train, leaf) != value:
             derived[f"train.{leaf}"] = f"derived: {batch}"
     plan = replace(plan, micros=batch.micros)
-    train = recipe.train.model_copy(update=sums)
-    return Resolved(recipe.model_copy(update={"train": train, "plan": str(plan)}), plan, derived, batch)
+    train, launch = recipe.train.model_copy(update=sums), recipe.launch
+    policy = member("sync", plan.sync)
+    if policy is not None and policy.leafwise and launch.threads_per_rank is None:
+        # Sums on a CPU depend on the number of threads, and a share of the cores on the number of ranks.
+        launch = launch.model_copy(update={"threads_per_rank": 1})
+        derived["launch.threads_per_rank"] = (
+            f"derived: sync={plan.sync} promises the same bits on any number of ranks"
+        )
+    settled = recipe.model_copy(update={"train": train, "launch": launch, "plan": str(plan)})
+    return Resolved(settled, plan, derived, batch)
 
 
 def on_any_ranks(recipe: Recipe) -> Recipe:

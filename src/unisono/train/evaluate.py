@@ -1,5 +1,7 @@
 """The loss on batches that nothing is learnt from."""
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,32 +21,37 @@ def evaluate(
 ) -> tuple[float, dict[str, float]]:
     """(mean loss in nats per target over the batches of all data ranks, metrics by name); the same on every rank.
 
-    Every rank of the run calls it, or it hangs.
+    Where the policy prescribes an order of sums, each leaf of a batch has a place of its own, as in training: no bit
+    depends on which rank computed it. Every rank of the run calls it, or it hangs.
     """
-    mesh = run.mesh
-    total = torch.zeros(1 + len(metrics), dtype=torch.float64, device=run.local.device)
+    places = run.gradients.line.places
+    totals = torch.zeros(1 + len(metrics), places.count, dtype=torch.float64, device=run.local.device)
+    own = torch.tensor(places.own, device=totals.device)
     run.local.train(False)
     for leaves in batches:
         weight = 1.0 / (targets_of(run, leaves) * len(batches))
-        with _counted(run, metrics, total[1:], weight) if metrics else nullcontext():
-            total[0] += run.player.play(run.eval_row, leaves, weight, None).sum()
+        with _counted(run, metrics, totals[1:], weight) if metrics else nullcontext():
+            losses = run.player.play(run.eval_row, leaves, weight, None).double()
+        totals[0, own] += losses if places.count > 1 else losses.sum()
     run.local.train(True)
-    if not run.gradients.line.places.counted:
-        total.zero_()
-    loss, *means = mesh.world.all_reduce(total).tolist()
+    if not places.counted:
+        totals.zero_()
+    loss, *means = (math.fsum(row) for row in run.mesh.world.all_reduce(totals).tolist())
     return loss, {m.name: m.value(mean, loss) for m, mean in zip(metrics, means, strict=True)}
 
 
 @contextmanager
 def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) -> Iterator[None]:
-    """While it lasts, whoever computes a loss also adds what the metrics count, times `weight`, to `means`."""
+    """While it lasts, whoever computes a leaf's loss also adds what the metrics count, times `weight`, to `means`
+    [metrics, places of leaves]. Leaves come in order."""
+    leaves = itertools.cycle(run.gradients.line.places.own)
     heads = [(stage, stage.loss) for stage in run.local.stages.values() if stage.last]
     for stage, _ in heads:
 
         def both(y: Tensor, targets: Tensor, own: Any = stage.loss, whole: Any = stage.whole) -> Tensor:
-            logits = whole(y)
-            for place, metric in enumerate(metrics):
-                means[place] += weight * metric.count(logits, targets)
+            logits, place = whole(y), next(leaves)
+            for row, metric in enumerate(metrics):
+                means[row, place] += weight * metric.count(logits, targets)
             return own(y, targets)
 
         stage.loss = both

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from unisono.config import Recipe
+from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
@@ -19,17 +22,22 @@ from unisono.train.writing import nothing_to_resume
 FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 
 
-def choose(run_dir: Path, recipe: Recipe, data: str) -> tuple[Path, list[str]]:
+def choose(
+    run_dir: Path, recipe: Recipe, data: str, last_bits: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Path, list[str]]:
     """The newest whole checkpoint of a run, every byte of it read, and what is wrong with those before it.
 
-    data: the fingerprint of the data that the run would go on with. Raises UsageError: K05 if the run was begun with
-    another recipe or other data, K06 if no checkpoint is whole.
+    recipe: resolved. data: the fingerprint of the data that the run would go on with. last_bits: device and threads of
+    a rank. Raises UsageError: K05 if the run was begun with another recipe, other data or, where the policy promises
+    bits, other `last_bits`; K06 if no checkpoint is whole.
     """
     folder, faults = first_whole(by_age(run_dir))
     if folder is None:
         raise nothing_to_resume(str(run_dir), "; ".join(faults))
-    check_fits(load(folder, []), recipe, data, folder)
-    return folder, [f"{fault}; going on from {folder.name}" for fault in faults]
+    state = load(folder, [])
+    check_fits(state, recipe, data, folder)
+    notes = [f"{fault}; going on from {folder.name}" for fault in faults]
+    return folder, notes + _other_bits(state.get("last_bits", {}), last_bits, recipe.plan, folder)
 
 
 def identity(folder: Path) -> str:
@@ -69,6 +77,28 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
             fix="the data as it was, or a new run",
             code="K05",
         )
+
+
+def _other_bits(was: Mapping[str, Any], now: Mapping[str, Any], plan: str, folder: Path) -> list[str]:
+    """Notes where sums will round in another way than before. Raises UsageError K05 where the policy forbids that."""
+    changed = [key for key in now if key in was and was[key] != now[key]]
+    if not changed:
+        return []
+    before, after = (", ".join(f"{key} {bits[key]}" for key in changed) for bits in (was, now))
+    what = f"the run was made with {before} a rank and goes on with {after}: its last bits may differ"
+    sync = Plan.parse(plan).sync
+    policy = member("sync", sync)
+    if policy is None or not policy.leafwise:
+        return [what]
+    same = (
+        f"--launch.threads_per_rank {was['threads']}" if changed == ["threads"] else "the same kind of device"
+    )
+    raise UsageError(
+        f"{what}, which sync={sync} promises they do not",
+        where=str(folder),
+        fix=f"{same}, or sync=every_step in the plan",
+        code="K05",
+    )
 
 
 def _dig(tree: Any, key: str) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,7 +39,8 @@ from unisono.train.writing import writing
 class RankOrder:
     """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
 
-    token: shared by all ranks, new at each start.
+    token: shared by all ranks, new at each start. last_bits: what the last bits of a sum depend on beside the plan, by
+    name; checkpoints keep it.
     """
 
     recipe: Recipe
@@ -51,6 +52,7 @@ class RankOrder:
     line: Uplink
     host: str
     token: str
+    last_bits: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -203,6 +205,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "step": step,
         "data": {"fingerprint": live.data},
         "plan": str(order.plan),
+        "last_bits": dict(order.last_bits),
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": order.recipe.model_dump(mode="json"),
     }

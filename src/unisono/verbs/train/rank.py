@@ -44,7 +44,16 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         )  # which is the caller's own: should this rank fail, it knows where to say so
         resume = _agree_on_checkpoint(ctx, run_dir, recipe, corpus) if told.resume else None
         order = RankOrder(
-            recipe, plan, run_dir, resume, place, ctx.store, ctx.channel, ctx.host, ctx.run_token
+            recipe,
+            plan,
+            run_dir,
+            resume,
+            place,
+            ctx.store,
+            ctx.channel,
+            ctx.host,
+            ctx.run_token,
+            _last_bits(ctx),
         )
         return {
             "run_dir": str(run_dir),
@@ -72,16 +81,21 @@ def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
     }
     if not POLICIES.read(resolved.plan.sync).leafwise:
         return facts
+    return {**facts, **_last_bits(ctx)}
+
+
+def _last_bits(ctx: RankContext) -> Facts:
+    """What the last bits of a sum depend on beside the plan."""
     on_gpu = ctx.backend == "nccl"
     device = torch.cuda.get_device_name(ctx.local_rank) if on_gpu else torch.backends.cpu.get_cpu_capability()
-    return {**facts, "device": device, "threads": ctx.threads}
+    return {"device": device, "threads": ctx.threads}
 
 
 def _agree_on_checkpoint(ctx: RankContext, run_dir: Path, recipe: Recipe, corpus: Corpus) -> Path:
     """Rank 0 looks for the newest whole checkpoint, which may take it minutes; the others see whether they have it."""
 
     def chosen() -> str:
-        folder, notes = choose(run_dir, recipe, corpus.fingerprint)
+        folder, notes = choose(run_dir, recipe, corpus.fingerprint, _last_bits(ctx))
         for note in notes:
             ctx.channel.send("note", text=note)
         return str(folder)
