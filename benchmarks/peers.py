@@ -31,7 +31,7 @@ from unisono.train import watch
 from unisono.train.build import Place, build, facts_of, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
 from unisono.train.data.order import sample_ids
-from unisono.train.loop import train
+from unisono.train.step import train
 
 TABLE_STEPS = 256  # steps whose samples are looked up together
 

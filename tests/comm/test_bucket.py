@@ -1,31 +1,17 @@
-"""Buckets: every parameter lies in one, in an order that arrival cannot change, and zeros stand for absent ones."""
+"""Buckets: they can be dealt, and zeros stand for gradients that are not there."""
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from unisono.comm.bucket import Bucket, deal
+from unisono.comm.bucket import Bucket
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
 
 def parameters(numels):
     return [nn.Parameter(torch.zeros(n)) for n in numels]
-
-
-@given(sizes, st.integers(4, 400))
-def test_deal_keeps_every_parameter_once_and_in_reverse(numels, cap):
-    params = parameters(numels)
-    runs = deal(params, cap)
-    flat = [p for run in runs for p in run]
-    assert [id(p) for p in flat] == [id(p) for p in reversed(params)]
-    assert all(len(run) == 1 or sum(p.nbytes for p in run) <= cap for run in runs)
-
-
-def test_runs_are_of_one_dtype():
-    params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
-    assert [len(run) for run in deal(params)] == [1, 1]
 
 
 @given(sizes, st.integers(1, 5))

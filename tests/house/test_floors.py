@@ -13,12 +13,12 @@ SOURCE = ROOT / "src" / "unisono"
 FILES = sorted(SOURCE.rglob("*.py"))
 # From the loop to the gradient leaving and coming back: hooks, buckets and groups too.
 STEP = (
-    "train/loop.py",
     "train/step.py",
     "parallel/play.py",
     "train/gradients.py",
     "comm/bucket.py",
     "sync/every_step.py",
+    "sync/_drive.py",
     "comm/group.py",
 )
 MAY_READ_ENVIRONMENT = ("cli.py", "verbs/train/", "launch/")

@@ -7,10 +7,10 @@ import pytest
 
 import unisono.planner
 from benchmarks.fitting.constants import constants
-from unisono.comm import bucket
 from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.stack import names, stack
+from unisono.train import departures
 
 MODEL = ("block", "collectives", "kernels", "memory", "price", "timetables", "trust")
 # Public numbers that no price depends on: what a fit may come to, what is worth telling, and units.
@@ -68,7 +68,7 @@ def test_gradients_and_messages_cross_as_tp_does_where_a_stack_says_nothing_else
 
 
 def test_buckets_are_those_of_our_reducer() -> None:
-    assert memory.BUCKET == bucket.CAP_BYTES
+    assert memory.BUCKET == departures.CAP_BYTES
 
 
 @pytest.mark.parametrize("name", MODEL)

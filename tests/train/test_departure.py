@@ -10,6 +10,7 @@ from unisono.parallel.params import Slot
 from unisono.parallel.player import Turn
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
+from unisono.train.departures import deal
 from unisono.train.gradients import Gradients
 
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=12)
@@ -55,6 +56,20 @@ class Noting(Sync):
 
 def parameters(numels):
     return [nn.Parameter(torch.zeros(n)) for n in numels]
+
+
+@given(sizes, st.integers(4, 400))
+def test_deal_keeps_every_parameter_once_and_in_reverse(numels, cap):
+    params = parameters(numels)
+    runs = deal(params, cap)
+    flat = [p for run in runs for p in run]
+    assert [id(p) for p in flat] == [id(p) for p in reversed(params)]
+    assert all(len(run) == 1 or sum(p.nbytes for p in run) <= cap for run in runs)
+
+
+def test_runs_are_of_one_dtype():
+    params = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2, dtype=torch.float64))]
+    assert [len(run) for run in deal(params)] == [1, 1]
 
 
 def made(params, alias_of=None):

@@ -31,9 +31,11 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Give this tensor [n] to everybody. The answer is [replicas, n], of the same length on all."""
+    """Give this tensor [n] to everybody. The answer is [replicas, n], of the same length on all. into [replicas · n]:
+    where it shall lie."""
 
     tensor: "Tensor"
+    into: "Tensor | None" = None
 
 
 @dataclass(frozen=True, slots=True)

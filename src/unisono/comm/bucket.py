@@ -1,23 +1,13 @@
-"""Flat buckets of gradients: views into one buffer that depart whole.
-
-The order of departure is that of the parameter list, last parameter first, which is about the order in which
-backward finishes; it never depends on arrival, so all ranks issue the same collectives in the same order
-(Li et al., PyTorch Distributed, 2020).
-"""
+"""Flat buckets of gradients: views into one buffer that depart whole."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 
-FIRST_BYTES = 1 << 20
-CAP_BYTES = 25 << 20
-AT_ONCE = 1 << 62  # as few buckets as there are dtypes
 EVERYTHING = slice(None)
-WARM_BYTES = 256 << 10  # gradients that are copied together while they are in the CPU's second cache
 
 
 class Bucket:
@@ -67,31 +57,3 @@ class Bucket:
             for p, view in zip(self.params, self.views, strict=True):
                 if p.grad is None:
                     p.grad = view.zero_()
-
-
-def deal(params: Sequence[nn.Parameter], cap_bytes: int = CAP_BYTES) -> list[list[nn.Parameter]]:
-    """Parameters in reverse order, cut into runs of one dtype of at most `cap_bytes`; the first run is small so
-    that it leaves early."""
-    runs: list[list[nn.Parameter]] = []
-    room = 0
-    for p in reversed(params):
-        if not runs or p.nbytes > room or p.dtype != runs[-1][0].dtype:
-            room = cap_bytes if runs or cap_bytes == AT_ONCE else min(FIRST_BYTES, cap_bytes)
-            runs.append([])
-        runs[-1].append(p)
-        room -= p.nbytes
-    return runs
-
-
-def pieces(params: Sequence[nn.Parameter]) -> list[slice]:
-    """Runs of `params` of about `WARM_BYTES` each on a CPU; a GPU keeps none warm, and takes them all at once."""
-    if params and is_apart(params[0]):
-        return [slice(0, len(params))]
-    parts: list[slice] = []
-    begun, nbytes = 0, 0
-    for i, p in enumerate(params):
-        nbytes += p.nbytes
-        if nbytes >= WARM_BYTES or i == len(params) - 1:
-            parts.append(slice(begun, i + 1))
-            begun, nbytes = i + 1, 0
-    return parts

@@ -14,7 +14,7 @@ from unisono.observe.span import PARTS, Recorder
 from unisono.spec.model import Facts
 from unisono.train.build import Place, build, feeds
 from unisono.train.data.dataset import Corpus, TokenWindows
-from unisono.train.loop import train
+from unisono.train.step import train
 
 _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
 

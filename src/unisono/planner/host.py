@@ -24,7 +24,7 @@ from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.shared import SharedCosts, play_shared
 
-_REDUCER = Source("specification", "our own reducer, comm.bucket: the first bucket leaves early")
+_REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 
 

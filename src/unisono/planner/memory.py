@@ -22,7 +22,7 @@ from unisono.planner.work.transformer import Transformer, block_bytes, head_byte
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
 }  # fmt: skip
-_REDUCER = Source("specification", "our own reducer's buckets, in bytes: comm.bucket; as PyTorch's DDP")
+_REDUCER = Source("specification", "our own reducer's buckets, in bytes: train.departures; as PyTorch's DDP")
 BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
 _DOUBLE = Source(
     "specification", "FSDP2 has two blocks at once, the one in use and the next; PyTorch, pull request 128884"

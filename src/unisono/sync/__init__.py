@@ -59,11 +59,13 @@ class Policy(Member, ABC):
 class Sync(ABC):
     """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own."""
 
+    dp: "Group"
     private: bool = False
 
-    @abstractmethod
     def weigh(self, count: float) -> float:
-        """Before forward: what one target's loss counts for, given the targets that one replica holds."""
+        """Before forward: what one target's loss counts for, given the targets that one replica holds. As here: for a
+        sum over all replicas."""
+        return 1.0 / (count * self.dp.size)
 
     @abstractmethod
     def grad_ready(self, bucket: "Bucket") -> None:
@@ -73,9 +75,9 @@ class Sync(ABC):
     def settle(self) -> Verdict:
         """Before the update: gradients are what the update shall use when this returns."""
 
-    @abstractmethod
     def after_update(self, step: int) -> None:
         """After the update of step number `step` (from 0)."""
+        return None
 
     def state(self) -> "Mapping[str, Tensor]":
         """What the policy keeps between steps; a checkpoint fills these very tensors.

@@ -7,21 +7,21 @@ Fidelity: EXACT towards one process in this mode, over dp, shard and pp.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from unisono.codecs import Coder, Deal, Exchange, Gather, Memory
 from unisono.comm.tree import tree_sum
 from unisono.plan.grammar import member
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
-from unisono.sync import Policy, Sync, Verdict
+from unisono.sync import Policy
+from unisono.sync.every_step import EveryStepSync
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Size, Tensor
 
-    from unisono.comm.bucket import Bucket
-    from unisono.comm.group import Group, Pending
+    from unisono.comm.group import Group
 
 
 class Canonical(Policy):
@@ -50,46 +50,14 @@ class Canonical(Policy):
         part = gradient_bytes // dp
         return Work((Call("dp", "all_to_all", part * (dp - 1)), Call("dp", "all_gather", part * (dp - 1))))
 
-    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> "CanonicalSync":
-        return CanonicalSync(group)
+    def bind(self, slots: Sequence[Any], group: "Group", codec: Any) -> EveryStepSync:
+        return EveryStepSync(group, TreeCoder())
 
 
-@dataclass(slots=True)
-class _Flight:
-    """A bucket on its way: each rank collects everybody's share of its part."""
+class TreeCoder(Coder):
+    """Direct exchange: each rank adds one part of a bucket, in the tree's order, and hands the sum out."""
 
-    bucket: "Bucket"
-    parts: "Tensor"  # [ranks, part]
-    pending: "Pending"
-
-
-class CanonicalSync(Sync):
-    """Direct exchange: each rank adds one part of every bucket, in the tree's order, and hands the sum out."""
-
-    def __init__(self, dp: "Group") -> None:
-        self.dp = dp
-        self._flights: list[_Flight] = []
-
-    def weigh(self, count: float) -> float:
-        return 1.0 / (count * self.dp.size)
-
-    def grad_ready(self, bucket: "Bucket") -> None:
-        if self.dp.size > 1:
-            self._flights.append(_Flight(bucket, *self.dp.start_exchange(bucket.flat)))
-
-    def settle(self) -> Verdict:
-        if not self._flights:
-            return Verdict.APPLY
-        with self.dp.recorder.span("comm", axis="dp", op="exchange", exposed=True):
-            gathering = []
-            for flight in self._flights:
-                flight.pending.wait()
-                own = tree_sum(flight.parts.unbind(0))
-                gathering.append((own, self.dp.start_all_gather(flight.bucket.flat, own)))
-            for _, pending in gathering:
-                pending.wait()
-        self._flights.clear()
-        return Verdict.APPLY
-
-    def after_update(self, step: int) -> None:
-        return None
+    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: Memory) -> Exchange:
+        parts = yield Deal(grad)
+        yield Gather(tree_sum(parts.unbind(0)), grad)
+        return grad

@@ -36,29 +36,21 @@ class EveryStepSync(Sync):
     """Sums over `dp`, bucket by bucket, overlapped with backward."""
 
     def __init__(self, dp: "Group", codec: "Coder | None" = None, slots: Sequence[Any] = ()) -> None:
-        from unisono.codecs._drive import Drive
         from unisono.codecs.plain import PlainCoder
+        from unisono.sync._drive import Drive
 
         codec = codec or PlainCoder()
         self.dp, self.private = dp, bool(codec.keeps)
-        self._names = {id(slot.master): slot.name for slot in slots if slot.live.requires_grad}
-        masters = {slot.name: slot.master.detach() for slot in slots if slot.live.requires_grad}
-        self._drive = Drive(codec, dp, masters)
-
-    def weigh(self, count: float) -> float:
-        return 1.0 / (count * self.dp.size)
+        params = {slot.name: slot.master for slot in slots if slot.live.requires_grad}
+        self._drive = Drive(codec, dp, params)
 
     def grad_ready(self, bucket: "Bucket") -> None:
         if self.dp.size > 1:
-            names = [self._names.get(id(p), "") for p in bucket.params]
-            self._drive.begin(bucket.flat, names, [p.shape for p in bucket.params])
+            self._drive.begin(bucket)
 
     def settle(self) -> Verdict:
         self._drive.finish()
         return Verdict.APPLY
 
-    def after_update(self, step: int) -> None:
-        return None
-
     def state(self) -> "Mapping[str, Tensor]":
-        return self._drive.state()
+        return self._drive.state

@@ -14,14 +14,11 @@ has one, the others add zeros. Ranks of one replica share a batch, so they use t
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from unisono.comm import bucket as buckets
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.comm.tree import TreeSum
@@ -31,6 +28,7 @@ from unisono.parallel.shard import Whole
 from unisono.parallel.ties import Tie
 from unisono.sync import Sync, Verdict
 from unisono.train.clip import Measure
+from unisono.train.departures import departures
 from unisono.train.numbers import Line, LossPlaces, Numbers
 
 
@@ -61,23 +59,13 @@ class Gradients:
         self.trees = trees or {}
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self._final, self._next = False, 0
-        self._hooks: list[RemovableHandle] = []
-        twins = [slot for tie in self.ties if len(tie.here) == 2 for slot in tie.here]
-        travels = [s for s in self.slots if self.trees or not (s.alias and _among(s, twins))]
-        partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
-        early, late = [], []
-        for slot in travels:
-            if slot.sum_over:
-                partial[slot.sum_over].append(slot.master)
-            elif self.trees or slot.master is not slot.live or _among(slot, twins):
-                late.append(slot.master)
-            else:
-                early.append(slot.live)
-        self._partial: list[tuple[Group, list[Bucket]]] = []
-        if inner is not None:
-            for axes in sorted(partial, key=sorted):
-                self._partial.append((inner(axes), self._buckets(buckets.deal(partial[axes], self._cap()))))
-        self._early, self._late = self._dealt(early, late) if dp.size > 1 else ([], [])
+        leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees))
+        self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(bucket, part))
+            for p, bucket, part in leaving.arrivals()
+        ]
+        self._wait_anew()
         device = held[0].master.device if held else torch.device("cpu")
         self.line = Line(places or LossPlaces(), dp, device)
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
@@ -86,39 +74,6 @@ class Gradients:
     def nbytes(self) -> int:
         """Bytes of this rank's gradients that replicas add up."""
         return sum(bucket.body.nbytes for bucket in (*self._early, *self._late))
-
-    def _cap(self) -> int:
-        """Largest bucket, in bytes. There is no limit where gradients are added up in memory: such a sum uses the CPU
-        cores that backward needs, so it starts when backward ends, and one bucket is enough."""
-        near = not self.trees and self.slots and self.dp.near(self.slots[0].master.device)
-        return buckets.AT_ONCE if near else buckets.CAP_BYTES
-
-    def _buckets(self, runs: Iterable[Sequence[nn.Parameter]]) -> list[Bucket]:
-        over = None if self.trees or self.dp.size == 1 else self.dp
-        return [Bucket(run, self.dp.size, over) for run in runs]
-
-    def _dealt(
-        self, early: Sequence[nn.Parameter], late: Sequence[nn.Parameter]
-    ) -> tuple[list[Bucket], list[Bucket]]:
-        """(early, late) buckets. The last early bucket would fill only as backward ends. So its parameters join
-        the late ones if all fit into one bucket, which saves a collective."""
-        cap = self._cap()
-        runs, late_runs = buckets.deal(early, cap), buckets.deal(late, cap)
-        joined: list[nn.Parameter] = []
-        if runs and len(late_runs) == 1:
-            both = [*runs[-1], *late_runs[0]]
-            if len({p.dtype for p in both}) == 1 and sum(p.nbytes for p in both) <= cap:
-                joined, late_runs = runs.pop(), [both]
-        firsts, lasts = self._buckets(runs), self._buckets(late_runs)
-        for bucket in firsts:
-            bucket.waiting = len(bucket.params)
-            ends = {part.stop - 1: part for part in buckets.pieces(bucket.params)}
-            for i, p in enumerate(bucket.params):
-                self._hooks.append(p.register_post_accumulate_grad_hook(self._hook(bucket, ends.get(i))))
-        for part in buckets.pieces(joined):
-            last = joined[part.stop - 1]
-            self._hooks.append(last.register_post_accumulate_grad_hook(self._hook(lasts[0], part)))
-        return firsts, lasts
 
     def _hook(self, bucket: Bucket, part: slice | None) -> Callable[[nn.Parameter], None]:
         """part: that ends with this parameter, if one does. It moves into the buffer at once, while the CPU's cache has
@@ -178,7 +133,7 @@ class Gradients:
         """After the last backward: finish what replicas and then stages add up. losses: of this rank's leaves. stop:
         whether this rank was asked to. Every rank calls it, or it hangs."""
         self._close_replica()
-        departing = [bucket for _, group in self._partial for bucket in group] + self._late
+        departing = [bucket for _, group in self._partial for bucket in group] + [*self._late]
         lacking = [p for bucket in (*self._early, *departing) for p in bucket.absent]
         self.line.write(losses, stop, bool(lacking))
         telling = self.line.tell()
@@ -246,7 +201,3 @@ class Gradients:
         self.forget()
         for hook in self._hooks:
             hook.remove()
-
-
-def _among(slot: Slot, slots: Iterable[Slot]) -> bool:
-    return any(slot is other for other in slots)

@@ -26,10 +26,10 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.evaluate import evaluate
 from unisono.train.guard import install
-from unisono.train.loop import train
 from unisono.train.run import Run
 from unisono.train.sample import sample
 from unisono.train.state import kept_of, pieces_of, restore
+from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.writing import writing

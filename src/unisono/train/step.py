@@ -1,11 +1,25 @@
-"""One optimiser step, on every rank."""
+"""The loop, a generator of steps, so that its caller owns it; and one optimiser step, on every rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from unisono.parallel.player import Leaf
 from unisono.sync import Verdict
+from unisono.train.data.feed import Feed
 from unisono.train.run import Run
 from unisono.train.update import Report
+
+
+def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
+    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a number
+    is not finite (then nothing was changed, and the caller decides)."""
+    while run.step < until:
+        run.recorder.step = run.step
+        with run.recorder.span("data"):
+            leaves = feed.fetch(run.step, run.leaves)
+        report = train_step(run, leaves, stop())
+        yield report
+        if report.stop or not report.finite:
+            return
 
 
 def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:

@@ -2,28 +2,34 @@
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
-from unisono.comm import bucket as buckets
+from unisono.codecs.plain import PlainCoder
 from unisono.comm.group import Group
 from unisono.parallel import shard
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.shard import Sharded
 from unisono.parallel.ties import Tie
-from unisono.sync import Verdict, canonical
-from unisono.sync.canonical import CanonicalSync
+from unisono.sync import canonical
+from unisono.sync.canonical import TreeCoder
 from unisono.sync.every_step import EveryStepSync
+from unisono.train import departures
 from unisono.train.gradients import Gradients
 from unisono.train.numbers import Line
 
-PLAY, BACKWARD, READY, DEAL = StagePlayer.play, StagePlayer._backward, EveryStepSync.grad_ready, buckets.deal
+PLAY, BACKWARD, READY, DEAL = (
+    StagePlayer.play,
+    StagePlayer._backward,
+    EveryStepSync.grad_ready,
+    departures.deal,
+)
 CLOSE, WRITE, REDUCE, SETTLE = Gradients.close, Line.write, Group.all_reduce, EveryStepSync.settle
 BEFORE, SCATTER, START = Sharded.before_backward, shard.ShardScatter.__call__, Group.start_all_reduce
 
 
 def small_buckets(patch):
     """Several buckets, some of which leave while backward still runs."""
-    patch(buckets, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
-    patch(buckets, "CAP_BYTES", 8192)
-    patch(buckets, "AT_ONCE", 8192)
+    patch(departures, "deal", lambda params, cap_bytes=0: DEAL(params, 8192))
+    patch(departures, "CAP_BYTES", 8192)
+    patch(departures, "AT_ONCE", 8192)
 
 
 # Weights --------------------------------------------------------------------------------------------------------
@@ -358,11 +364,4 @@ def canonical_accumulates_in_place(patch):
 def canonical_by_the_backends_all_reduce(patch):
     """The exchange is replaced by the backend's all-reduce, whose order depends on the number of ranks."""
 
-    def settle(self):
-        for flight in self._flights:
-            flight.pending.wait()
-            self.dp.all_reduce(flight.bucket.flat)
-        self._flights.clear()
-        return Verdict.APPLY
-
-    patch(CanonicalSync, "settle", settle)
+    patch(TreeCoder, "exchange", PlainCoder.exchange)

@@ -6,15 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import Size, Tensor
+from torch import Size, Tensor, nn
 
 from unisono.codecs import Codec
-from unisono.codecs._drive import Drive
+from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
 from unisono.observe.span import Recorder
 from unisono.spec.fidelity import Fidelity
+from unisono.sync._drive import Drive
 
 BUCKETS = ((Size((24, 16)), Size((24,))), (Size((8, 8)),))
 STEPS = 4
@@ -68,24 +69,24 @@ def _driven(codec: Codec, rank: int, dp: int, steps: int, anew: int, nothing: bo
     """Some steps on one rank; after `anew` of them in another life, to which its state was given."""
     recorder = Recorder(rank)
     group = Mesh(Shape(dp=dp), rank, recorder, timedelta(seconds=60)).dp
-    shapes = {f"{i}.{j}": shape for i, bucket in enumerate(BUCKETS) for j, shape in enumerate(bucket)}
-    params = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    held = [[nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes] for shapes in BUCKETS]
+    params = {f"{i}.{j}": p for i, some in enumerate(held) for j, p in enumerate(some)}
+    buckets = [Bucket(some, dp) for some in held]
     drive, sums, sent = Drive(codec.bind(), group, params), [], 0
     for step in range(steps):
         if anew and step == anew:
-            state = {key: x.clone() for key, x in drive.state().items()}
+            state = {key: x.clone() for key, x in drive.state.items()}
             drive = Drive(codec.bind(), group, params)
-            for key, x in drive.state().items():
+            for key, x in drive.state.items():
                 x.copy_(state[key])
-        flats = [_gradient(rank, step, i, dp, nothing) for i in range(len(BUCKETS))]
-        for i, flat in enumerate(flats):
-            names = [name for name in shapes if name.startswith(f"{i}.")]
-            drive.begin(flat, names, BUCKETS[i])
+        for i, bucket in enumerate(buckets):
+            bucket.flat.copy_(_gradient(rank, step, i, dp, nothing))
+            drive.begin(bucket)
         drive.finish()
-        sums.append(flats)
+        sums.append([bucket.flat.clone() for bucket in buckets])
         if step == 0:
             sent = sum(recorder.bytes().values())
-    return _Seen(sums, sent, sum(x.nbytes for x in drive.state().values()))
+    return _Seen(sums, sent, sum(x.nbytes for x in drive.state.values()))
 
 
 def _of_sum(codec: Codec, seen: Sequence[_Seen], dp: int) -> Iterator[str]:

@@ -5,22 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tests.codecs.own import Largest, Rounded
 from tests.train.test_gradients import started, text  # noqa: F401
 from unisono.codecs import Coder, Sum
-from unisono.codecs._drive import Drive
+from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
+from unisono.sync._drive import Drive
 from unisono.train.checkpoint import latest, save
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
 
 pytestmark = pytest.mark.timeout(180)
-OWN = Path(__file__).with_name("own.py")
+OWN = Path(__file__).parents[1] / "codecs" / "own.py"
 
 
 def drawn(rank: int, step: int, numel: int) -> torch.Tensor:
@@ -29,18 +31,18 @@ def drawn(rank: int, step: int, numel: int) -> torch.Tensor:
 
 
 def driven(
-    rank: int, ranks: int, coder: Coder, buckets: tuple[int, ...], steps: int
+    rank: int, ranks: int, coder: Coder, sizes: tuple[int, ...], steps: int
 ) -> list[list[torch.Tensor]]:
     dp = Mesh(Shape(dp=ranks), rank, Recorder(rank), timedelta(seconds=60)).dp
-    names = [f"p{i}" for i in range(len(buckets))]
-    params = {name: torch.zeros(numel).double() for name, numel in zip(names, buckets, strict=True)}
+    params = {f"p{i}": nn.Parameter(torch.zeros(numel).double()) for i, numel in enumerate(sizes)}
+    buckets = [Bucket([p]) for p in params.values()]
     drive, found = Drive(coder, dp, params), []
     for step in range(steps):
-        flats = [drawn(rank, step, numel) for numel in buckets]
-        for name, flat in zip(names, flats, strict=True):
-            drive.begin(flat, [name], [flat.shape])
+        for bucket in buckets:
+            bucket.flat.copy_(drawn(rank, step, bucket.flat.numel()))
+            drive.begin(bucket)
         drive.finish()
-        found.append(flats)
+        found.append([bucket.flat.clone() for bucket in buckets])
     return found
 
 

@@ -6,31 +6,16 @@ other times on other ranks.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor, nn
 
 from unisono.codecs import Coder, Deal, Exchange, Gather, Memory, Sum
-from unisono.observe.span import Recorder
-
-
-class Underway(Protocol):
-    def wait(self) -> object: ...
-
-
-class Replicas(Protocol):
-    """What is asked of the group; see comm.group.Group."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def recorder(self) -> Recorder: ...
-    def start_all_reduce(self, x: Tensor) -> Underway: ...
-    def start_all_gather(self, out: Tensor, part: Tensor) -> Underway: ...
-    def start_exchange(self, x: Tensor) -> tuple[Tensor, Underway]: ...
+from unisono.comm.bucket import Bucket
+from unisono.comm.device import is_apart
+from unisono.comm.group import Group, Pending
 
 
 @dataclass(slots=True)
@@ -42,36 +27,51 @@ class _Flight:
     exchange: Exchange
     left_ns: int
     op: str = ""
-    pending: Underway | None = None
+    pending: Pending | None = None
     answer: Tensor | None = None
     landed_ns: int = 0
+
+    def note_landing(self) -> None:
+        """Have the time of completion written down; only for steps that are drawn, since it wakes Python once each."""
+
+        def landed(_: object) -> None:
+            self.landed_ns = time.perf_counter_ns()
+
+        future = getattr(self.pending, "get_future", None)
+        if future is not None:
+            future().add_done_callback(landed)
 
 
 class Drive:
     """The exchanges of one rank's buckets. Every member of the group makes it and calls each of its methods, for the
     same buckets in the same order, or it hangs."""
 
-    def __init__(self, coder: Coder, group: Replicas, params: Mapping[str, Tensor]) -> None:
-        """params: by name, all that may come in a bucket."""
+    def __init__(self, coder: Coder, group: Group, params: Mapping[str, nn.Parameter]) -> None:
+        """params: by name, all that may come in a bucket.
+
+        state: what the codec keeps, by `PARAMETER/NAME`: live tensors, which a checkpoint may fill before a first step.
+        """
         self.coder, self.group = coder, group
-        self._kept = {
+        self._names = {id(p): name for name, p in params.items()}
+        self.state = {
             f"{name}/{key}": torch.zeros_like(p) for name, p in params.items() for key in coder.keeps
         }
-        self._unseen = set(self._kept)  # of parameters that were in no bucket yet
+        self._unseen = set(self.state)  # of parameters that were in no bucket yet
         self._memories: list[Memory] = []  # of each bucket, in the order in which they leave
         self._flights: list[_Flight] = []
 
-    def begin(self, flat: Tensor, names: Sequence[str], shapes: Sequence[Size]) -> None:
-        """A bucket is full: parameters of these names and shapes, one after the other, and zeros behind them."""
+    def begin(self, bucket: Bucket) -> None:
+        """A bucket is full."""
         index = len(self._flights)
         if index == len(self._memories):
-            self._memories.append({key: self._joined(flat, key, names, shapes) for key in self.coder.keeps})
-        exchange = self.coder.exchange(flat, shapes, self._memories[index])
-        flight = _Flight(flat, exchange, time.perf_counter_ns())
+            self._memories.append({key: self._joined(bucket, key) for key in self.coder.keeps})
+        shapes = [p.shape for p in bucket.params]
+        exchange = self.coder.exchange(bucket.flat, shapes, self._memories[index])
+        flight = _Flight(bucket.flat, exchange, time.perf_counter_ns())
         self._flights.append(flight)
         self._advance(flight)
-        if self.group.recorder.keep and flat.device.type == "cpu":
-            _note_landing(flight)
+        if self.group.recorder.keep and not is_apart(bucket.flat):
+            flight.note_landing()
 
     def finish(self) -> None:
         """Returns when every bucket that was begun holds the sum over the replicas."""
@@ -90,7 +90,7 @@ class Drive:
                 recorder.add("comm", flight.left_ns, hidden_until, axis="dp", op=op, exposed=False)
         self._flights = []
         for key in self._unseen:  # as of aliases, which travel with their owners
-            del self._kept[key]
+            del self.state[key]
         self._unseen = set()
 
     def _advance(self, flight: _Flight) -> None:
@@ -108,34 +108,19 @@ class Drive:
             case Sum():
                 flight.answer, flight.pending, op = x, self.group.start_all_reduce(x), "all_reduce"
             case Gather():
-                flat = x.new_empty(self.group.size * x.numel())
+                flat = x.new_empty(self.group.size * x.numel()) if request.into is None else request.into
                 flight.pending, op = self.group.start_all_gather(flat, x), "all_gather"
                 flight.answer = flat.view(self.group.size, -1)
             case Deal():
                 (flight.answer, flight.pending), op = self.group.start_exchange(x), "exchange"
         flight.op = flight.op or op
 
-    def _joined(self, flat: Tensor, key: str, names: Sequence[str], shapes: Sequence[Size]) -> Tensor:
+    def _joined(self, bucket: Bucket, key: str) -> Tensor:
         """What is kept of the parameters of a bucket, from now on in one tensor as long as it."""
-        whole, at = torch.zeros_like(flat), 0
-        for name, shape in zip(names, shapes, strict=True):
-            part = whole[at : at + shape.numel()].view(shape)
-            self._kept[f"{name}/{key}"] = part.copy_(self._kept[f"{name}/{key}"].view(shape))
-            self._unseen.discard(f"{name}/{key}")
-            at += shape.numel()
+        whole, at = torch.zeros_like(bucket.flat), 0
+        for p in bucket.params:
+            name = f"{self._names[id(p)]}/{key}"
+            self.state[name] = whole[at : at + p.numel()].view(p.shape).copy_(self.state[name])
+            self._unseen.discard(name)
+            at += p.numel()
         return whole
-
-    def state(self) -> dict[str, Tensor]:
-        """What the codec keeps, by `PARAMETER/NAME`: live tensors, which a checkpoint may fill before a first step."""
-        return self._kept
-
-
-def _note_landing(flight: _Flight) -> None:
-    """Have the time of completion written down; only for steps that are drawn, since it wakes Python once each."""
-
-    def landed(_: object) -> None:
-        flight.landed_ns = time.perf_counter_ns()
-
-    future = getattr(flight.pending, "get_future", None)
-    if future is not None:
-        future().add_done_callback(landed)
