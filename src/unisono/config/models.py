@@ -42,24 +42,16 @@ class DataConfig(BaseModel):
 
 
 def _one_of(family: Family[Any]) -> AfterValidator:
-    """A name of the family, with options behind it or without."""
+    """A member of the family, with options behind its name or without."""
 
     def known(text: str) -> str:
         try:
-            family.find(split(text)[0])
+            family.read(text)
         except UsageError as error:
             raise PydanticCustomError("no_member", "{what}", {"what": error.what}) from error
         return text
 
     return AfterValidator(known)
-
-
-def _is_sink(text: str) -> str:
-    try:
-        SINKS.read(text)
-    except UsageError as error:
-        raise PydanticCustomError("no_sink", "{what}", {"what": error.what}) from error
-    return text
 
 
 class _Train(BaseModel):
@@ -149,7 +141,7 @@ class OutConfig(BaseModel):
 
     dir: str = Field(default="runs", min_length=1, description="folder of run folders")
     report: bool = Field(default=True, description="write report.html and report.png")
-    track: tuple[Annotated[str, AfterValidator(_is_sink)], ...] = Field(
+    track: tuple[Annotated[str, _one_of(SINKS)], ...] = Field(
         default=(), description=f"sinks beside metrics.jsonl, events and trace: {SINKS.listed()}"
     )
 

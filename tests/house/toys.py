@@ -1,0 +1,236 @@
+"""A toy of every family, each in one file, and a program that tries all of them in one copy of the package.
+
+The copy lies in the working folder, as `src/unisono`. Live parts of toys leave their family's noun in `used.txt`.
+"""
+
+import contextlib
+import inspect
+import io
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conformance import starters
+
+USED = "used.txt"
+
+_NOTED = """
+    def {live}(self, *args, **more):
+        with open("used.txt", "a") as used:
+            used.write("{noun}\\n")
+        return super().{live}(*args, **more)
+"""
+_MEMBER = '''
+"""A toy."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from {module} import {base}
+
+
+class Toy{base}({base}):
+    """A toy beside {base}."""
+
+    name = "{name}"
+    {more}
+    taste: Literal["sweet", "sour"] = Field(default="sweet", description="what it tastes of")
+'''
+_VERB = '''
+"""A toy."""
+
+from unisono.verbs import CommandCall, Parser, Result, Verb
+
+
+class {base}(Verb):
+    """Greet somebody by name."""
+
+    name = "{name}"
+
+    def flags(self, parser: Parser) -> None:
+        parser.add_argument("whom", metavar="NAME")
+
+    def run(self, call: CommandCall) -> Result:
+        call.settings.say(f"good morning, {{call.args.whom}}")
+        return {{"greeted": call.args.whom}}
+'''
+_STARTER = """
+from unisono.launch.starters import Started, Starter, number, required
+
+
+"""
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A member beside `module`'s `base`. live: the method that makes its live part, or is it. more: of its body."""
+
+    module: str
+    base: str
+    live: str
+    more: str = ""
+
+    def text(self, noun: str, name: str) -> str:
+        known = {"module": self.module, "base": self.base, "name": name, "more": self.more, "noun": noun}
+        return _MEMBER.format(**known) + _NOTED.format(live=self.live, noun=noun)
+
+
+KIND = 'kind: Literal["toy_model_kind"] = Field(default="toy_model_kind", description="a toy")'
+TOYS = {
+    "schedule": Toy("unisono.programs.schedules.gpipe", "GPipe", "timetable"),
+    "policy": Toy("unisono.sync.every_step", "EveryStep", "bind"),
+    "codec": Toy("unisono.codecs.plain", "Plain", "bind"),
+    "collective": Toy("unisono.comm.collectives.messages", "Messages", "bind"),
+    "model kind": Toy("unisono.models.mlp", "MLPConfig", "build", KIND),
+    "data source": Toy("unisono.train.data.sources.digits", "Handwriting", "load"),
+    "optimiser": Toy("unisono.train.optim.sgd", "Momentum", "bind"),
+    "learning-rate schedule": Toy("unisono.train.rates.linear", "Straight", "after"),
+    "loss": Toy("unisono.train.losses.cross_entropy", "CrossEntropy", "bind", 'main = "taste"'),
+    "metric": Toy("unisono.train.metrics.accuracy", "Accuracy", "count"),
+    "sink": Toy("unisono.train.sinks.csv", "CsvSink", "open"),
+}
+
+
+def name_of(noun: str) -> str:
+    """The toy's name: `toy_learning_rate_schedule`."""
+    return "toy_" + noun.replace(" ", "_").replace("-", "_")
+
+
+def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
+    """Writes every toy into a copy of the package; and one under the name of a verb that is still to come."""
+    for noun, family in families.items():
+        folder = package.joinpath(*family.package.split(".")[1:])
+        if noun == "verb":
+            for name in (name_of(noun), later):
+                (folder / f"{name}.py").write_text(_VERB.format(base="GreetVerb", name=name))
+            continue
+        place = folder / (f"{name_of(noun)}/__init__.py" if family.folders else f"{name_of(noun)}.py")
+        place.parent.mkdir(exist_ok=True)
+        starter = noun == "starter"
+        text = _STARTER + inspect.getsource(starters.Toy) if starter else TOYS[noun].text(noun, name_of(noun))
+        place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
+    package.parent.with_name("mine.py").write_text(
+        TOYS["sink"].text("sink", "mine")
+        + _VERB.format(base="OwnVerb", name="own").replace('"""A toy."""', "")
+    )
+
+
+RECIPE = """\
+[model]
+kind = "toy_model_kind"
+hidden = [8, 8]
+[data]
+source = "toy_data_source"
+[train]
+optimizer = "toy_optimiser:taste=sour"
+lr_schedule = "toy_learning_rate_schedule"
+loss = "toy_loss:sour"
+metrics = ["toy_metric"]
+steps = 2
+eval_every = 2
+eval_batches = 1
+global_batch = 4
+micro_batch = 2
+[out]
+track = ["toy_sink:taste=sour"]
+report = false
+"""
+PLANS = (
+    "dp=2 sync=toy_policy codec=toy_codec collective=toy_collective:taste=sour",
+    "pp=2 schedule=toy_schedule:taste=sour",
+)
+KEYS = {
+    "plan.schedule": "schedule",
+    "plan.sync": "sync",
+    "plan.codec": "codec",
+    "plan.collective": "collective",
+}
+
+
+def said(*words: str) -> dict[str, Any]:
+    """A command in this process: its exit code, its stdout, its stderr."""
+    from unisono.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
+    """Everything that answers at once, in a process that cannot import torch. families: noun → `module:NAME`."""
+    from importlib import import_module
+
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    found, told = {}, {}
+    for noun, place in families.items():
+        module, _, name = place.partition(":")
+        family = getattr(import_module(module), name)
+        found[noun] = [family.find(each).name for each in family.names()]
+        if family.key in KEYS:
+            told[noun] = ("--plan", f"dp=2 {KEYS[family.key]}={name_of(noun)}")
+        elif "." in family.key and noun != "model kind":
+            told[noun] = (f"--{family.key}", name_of(noun))
+    Path("recipe.toml").write_text(RECIPE)
+    check = ("config", "check", "recipe.toml")
+    answers = {
+        "found": found,
+        "help": said("--help"),
+        "train --help": said("train", "--help"),
+        "schema": said("config", "schema"),
+        "right": {noun: said(*check, *words) for noun, words in told.items()},
+        "no such option": {noun: said(*check, *w[:-1], f"{w[-1]}:colour=red") for noun, w in told.items()},
+        "no such value": {noun: said(*check, *w[:-1], f"{w[-1]}:taste=salty") for noun, w in told.items()},
+        "nobody": {noun: said(*check, *w[:-1], w[-1].replace("toy_", "tou_")) for noun, w in told.items()},
+        "a key, wrong": said(*check, "--model.taste", "salty"),
+        "a user's own": said(*check, "--out.track", "mine.py:ToyCsvSink:taste=sour"),
+        "a user's own, wrong": said(*check, "--out.track", "mine.py:ToyCsvSink:colour=red"),
+        "a user's own, misspelt": said(*check, "--out.track", "mine.py:ToyCvsSink"),
+        "verb --help": said(name_of("verb"), "--help"),
+        "verb": said(name_of("verb"), "Ada"),
+        "verb --json": said(name_of("verb"), "Ada", "--json"),
+        "later": said(later, "Ada"),
+        "a user's own verb": said("mine.py:OwnVerb", "Ada"),
+        "starters": started(),
+    }
+    del sys.modules["torch"]
+    return answers
+
+
+def started() -> list[Any]:
+    """What is made of environments that the toy starter and another one left, of parts of them, and of none."""
+    from unisono.launch.starters import STARTERS, detect
+    from unisono.spec.errors import UsageError
+
+    toy, plain = (STARTERS.find(name)().leaves(0, 1, (3,)) for name in (name_of("starter"), "environment"))
+    lacking = {key: value for key, value in toy.items() if key != "TOY_RANKS"}
+    told: list[Any] = []
+    for environ in ({**toy, "RANK": "2"}, plain, {}, lacking, {**toy, "TOY_RANK": "3"}):
+        try:
+            place = detect(environ)
+            told.append(place and [place.rank, place.world])
+        except UsageError as error:
+            told.append(error.what)
+    return told
+
+
+def played() -> dict[str, Any]:
+    """Two updates on two ranks, which are threads, under each plan; then the suites of all toys."""
+    import unisono.launch.local
+    from tests.threads import ThreadNursery
+
+    unisono.launch.local.Nursery = ThreadNursery  # type: ignore[attr-defined]
+    runs = [said("train", "recipe.toml", "--plan", plan, "--json") for plan in PLANS]
+    names = [word for noun in (*TOYS, "starter") for word in ("--conformance", name_of(noun))]
+    used = Path(USED).read_text().splitlines()
+    return {"runs": runs, "used": used, "suites": said("verify", *names, "--json")}
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    answers = without_torch(asked["families"], asked["later"])
+    print(json.dumps(answers | played()))
