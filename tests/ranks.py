@@ -81,7 +81,7 @@ def world(nursery: Nursery) -> World:
         }
         outcome = nursery.run(argument, ranks, threads=threads, timeout=timeout, backend="gloo")
         if outcome.error is not None:
-            outcome.error.add_note(outcome.trace)
+            outcome.error.add_note(outcome.error.trace)
             raise outcome.error
         return [result["value"] for result in outcome.results if result is not None]
 

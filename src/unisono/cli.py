@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import Any
 
 from unisono.observe.files import write_whole
 from unisono.observe.metrics import plain
-from unisono.spec.errors import Infeasible, Interrupted, UnisonoError, UsageError
+from unisono.spec.errors import UsageError
+from unisono.spec.frames import known
 from unisono.spec.settings import Settings
 from unisono.verbs import VERBS, Verb
 
@@ -148,41 +148,17 @@ def _no_verb(words: list[str]) -> int:
 
 def _failed(error: BaseException, settings: Settings) -> int:
     """Draws the error as the last thing on stderr, and leaves it in the run folder and, with --json, on stdout."""
-    known = as_known(error)
-    if known.default_code == "X00":
-        traceback.print_exception(error)
+    told = known(error)
+    if told.shown:
+        print(told.shown, file=sys.stderr)
     run_dir = getattr(error, "run_dir", None)  # of the run that it ended
     if run_dir is not None and Path(run_dir).is_dir():
         with contextlib.suppress(OSError):  # a full disk leaves the error on the screen alone
-            write_whole(Path(run_dir, "error.json"), json.dumps(known.as_dict(), indent=2) + "\n")
+            write_whole(Path(run_dir, "error.json"), json.dumps(told.as_dict(), indent=2) + "\n")
     if settings.json and os.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
-        print(one_object(known.as_dict()), flush=True)
-    print(known.render(), file=sys.stderr, flush=True)
-    return known.exit
-
-
-def as_known(error: BaseException) -> UnisonoError:
-    """The error of ours that stands for any exception."""
-    match error:
-        case UnisonoError():
-            return error
-        case KeyboardInterrupt():
-            return Interrupted("stopped by Ctrl-C")
-        case MemoryError():
-            return Infeasible("out of memory", fix="a smaller micro_batch, recompute=full or more shards")
-        case ModuleNotFoundError() if error.name and not error.name.startswith("unisono"):
-            fix = f"make setup, or pip install {error.name}"
-            return UsageError(
-                f"the module {error.name} is not installed", where="this Python", fix=fix, code="E01"
-            )
-        case OSError() if error.filename is not None and not isinstance(error, BlockingIOError):
-            what = f"{error.strerror or type(error).__name__}: {error.filename}"
-            return UsageError(
-                what, where=str(error.filename), fix="check the path, its rights and the disk", code="E02"
-            )
-        case _:
-            what = f"{type(error).__name__}: {error}"
-            return UnisonoError(what, likely="a fault of unisono itself; the traceback above says where")
+        print(one_object(told.as_dict()), flush=True)
+    print(told.render(), file=sys.stderr, flush=True)
+    return told.exit
 
 
 def one_object(result: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def test_python_function_is_equally_good(write) -> None:
         load("rex.py:small", environ={})
     with pytest.raises(UserCodeError, match="RuntimeError: mine") as caught:
         load("rec.py:raises", environ={})
-    assert caught.value.where.endswith("rec.py:14")
+    assert caught.value.where.endswith("rec.py:14 in raises")
 
 
 def test_flags_in_all_spellings() -> None:

@@ -94,7 +94,7 @@ def test_the_helper_never_touches_cuda(nursery):
     }
     for _ in range(2):  # the second fork would meet what the first had left behind
         outcome = nursery.run(argument, 1, timeout=120.0)
-        assert outcome.error is None, outcome.trace
+        assert outcome.error is None, outcome.error.trace
         assert outcome.results == [{"value": {"backend": "nccl", "clean": True, "sum": 3.0}}]
 
 
@@ -135,7 +135,7 @@ def test_a_step_waits_for_the_gpu_no_more_than_it_must(nursery):
         "kwargs": {"recipe": recipe.model_dump_json(exclude_unset=True)},
     }
     outcome = nursery.run(argument, 1, timeout=120.0)
-    assert outcome.error is None, outcome.trace
+    assert outcome.error is None, outcome.error.trace
     assert outcome.results[0] is not None and outcome.results[0]["value"] <= 3
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tests.ranks import World
 from unisono.launch.nursery import Nursery
-from unisono.spec.errors import ConfigProblems, HangError, Problem, UsageError, UserCodeError
+from unisono.spec.errors import ConfigProblems, HangError, Problem, UnisonoError, UsageError, UserCodeError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,6 +26,10 @@ def one_raises(ctx, after):
         finally:
             dist.destroy_process_group()  # the others notice before we have spoken
     dist.all_reduce(torch.ones(1))
+
+
+def all_raise(ctx):
+    raise ValueError("no weights here")
 
 
 def one_is_killed(ctx):
@@ -111,6 +115,15 @@ def test_a_rank_that_raises_is_named_with_its_line(world: World) -> None:
     assert time.monotonic() - began < 60, "the others were waited for"
 
 
+def test_what_all_raise_is_blamed_on_none(world: World) -> None:
+    with pytest.raises(UserCodeError, match="no weights here") as caught:
+        world(all_raise, 3)
+    assert (
+        caught.value.likely
+        == "every rank raised it: not one machine, but the code or the data that all share"
+    )
+
+
 def test_a_killed_rank_is_named_not_those_who_miss_it(world: World) -> None:
     with pytest.raises(UserCodeError, match="killed by SIGKILL") as caught:
         world(one_is_killed, 4)
@@ -163,7 +176,7 @@ def test_no_memory_is_exit_5(world: World) -> None:
 
 
 def test_a_result_that_is_no_json_is_an_error(world: World) -> None:
-    with pytest.raises(UserCodeError, match="not JSON serializable"):
+    with pytest.raises(UnisonoError, match="not JSON serializable"):
         world(returns_no_json, 2, group=False)
 
 

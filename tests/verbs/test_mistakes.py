@@ -119,7 +119,7 @@ def test_a_rank_that_raises(tmp_path: Path) -> None:
     head, *rows = done.block.splitlines()
     assert head.startswith("error U-R01  ValueError: the tokens ran out, rank 1, host ")
     assert "model.py:" in rows[0] and rows[0].endswith(" in raises")
-    assert rows[1] == "  likely  rank 0 was healthy and stopped because of it"
+    assert rows[1] == "  likely  rank 0 was stopped because of it"
     (run,) = jobs.runs_of(place)
     assert f"kept    checkpoints/step-000003: unisono train --resume runs/mine/{run.name}\n" in done.err
     assert jobs.checkpoints(run) == ["step-000003"], "what it had saved is still there"

@@ -4,7 +4,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from unisono.config.models import Recipe
 from unisono.config.toml import toml
 from unisono.plan import Plan
 from unisono.plan.grammar import nearest
-from unisono.spec.errors import ConfigProblems, Problem, UsageError, UserCodeError
+from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.frames import of_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,8 @@ def _guarded(where: str, function: Any) -> Any:
         if isinstance(error, UsageError):
             raise
         raise ConfigProblems(_pydantic(error, {}, where)) from None
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserCodeError(
-            f"the recipe function raised {type(error).__name__}: {error}",
-            where=f"{last.filename}:{last.lineno}",
-            likely=f"a bug in {where}",
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise of_user(error, "the recipe function", where) from error
 
 
 def _value_layer(value: Any, origin: str) -> Layer:

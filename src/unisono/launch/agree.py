@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from unisono.launch import crossing
 from unisono.launch.context import RankContext
 from unisono.launch.verdict import listed
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import UnisonoError, UsageError
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
@@ -50,7 +50,7 @@ def agree(
         failure, line["error"] = error, crossing.describe(error)
     ctx.store.set(f"{topic}/{ctx.rank}", json.dumps({"host": ctx.host, **line}))
     verdict = tell(ctx, topic, lambda: _judged([_line(ctx, topic, rank) for rank in range(ctx.world)]))
-    if failure is not None and "ours" not in line["error"]:
+    if failure is not None and not isinstance(failure, UnisonoError):
         raise failure  # with its traceback, on the rank that has it
     if verdict is not None:
         raise _shared(verdict)

@@ -57,9 +57,9 @@ def run(
         record = crossing.describe(error)
         _tell_torchrun(place.error_file, record)
         ours = crossing.revive(record, place.rank, host)
-        return Outcome([None], ours, ours.exit, "" if "ours" in record else record["traceback"])
+        return Outcome([None], ours, ours.exit)
     how = stopped[0] if stopped else ""
-    return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], "", how)
+    return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
 
 
 def join(
@@ -153,8 +153,8 @@ def _tell_torchrun(path: str, record: crossing.Record) -> None:
     """The error in torch's own shape, so that torchrun's summary shows it."""
     if not path:
         return
-    info = {"py_callstack": record["traceback"], "timestamp": str(int(time.time()))}
-    message = {"message": f"{record['type']}: {record['what']}", "extraInfo": info}
+    info = {"py_callstack": record["shown"], "timestamp": str(int(time.time()))}
+    message = {"message": record["what"], "extraInfo": info}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps({"message": message}))

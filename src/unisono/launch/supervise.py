@@ -24,6 +24,8 @@ from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeErro
 
 ECHO_GRACE = 2.0
 """Seconds to wait for the true failure after one that is only an echo of another."""
+ALIKE_GRACE = 0.3
+"""Seconds in which other ranks may fail too after one that did: what all raise is no fault of one of them."""
 STACK_GRACE = 0.5
 """Seconds that ranks get to write their stacks in a hang."""
 
@@ -34,14 +36,13 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 class Outcome:
     """How a run ended: one result a rank (None where there is none), the error to show, the exit code.
 
-    `trace` is the failing rank's traceback, `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run
-    ended because it was asked to; then `exit` is 130 or 75, and `error` is None if the ranks ended in good order.
+    `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run ended because it was asked to; then `exit`
+    is 130 or 75, and `error` is None if the ranks ended in good order.
     """
 
     results: list[dict[str, Any] | None]
     error: UnisonoError | None
     exit: int
-    trace: str = ""
     stopped: str = ""
 
 
@@ -225,7 +226,8 @@ class Supervision:
     def _failed(self, failure: verdict.Failure) -> None:
         self.failures.append(failure)
         if not failure.echo:
-            self._deadline = time.monotonic()
+            due = time.monotonic() + (ALIKE_GRACE if self._unfinished() else 0.0)
+            self._deadline = min(due, self._deadline or due)
         elif self._deadline is None:
             self._deadline = time.monotonic() + ECHO_GRACE
 
@@ -263,9 +265,9 @@ class Supervision:
                 self._unfinished(), list(self.store.waiting()), self.timeout or 0.0, self.host
             )
         failure = verdict.culprit(self.failures)
-        failed = {failure.rank}
-        others = [seat.rank for seat in self.seats if seat.rank not in failed]
-        return verdict.judge(failure, others, self.host, self.seats[failure.rank].lines)
+        alike = verdict.alike(failure, self.failures)
+        others = [seat.rank for seat in self.seats if seat.rank not in alike]
+        return verdict.judge(failure, alike, others, self.host, self.seats[failure.rank].lines)
 
     def _judge(self, error: UnisonoError) -> None:
         self._judged = error
@@ -280,8 +282,7 @@ class Supervision:
         results = [seat.result for seat in self.seats] + [None] * (self.ranks - len(self.seats))
         if self.unborn is not None:
             error: UnisonoError | None = crossing.revive(self.unborn, None, self.host)
-            trace = "" if "ours" in self.unborn else self.unborn["traceback"]
-            return Outcome(results, error, error.exit, trace)
+            return Outcome(results, error, error.exit)
         error = self._judged
         if error is None and self.failures:
             error = self._find_error()
@@ -292,9 +293,5 @@ class Supervision:
                 host=self.host,
                 code="R02",
             )
-        trace = ""
-        if self.failures and not self.hung:
-            record = verdict.culprit(self.failures).record
-            trace = record["traceback"] if record is not None and "ours" not in record else ""
         code = error.exit if error is not None else {"": 0, "interrupt": 130, "terminate": 75}[self.stopped]
-        return Outcome(results, error, code, trace, self.stopped)
+        return Outcome(results, error, code, self.stopped)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unisono.launch import crossing
 from unisono.launch.seats import Seat
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
+from unisono.spec.frames import is_foreign
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 
@@ -31,20 +32,41 @@ def culprit(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not failure.echo), failures[0])
 
 
-def judge(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
-    """The error to show for `failure`; `others` are the ranks that were stopped because of it."""
+def alike(failure: Failure, failures: Sequence[Failure]) -> list[int]:
+    """The ranks that failed as this one did: the same words from the same place."""
+    if failure.record is None:
+        return [failure.rank]
+    same = (failure.record["what"], failure.record["where"])
+    return sorted(
+        {f.rank for f in failures if f.record is not None and (f.record["what"], f.record["where"]) == same}
+    )
+
+
+def judge(
+    failure: Failure, alike: Sequence[int], others: Sequence[int], host: str, last_lines: Sequence[str]
+) -> UnisonoError:
+    """The error to show for `failure`. alike: the ranks that raised it. others: those stopped because of it."""
     if failure.record is None:
         return _died(failure, others, host, last_lines)
     error = crossing.revive(failure.record, failure.rank, host)
     if not error.likely and isinstance(error, UserCodeError) and error.code == "R01":
-        error.likely = stopped_because(others)
+        error.likely = raised_by(alike, others)
     return error
+
+
+def raised_by(alike: Sequence[int], others: Sequence[int]) -> str:
+    """Who raised an error and who did not, so that nobody looks for it on one machine if all have it."""
+    if len(alike) > 1 and not others:
+        return "every rank raised it: not one machine, but the code or the data that all share"
+    if len(alike) > 1:
+        return f"{listed(alike)} raised it; {stopped_because(others)}"
+    return stopped_because(others)
 
 
 def stopped_because(others: Sequence[int]) -> str:
     if not others:
         return ""
-    return f"{listed(others)} {'was' if len(others) == 1 else 'were'} healthy and stopped because of it"
+    return f"{listed(others)} {'was' if len(others) == 1 else 'were'} stopped because of it"
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -106,7 +128,7 @@ def hang(seats: Sequence[Seat], in_store: Sequence[int], seconds: float, host: s
     if waiting:
         what += f"; {listed(waiting)} wait{'s' if len(waiting) == 1 else ''} for others"
     places = [place for line in silent[0].lines if (place := _place(line))]
-    where = next((place for place in places if not place.startswith(crossing.FOREIGN)), "")
+    where = next((place for place in places if not is_foreign(place)), "")
     where = where or (places[0] if places else "")
     if not places:
         likely = "it does not even answer a signal: stopped, or stuck in the kernel"

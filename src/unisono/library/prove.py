@@ -108,8 +108,8 @@ def _path(function: Callable[..., Any]) -> list[str]:
 def _run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
     outcome = nursery.run(argument, ranks, 1, None, timeout, "gloo")
     if outcome.error is not None:
-        if outcome.trace:
-            outcome.error.add_note(outcome.trace)
+        if outcome.error.trace:
+            outcome.error.add_note(outcome.error.trace)
             outcome.error.add_note(outcome.error.render())
         raise outcome.error
     if outcome.stopped:

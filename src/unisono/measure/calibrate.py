@@ -128,7 +128,6 @@ def _player(nursery: Nursery) -> Callable[[dict[str, Any], int], list[Any]]:
     def play(argument: dict[str, Any], ranks: int) -> list[Any]:
         outcome = nursery.run(argument, ranks, 1, _quietly, _SILENCE)
         if outcome.error is not None:
-            print(outcome.trace, file=sys.stderr)
             raise outcome.error
         return outcome.results
 

@@ -1,7 +1,6 @@
 """`unisono plan --check`: the best plans played for a few steps on this machine, beside their prices. No torch here."""
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -65,7 +64,6 @@ def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> fl
     threads = max(1, len(os.sched_getaffinity(0)) // plan.world)
     outcome = nursery.run(argument, plan.world, threads, timeout=_SILENCE)
     if outcome.error is not None:
-        print(outcome.trace, file=sys.stderr)
         raise outcome.error
     return max(result["step"] for result in outcome.results if result is not None)
 

@@ -3,9 +3,10 @@
 import importlib.util
 import inspect
 import sys
-import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from unisono.models import noise
 from unisono.models.noise import Noise
 from unisono.spec.errors import UsageError, UserCodeError
+from unisono.spec.frames import of_user
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts, ModelConfig, OwnModel
 from unisono.spec.training import LOSSES
@@ -29,6 +31,12 @@ class WholeModule(nn.Module):
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
         y = self.module(x, noise=noise) if self._noisy else self.module(x)
+        if not isinstance(y, Tensor):
+            raise UserCodeError(
+                f"the model's forward returned {type(y).__name__}, not a tensor",
+                where=_forward(self.module),
+                fix="return the scores of every target: [batch, ..., classes]",
+            )
         return (
             y.clone() if y._is_view() else y
         )  # FSDP2 hooks its outputs, and a view may be written to behind it
@@ -40,7 +48,7 @@ class UserModel(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.stem, self.blocks, self.head = WholeModule(module), nn.ModuleList(), nn.Identity()
-        self.loss = getattr(module, "loss", summed_cross_entropy)
+        self.loss = getattr(module, "loss", partial(_told_cross_entropy, _forward(module)))
         self.anatomy = Anatomy()
 
     def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
@@ -50,6 +58,31 @@ class UserModel(nn.Module):
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in nats, summed over all targets; logits [..., V], targets [...]."""
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+def _told_cross_entropy(where: str, logits: Tensor, targets: Tensor) -> Tensor:
+    """The same, of a user's model: scores that do not fit the targets are told with the model's place."""
+    if logits.shape[:-1] == targets.shape:
+        try:
+            return summed_cross_entropy(logits, targets)
+        except (IndexError, RuntimeError) as error:
+            if int(targets.max()) < logits.shape[-1]:
+                raise
+            what = f"a target is {int(targets.max())}, and the model scores {logits.shape[-1]} classes"
+            fix = "a last layer of `vocab` or `classes` outputs, which the model function is given by these names"
+            raise UserCodeError(what, where=where, fix=fix) from error
+    raise UserCodeError(
+        f"the model's scores are {list(logits.shape)}, for targets {list(targets.shape)}",
+        where=where,
+        fix=f"scores of shape {[*targets.shape, 'classes']}".replace("'", "")
+        + ", or a `loss` of the model's own",
+    )
+
+
+def _forward(module: nn.Module) -> str:
+    """Where a user's module says what it does."""
+    code = getattr(type(module).forward, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in forward" if code else type(module).__name__
 
 
 def build(
@@ -78,6 +111,12 @@ def build(
     return model
 
 
+def _defined(module: ModuleType, name: str, path: str) -> str:
+    """Where a function of a user's file begins."""
+    code = getattr(getattr(module, name, None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {name}" if code else path
+
+
 def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
     """Calls FUNCTION of FILE.py with those of (config, vocab, context, classes, sample_shape) that it names."""
     path, _, name = config.kind.rpartition(":")
@@ -98,14 +137,12 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
         function = getattr(module, name)
         wanted = inspect.signature(function).parameters
         made = function(**{key: value for key, value in known.items() if key in wanted})
-    except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        raise UserCodeError(
-            f"the model function raised {type(error).__name__}: {error}",
-            where=f"{last.filename}:{last.lineno}",
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise of_user(error, "the model function", _defined(module, name, path)) from error
     if not isinstance(made, nn.Module):
         raise UserCodeError(
-            f"{name} returned {type(made).__name__}, not a torch.nn.Module", where=config.kind
+            f"{name} returned {type(made).__name__}, not a torch.nn.Module",
+            where=_defined(module, name, path),
+            fix=f"return a torch.nn.Module from {name}",
         )
     return made if all(hasattr(made, part) for part in ("stem", "blocks", "head")) else UserModel(made)

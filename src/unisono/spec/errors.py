@@ -30,7 +30,8 @@ class Problem:
 class UnisonoError(Exception):
     """Root of all errors that a user is shown; `exit` is the process's exit code.
 
-    shared: every rank raises it, so one of them is to tell it.
+    shared: every rank raises it, so one of them is to tell it. shown: what stands above the block on a screen, a short
+    traceback or nothing. trace: the whole traceback, for `error.json`.
     """
 
     exit: ClassVar[int] = 1
@@ -50,6 +51,7 @@ class UnisonoError(Exception):
         super().__init__(what)
         self.what, self.where, self.likely, self.fix = what, where, likely, fix
         self.rank, self.host, self.shared = rank, host, False
+        self.shown = self.trace = ""
         self.code = code or self.default_code
 
     def render(self) -> str:
@@ -74,6 +76,7 @@ class UnisonoError(Exception):
             "try": self.fix,
             "rank": self.rank,
             "host": self.host,
+            **({"traceback": self.trace} if self.trace else {}),
         }
 
 

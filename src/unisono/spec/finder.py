@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unisono.spec.errors import UsageError
+from unisono.spec.frames import of_user
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -107,8 +108,10 @@ def _loaded(path: str, noun: str, where: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            raise of_user(error, f"the {noun}'s file", path) from error
         raise
     return module
 

@@ -148,8 +148,6 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> No
     """Errors of ranks, and a request to stop, as errors that the command line maps to exit codes."""
     error, again = outcome.error, f"unisono train --resume {folder.path}"
     if error is not None:
-        if outcome.trace:
-            print(outcome.trace.rstrip(), file=sys.stderr)
         kept = _kept(folder)
         if kept and isinstance(error, Interrupted):
             error.fix = f"{again} (from {kept})"

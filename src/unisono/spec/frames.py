@@ -1,0 +1,120 @@
+"""Whose line raised, a user's or ours, and the error of ours that stands for any exception. Standard library only.
+
+A line is a user's unless its file belongs to this package, to Python's library or to an installed one. A file that we
+loaded by its path (a recipe, a model, a sink) is a user's wherever it lies.
+"""
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from unisono.spec import errors
+
+_PACKAGE = str(Path(errors.__file__).parents[1]) + os.sep
+FOREIGN = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_LOADED = "unisono_"  # how modules are called that we load by path: unisono_model_mine
+_NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")
+_SHOWN = 2
+"""Lines of a user's that the screen shows, each with its source below; `error.json` has all."""
+
+
+def is_foreign(file: str) -> bool:
+    """Whether no user wrote this file."""
+    return file.startswith(FOREIGN) or any(part in file for part in _INSTALLED)
+
+
+def users(error: BaseException) -> list[traceback.FrameSummary]:
+    """The user's lines that the error came through, the innermost last."""
+    own = []
+    for (frame, _), summary in zip(
+        traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True
+    ):
+        module = str(frame.f_globals.get("__name__", ""))
+        ours = is_foreign(summary.filename) or module.startswith("unisono.")
+        if module.startswith(_LOADED) or not ours:
+            own.append(summary)
+    if isinstance(error, SyntaxError) and error.filename and not is_foreign(error.filename):
+        line = (error.text or "").strip()
+        own.append(traceback.FrameSummary(error.filename, error.lineno or 1, "<module>", line=line))
+    return own
+
+
+def place(error: BaseException) -> str:
+    """`file:line in function` of the innermost line of the user's, or of the innermost of all; "" without any."""
+    frames: Sequence[traceback.FrameSummary] = users(error) or traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def shown(error: BaseException) -> str:
+    """The traceback as a screen shows it: the user's innermost lines and the error, six lines at most."""
+    lines = ["Traceback (your lines; error.json has all):"]
+    for frame in users(error)[-_SHOWN:]:
+        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
+        lines += [f"    {frame.line}"] if frame.line else []
+    return "\n".join([*lines, words(error)])
+
+
+def words(error: BaseException, most: int = 300) -> str:
+    """`ValueError: the first line of what it says`."""
+    name, said = type(error).__name__, str(error).strip()
+    line = f"{name}: {said.splitlines()[0]}" if said else name
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def of_user(error: BaseException, what: str = "", where: str = "") -> errors.UserCodeError:
+    """R01 for what a user's code raised. what: who raised it, as "the model function". where: if no line of the user's
+    is on the stack, as for a call with the wrong arguments."""
+    fix = ""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        fix = f"pip install {error.name}, in the environment of this Python"
+    said = f"{what} raised {words(error)}" if what else words(error)
+    made = errors.UserCodeError(
+        said, where=(place(error) if users(error) else where) or place(error), fix=fix
+    )
+    made.shown, made.trace = shown(error), whole(error)
+    return made
+
+
+def known(error: BaseException) -> errors.UnisonoError:
+    """The error of ours that stands for any exception."""
+    match error:
+        case errors.UnisonoError():
+            return error
+        case KeyboardInterrupt():
+            return errors.Interrupted("stopped by Ctrl-C")
+        case _ if _is_memory(error):
+            likely = "the plan does not fit this machine's memory"
+            fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
+            return errors.Infeasible(words(error), where=place(error), likely=likely, fix=fix)
+        case _ if users(error):
+            return of_user(error)
+        case ModuleNotFoundError() if error.name and not error.name.startswith("unisono"):
+            fix = f"make setup, or pip install {error.name}"
+            what = f"the module {error.name} is not installed"
+            return errors.UsageError(what, where="this Python", fix=fix, code="E01")
+        case OSError() if error.filename is not None and not isinstance(error, BlockingIOError):
+            what = f"{error.strerror or type(error).__name__}: {error.filename}"
+            fix = "check the path, its rights and the disk"
+            return errors.UsageError(what, where=str(error.filename), fix=fix, code="E02")
+    likely = "a fault of unisono itself; the traceback above says where"
+    made = errors.UnisonoError(
+        words(error), where=place(error), likely=likely, fix="report it, with the traceback"
+    )
+    made.shown = made.trace = whole(error)
+    return made
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Python's and torch's ways to say that there is no memory."""
+    said = str(error).lower()
+    return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(
+        sign in said for sign in _NO_MEMORY
+    )
+
+
+def whole(error: BaseException, most: int = 20_000) -> str:
+    """The whole traceback, with those of its causes."""
+    return "".join(traceback.format_exception(error)).rstrip()[-most:]
