@@ -69,9 +69,9 @@ def test_a_port_in_use_is_worth_a_note() -> None:
 def test_ranks_that_fail_or_sum_wrongly_are_faults() -> None:
     failed = doctor.judge(Outcome([None, None], UserCodeError("killed by SIGKILL", rank=1), 137))
     assert not failed[0].ok and "rank 1" in failed[0].detail
-    wrong = {"right": False, "small_ms": 1.0, "large_ms": 1.0, "gpus": [], "cuda": None}
+    wrong = {"right": False, "small_ms": 1.0, "large_ms": 1.0, "gpus": [], "software": ""}
     assert not doctor.judge(Outcome([wrong, wrong], None, 0))[0].ok
-    gpu = {**wrong, "right": True, "gpus": ["H200", "H200"], "cuda": "13.0"}
+    gpu = {**wrong, "right": True, "gpus": ["H200", "H200"], "software": "CUDA 13.0"}
     assert "2: H200" in doctor.judge(Outcome([gpu, gpu], None, 0))[1].detail
 
 

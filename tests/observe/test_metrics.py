@@ -54,4 +54,4 @@ def test_the_peak_of_memory_is_no_less_than_what_is_held():
     held = memory.rss_mib()
     block = bytearray(64 << 20)
     assert memory.peak_rss_mib() >= memory.rss_mib() * 0.999 > 0.0 < held
-    assert memory.used(lambda: 3 << 20)["cuda_peak_mib"] == 3.0 and len(block) == 64 << 20
+    assert len(block) == 64 << 20

@@ -1,34 +1,84 @@
-"""What is particular to a kind of device, in one place: CPUs, and GPUs under CUDA."""
+"""What is particular to a kind of device, in one place: CPUs, and GPUs under CUDA.
+
+Another kind of device (`xpu`, `mps`) is an edit of this file, and a house test holds others to asking it.
+"""
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-GPU_BACKEND = "nccl"  # between GPUs; all others are between CPUs
+GPU, GPU_BACKEND = "cuda", "nccl"
+CPU_BACKEND = "gloo"
+
+
+def names() -> list[str]:
+    """The GPUs that this process may use, by their model."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [torch.cuda.get_device_name(device) for device in devices]
+
+
+def software() -> str:
+    """What drives the GPUs, with its version."""
+    return f"CUDA {torch.version.cuda}"
+
+
+def count() -> int:
+    """GPUs that this process may use."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def backend_for(ranks: int) -> str:
+    """The backend between so many ranks of this host: a GPU's where each gets one of its own, else the CPU's."""
+    return GPU_BACKEND if 0 < ranks <= count() else CPU_BACKEND
+
+
+def beside_cpus(backend: str) -> str:
+    """The backend with one for what lives on the CPU beside it: seeds, orders, weights that are still there."""
+    return f"cpu:{CPU_BACKEND},{GPU}:{GPU_BACKEND}" if backend == GPU_BACKEND else backend
 
 
 def of_rank(backend: str, local_rank: int) -> torch.device:
     """The device of a rank: its own GPU under NCCL, which becomes this thread's, else the CPU."""
-    device = torch.device("cuda", local_rank) if backend == GPU_BACKEND else torch.device("cpu")
+    device = torch.device(GPU, local_rank) if backend == GPU_BACKEND else torch.device("cpu")
     adopt(device)
     return device
 
 
+def of_script() -> torch.device:
+    """The device of a script that nobody has placed: the GPU that this thread stands on, if there is one."""
+    return numbered(torch.device(GPU)) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def of_wire(device: torch.device) -> torch.device:
+    """Where small numbers travel between ranks that compute on `device`: the CPU, unless the process group knows GPUs
+    only."""
+    only_gpus = dist.is_initialized() and dist.get_backend() == GPU_BACKEND
+    return device if only_gpus else torch.device("cpu")
+
+
 def adopt(device: torch.device) -> None:
     """Let this thread stand on its GPU. A new one stands on GPU 0, and would take memory that is not its own."""
-    if device.type == "cuda":
+    if device.type == GPU:
         torch.cuda.set_device(device)
 
 
 def numbered(device: torch.device) -> torch.device:
     """The device with its number: `cuda` alone is the one that this thread stands on."""
-    is_open = device.type == "cuda" and device.index is None
-    return torch.device("cuda", torch.cuda.current_device()) if is_open else device
+    is_open = device.type == GPU and device.index is None
+    return torch.device(GPU, torch.cuda.current_device()) if is_open else device
 
 
 def is_apart(x: Tensor | torch.device) -> bool:
     """Whether a tensor or device has memory and a stream of its own: copies from it may be pinned and go on beside."""
-    return (x if isinstance(x, torch.device) else x.device).type == "cuda"
+    return (x if isinstance(x, torch.device) else x.device).type == GPU
+
+
+def has_fused(device: torch.device) -> bool:
+    """Whether torch's optimisers have a fused kernel for the device."""
+    return device.type in ("cpu", GPU)
 
 
 def between_cpus(pg: dist.ProcessGroup) -> bool:
@@ -36,13 +86,32 @@ def between_cpus(pg: dist.ProcessGroup) -> bool:
     return pg.name() != GPU_BACKEND
 
 
+def arithmetic(device: torch.device) -> str:
+    """What decides the bits of a sum there: a GPU's model, or the vector instructions of a CPU."""
+    return torch.cuda.get_device_name(device) if is_apart(device) else torch.backends.cpu.get_cpu_capability()
+
+
+def properties(device: torch.device) -> dict[str, Any]:
+    """A GPU's `name`, `memory` in bytes and `units`; nothing of a CPU, which is measured."""
+    if not is_apart(device):
+        return {}
+    known = torch.cuda.get_device_properties(device)
+    return {"memory": known.total_memory, "units": known.multi_processor_count, "name": known.name}
+
+
+def seed_models(parameters: Iterable[Tensor], seed: int) -> None:
+    """Seed the generator of the GPU on which a model lies; it serves nobody but models."""
+    if any(map(is_apart, parameters)):
+        torch.cuda.manual_seed(seed)
+
+
 def drain(device: torch.device) -> None:
     """Return when this thread's stream on the device is empty; a CPU has none."""
-    if device.type == "cuda":
+    if device.type == GPU:
         torch.cuda.current_stream(device).synchronize()
 
 
 def synchronize(device: torch.device) -> None:
     """Return when the device has done all that it was given; a CPU has."""
-    if device.type == "cuda":
+    if device.type == GPU:
         torch.cuda.synchronize(device)

@@ -215,7 +215,7 @@ def judge(outcome: Outcome) -> list[Check]:
     detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {count(speed)}B/s for 16 MiB"
     checks = [Check("all-reduce", True, detail)]
     if said["gpus"]:
-        checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, CUDA {said['cuda']}"))
+        checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, {said['software']}"))
     else:
         checks.append(Check("gpu", True, "none: everything still works (gloo)", note=True))
     return checks

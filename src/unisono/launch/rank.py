@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from unisono.comm.device import backend_for, count
 from unisono.launch import crossing
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
@@ -33,20 +34,13 @@ class SeatEnds:
 
 
 def choose_backend(wanted: str, local_world: int) -> str:
-    """ "nccl" where every rank of this host gets a GPU of its own, else "gloo"; an explicit choice is kept."""
-    if wanted != "auto":
-        return wanted
-    return "nccl" if 0 < local_world <= gpus() else "gloo"
-
-
-def gpus() -> int:
-    """GPUs that this process may use."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """What suits the ranks of this host; an explicit choice is kept."""
+    return backend_for(local_world) if wanted == "auto" else wanted
 
 
 def idle_gpus(wanted: str, local_world: int) -> str:
     """A note where ranks compute on CPUs beside GPUs that are too few for them and nobody asked for that; else ""."""
-    have = gpus()
+    have = count()
     if wanted != "auto" or not 0 < have < local_world:
         return ""
     return (

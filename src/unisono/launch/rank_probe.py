@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from unisono.comm import device
 from unisono.launch.context import RankContext
 
 SMALL, LARGE = 1 << 10, 4 << 20
@@ -18,14 +19,13 @@ def entry(ctx: RankContext, argument: dict[str, Any], shared: None) -> dict[str,
     x = torch.full((SMALL,), float(ctx.rank + 1))
     dist.all_reduce(x)
     right = bool((x == ctx.world * (ctx.world + 1) / 2).all())
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
     return {
         "right": right,
         "small_ms": _median_ms(SMALL, argument["small"]),
         "large_ms": _median_ms(LARGE, argument["large"]),
         "torch": torch.__version__,
-        "gpus": [torch.cuda.get_device_name(device) for device in devices],
-        "cuda": torch.version.cuda,
+        "gpus": device.names(),
+        "software": device.software(),
     }
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from unisono.comm.device import is_apart
 from unisono.library.explain import explained
 from unisono.library.small import Small
 from unisono.spec.errors import UsageError
@@ -129,7 +130,7 @@ class DealtLoader:
     def _one_randomness(self) -> None:
         """Rank 0's random state decides the order of this pass on every rank."""
         generator = getattr(self._data, "generator", None) or torch.default_generator
-        if isinstance(generator, torch.Generator) and generator.device.type == "cpu":
+        if isinstance(generator, torch.Generator) and not is_apart(generator.device):
             state = self._small.from_first(generator.get_state())
             if self._small.group.index:
                 generator.set_state(state)

@@ -6,9 +6,9 @@ import sys
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
@@ -101,30 +101,21 @@ def _script() -> str:
 
 def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool) -> Job:
     mine = plan.world > 1 and not dist.is_initialized()
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and (context is None or context.backend == "nccl"):
-        local = context.local_rank if context is not None else torch.cuda.current_device()
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
+    device = of_script() if context is None else of_rank(context.backend, context.local_rank)
     if mine and context is not None:
-        # With NCCL, Gloo stays beside it for what lives on the CPU: seeds, orders, weights that are still there.
-        backend = "cpu:gloo,cuda:nccl" if context.backend == "nccl" else context.backend
         where: dict[str, Any] = (
             {"store": context.store} if context.store is not None else {"init_method": "env://"}
         )
         dist.init_process_group(
-            backend, rank=context.rank, world_size=context.world, timeout=timeout, **where
+            beside_cpus(context.backend),
+            rank=context.rank,
+            world_size=context.world,
+            timeout=timeout,
+            **where,
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout)
-    job = Job(plan, mesh, device, _wire(device), owner=mine)
+    job = Job(plan, mesh, device, of_wire(device), owner=mine)
     if mine and at_exit:
         atexit.register(job.close_at_exit)
     return job
-
-
-def _wire(device: torch.device) -> torch.device:
-    """Where small numbers travel: the CPU unless the process group knows devices only."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return device
-    return torch.device("cpu")

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.comm.device import seed_models
+
 
 def seed_of(seed: int, rank: int) -> int:
     """A seed of one rank's own, from one that all share."""
@@ -26,8 +28,7 @@ class RandomStream:
         self.state: Tensor = torch.Generator().manual_seed(own).get_state()
         self._outside: Tensor | None = None
         self._depth = 0
-        if any(p.is_cuda for p in model.parameters()):
-            torch.cuda.manual_seed(own)  # a device's generator serves nobody but models
+        seed_models(model.parameters(), own)
         model.register_forward_pre_hook(self._enter)
         model.register_forward_hook(self._leave, always_call=True)
 

@@ -73,10 +73,9 @@ def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
     cores = len(os.sched_getaffinity(0))
     _writable(out)
     worlds = sorted({2, max(2, min(8, 2 * cores))})
-    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     with Nursery(ENTRY) as nursery:
         play = _player(nursery)
-        if gpus:
+        if gpus := play({"ask": "devices"}, 1)[0]["gpus"]:
             return _gpus(play, gpus, out, say, begun)
         say(f"{cores} cores: kernels and steps of ranks that compute alone ...")
         alone = play({"ask": "alone", "kernels": True, "steps": ALONE, "least": 0.35}, cores)[0]

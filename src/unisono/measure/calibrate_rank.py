@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from unisono.comm.device import count, is_apart, properties
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
@@ -21,7 +22,9 @@ ON_GPU = [(8192, 8192, 8192), (16384, 8192, 8192), (4096, 12288, 4096)]
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:
-    """`argument["ask"]`: `alone` (every rank for itself, all at once) or `together`."""
+    """`argument["ask"]`: `devices` (how many GPUs), `alone` (every rank for itself, all at once) or `together`."""
+    if argument["ask"] == "devices":
+        return {"gpus": count()}
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store if ctx.world > 1 else None)
     if argument["ask"] == "alone":
@@ -33,15 +36,13 @@ def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str
     found: dict[str, Any] = {"device": place.device.type}
     agree(0.0)
     if argument["kernels"]:
-        dtypes = ["float32"] if place.device.type == "cpu" else ["float32", "bfloat16"]
+        dtypes = ["float32", "bfloat16"] if is_apart(place.device) else ["float32"]
         for dtype in dtypes:
-            shapes = PRODUCTS + (ON_GPU if place.device.type == "cuda" else [])
+            shapes = PRODUCTS + (ON_GPU if is_apart(place.device) else [])
             found[dtype] = kernels.products(shapes, place.device, getattr(torch, dtype))
         found["copies"] = kernels.copies(COPIES, place.device)
         found["launch"] = kernels.launch(place.device)
-        if place.device.type == "cuda":
-            known = torch.cuda.get_device_properties(place.device)
-            found |= {"memory": known.total_memory, "units": known.multi_processor_count, "name": known.name}
+        found |= properties(place.device)
     single = place_of(0, 1, ctx.local_rank, ctx.backend, 600.0)
     found["steps"] = []
     for ask in argument["steps"]:
@@ -56,7 +57,7 @@ def _together(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[
     if argument["collectives"]:
         mesh = Mesh(Shape(dp=ctx.world), ctx.rank, Recorder(ctx.rank), place.timeout)
         found["collectives"] = collectives.timed(
-            mesh.dp, SIZES + (LARGE if place.device.type == "cuda" else []), place.device
+            mesh.dp, SIZES + (LARGE if is_apart(place.device) else []), place.device
         )
     for ask in argument["steps"]:
         seen = _played(ask, place, ask["plan"], argument["least"])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from unisono.comm.device import synchronize
 from unisono.comm.group import Group
-from unisono.measure.kernels import wait_for
 
 OPS = ("all_reduce", "shared_sum", "all_gather", "reduce_scatter", "message")
 
@@ -64,8 +64,8 @@ def _seconds(group: Group, call: Callable[[], object], device: torch.device, lea
 def _once(group: Group, call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, which all begin together; a GPU is waited for."""
     group.barrier()
-    wait_for(device)
+    synchronize(device)
     begun = time.perf_counter()
     call()
-    wait_for(device)
+    synchronize(device)
     return time.perf_counter() - begun

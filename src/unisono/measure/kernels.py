@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from unisono.comm.device import synchronize
+
 
 def seconds_of(call: Callable[[], object], device: torch.device, least: float = 0.05) -> float:
     """Median seconds of one call, which is repeated for at least `least` seconds and three times. On a GPU each time
@@ -14,10 +16,10 @@ def seconds_of(call: Callable[[], object], device: torch.device, least: float = 
     took: list[float] = []
     end = time.perf_counter() + least
     while len(took) < 3 or time.perf_counter() < end:
-        wait_for(device)
+        synchronize(device)
         begun = time.perf_counter()
         call()
-        wait_for(device)
+        synchronize(device)
         took.append(time.perf_counter() - begun)
     return statistics.median(took)
 
@@ -53,12 +55,3 @@ def launch(device: torch.device, count: int = 200) -> float:
             x.add_(1.0)
 
     return seconds_of(many, device) / count
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done all its work; on a CPU there is nothing to wait for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-__all__ = ["copies", "launch", "products", "seconds_of", "wait_for"]

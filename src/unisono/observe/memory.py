@@ -1,7 +1,6 @@
 """How much memory this process uses, in MiB."""
 
 import os
-from collections.abc import Callable
 
 import psutil
 
@@ -16,14 +15,6 @@ def rss_mib() -> float:
 def peak_rss_mib() -> float:
     """The most that was resident so far; where the system does not say, what is resident now."""
     return _status(b"\nVmHWM:") or rss_mib()
-
-
-def used(cuda_peak_bytes: Callable[[], int] | None = None) -> dict[str, float]:
-    """`rss_mib`, `peak_rss_mib` and, given a function that asks the device, `cuda_peak_mib`."""
-    sizes = {"rss_mib": rss_mib(), "peak_rss_mib": peak_rss_mib()}
-    if cuda_peak_bytes is not None:
-        sizes["cuda_peak_mib"] = cuda_peak_bytes() / _MIB
-    return {name: round(size, 1) for name, size in sizes.items()}
 
 
 def _status(field: bytes) -> float:

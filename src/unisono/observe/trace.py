@@ -28,6 +28,11 @@ class Trace:
     spans: list[Span]
     backend: str = ""
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the rank computed on a device beside its CPU: between CPUs, and alone, the backend is Gloo."""
+        return self.backend not in ("", "gloo")
+
 
 def write(
     path: str | Path,

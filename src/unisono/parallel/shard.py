@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 
 
@@ -84,7 +85,7 @@ class Sharded(Whole):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
                 module.set_force_sum_reduction_for_comms(True)
-                if device.type == "cpu":
+                if not is_apart(device):
                     module.set_custom_reduce_scatter(ShardScatter(group))  # type: ignore[arg-type]
                     module.set_custom_all_gather(ShardGather(group))  # type: ignore[arg-type]
 

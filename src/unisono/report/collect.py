@@ -137,7 +137,7 @@ def _traces(root: Path, missing: list[str]) -> list[Trace]:
     read = [_try(lambda path=path: read_trace(path), None, f"trace/{path.name}", missing) for path in paths]
     if not paths:
         missing.append("trace/ is absent: no timeline can be drawn")
-    if any(trace is not None and trace.backend == "nccl" for trace in read):
+    if any(trace is not None and trace.on_gpu for trace in read):
         missing.append(
             "times on GPUs: forward and backward only hand work over, and the wait for it stands in optim"
         )

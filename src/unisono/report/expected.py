@@ -111,7 +111,7 @@ def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
         if known.get(part, 0.0) > 0 or measured.get(part, 0.0) > 0
     )
     sizes = [size for _, size in peak_memory(run)]
-    on_host = not any(trace.backend == "nccl" for trace in run.traces)
+    on_host = not any(trace.on_gpu for trace in run.traces)
     return Beside(
         lines,
         str(told.get("cluster", "")),

@@ -26,9 +26,8 @@ from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.join import Replica, join, timetable_of
-from unisono.train.optim._make import make
 from unisono.train.run import Run
-from unisono.train.update import Update
+from unisono.train.update import update_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,7 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         leafwise=policy.leafwise,
         compiled=train.compile,
     )
-    optimizer = make(train, local.slots, place.device, even=policy.leafwise)
-    update = Update(optimizer, local.slots, train.rate(), train.clip)
+    update = update_of(train, local.slots, place.device, even=policy.leafwise)
     return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
 
 

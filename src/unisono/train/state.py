@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from unisono.train.checkpoint import Box, load, tensor_names
-from unisono.train.optim._make import state_of
 from unisono.train.run import Run
+from unisono.train.update import state_of
 
 
 def pieces_of(run: Run, gradients: bool = False) -> list[Box]:

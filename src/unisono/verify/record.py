@@ -28,8 +28,8 @@ from torch import Tensor
 
 from unisono.parallel.params import Slot
 from unisono.parallel.player import Leaf
-from unisono.train.optim._make import state_of
 from unisono.train.run import Run
+from unisono.train.update import state_of
 from unisono.verify.evidence import RecordedBox, copies_of, joined
 
 KINDS = ("init", "raw", "grad", "model", "optim", "buffer")

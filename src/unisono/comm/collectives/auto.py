@@ -32,15 +32,15 @@ class AutoAlgorithm(Algorithm):
 
     def __init__(self, member: Collective, pg: "ProcessGroup", axis: str) -> None:
         super().__init__(member, pg)
-        from unisono.comm.device import between_cpus
+        from unisono.comm.device import between_cpus, is_apart
 
-        self.axis, self._near = axis, None if between_cpus(pg) else False
+        self.axis, self._near, self._is_apart = axis, None if between_cpus(pg) else False, is_apart
         self._engine = Engine().bind(pg, axis)
         self._messages = None if self._near is False else Messages().bind(pg, axis)
         self._memory: MemoryAlgorithm | None = None
 
     def near(self, device: "device") -> bool:
-        if device.type != "cpu":
+        if self._is_apart(device):
             return False
         if self._near is None:
             from unisono.comm.collectives.memory.live import MemoryAlgorithm, sees_all
@@ -55,7 +55,7 @@ class AutoAlgorithm(Algorithm):
         return super().buffer(numel, like)
 
     def pick(self, op: str, x: "Tensor", later: bool = False) -> Algorithm:
-        if self._messages is None or x.device.type != "cpu":
+        if self._messages is None or self._is_apart(x):
             return self._engine
         if op == "all_gather":
             return self._messages
@@ -76,10 +76,7 @@ class AutoAlgorithm(Algorithm):
         return self.pick("all_to_all", x).exchange(out, x)
 
     def reduce_scatter(self, out: "Tensor", x: "Tensor") -> None:
-        if x.device.type == "cpu":
-            super().reduce_scatter(out, x)
-        else:
-            self._engine.reduce_scatter(out, x)
+        self._engine.reduce_scatter(out, x) if self._is_apart(x) else super().reduce_scatter(out, x)
 
     def says(self) -> str:
         if self._messages is None:

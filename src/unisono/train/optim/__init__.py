@@ -1,1 +1,1 @@
-"""Optimisers, one a file, chosen by `train.optimizer`; declared in `spec.training`. `_make` binds one to a rank."""
+"""Optimisers, one a file, chosen by `train.optimizer`. `spec.training` declares them, `train.update` binds one."""

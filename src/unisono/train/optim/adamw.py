@@ -32,9 +32,8 @@ class AdamW(Optimiser):
     def state(self, parameter: "Tensor") -> "dict[str, Tensor]":
         import torch
 
-        device = parameter.device if parameter.is_cuda else "cpu"
         return {
-            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "step": parameter.new_zeros((), dtype=torch.float32),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }

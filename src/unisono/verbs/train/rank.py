@@ -10,6 +10,7 @@ from typing import Any
 import torch._dynamo
 
 from unisono import __version__
+from unisono.comm.device import arithmetic, of_rank
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
@@ -86,9 +87,7 @@ def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:
 
 def _last_bits(ctx: RankContext) -> Facts:
     """What the last bits of a sum depend on beside the plan."""
-    on_gpu = ctx.backend == "nccl"
-    device = torch.cuda.get_device_name(ctx.local_rank) if on_gpu else torch.backends.cpu.get_cpu_capability()
-    return {"device": device, "threads": ctx.threads}
+    return {"device": arithmetic(of_rank(ctx.backend, ctx.local_rank)), "threads": ctx.threads}
 
 
 def _agree_on_checkpoint(ctx: RankContext, run_dir: Path, recipe: Recipe, corpus: Corpus) -> Path:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.comm.collectives import Algorithm, Done, Pending
+from unisono.comm.device import is_apart
 
 
 class EngineAlgorithm(Algorithm):
@@ -22,7 +23,7 @@ class EngineAlgorithm(Algorithm):
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
         # Gloo's own reduce-scatter sends what an all-reduce sends; an exchange of parts sends half of that.
-        if x.device.type == "cpu":
-            super().reduce_scatter(out, x)
-        else:
+        if is_apart(x):
             dist.reduce_scatter_single(out, x, group=self.pg)
+        else:
+            super().reduce_scatter(out, x)

@@ -20,7 +20,7 @@ from torch import Tensor
 from unisono.comm.collectives import Collective, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.messages.live import InFlight, agreed
-from unisono.comm.device import between_cpus
+from unisono.comm.device import between_cpus, is_apart
 
 _NAME = "unisono-buffer"
 _HEAD = 4096  # bytes before the numbers; the first eight are a token that tells the file from any other
@@ -62,7 +62,7 @@ class MemoryAlgorithm(EngineAlgorithm):
         self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
 
     def near(self, device: torch.device) -> bool:
-        return device.type == "cpu"
+        return not is_apart(device)
 
     def buffer(self, numel: int, like: Tensor) -> Tensor:
         buffers = mapped(self.pg, numel, like.dtype) if self.near(like.device) else None

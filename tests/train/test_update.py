@@ -6,7 +6,9 @@ from torch import nn
 
 from unisono.config import TrainConfig
 from unisono.parallel.params import Slot
-from unisono.train.optim._make import make, set_rate, state_of
+from unisono.sync import Verdict
+from unisono.train.numbers import Numbers
+from unisono.train.update import state_of, update_of
 
 
 def slots_for(*tensors):
@@ -16,13 +18,12 @@ def slots_for(*tensors):
 
 def stepped(train, pieces, grads, even, steps=5):
     slots = slots_for(*pieces)
-    optimizer = make(train, slots, torch.device("cpu"), even=even)
-    for _ in range(steps):
+    update = update_of(train, slots, torch.device("cpu"), even=even)
+    for step in range(steps):
         for slot, grad in zip(slots, grads, strict=True):
             slot.master.grad = grad.clone()
-        set_rate(optimizer, 0.01)
-        optimizer.step()
-    return optimizer, slots
+        update(step, Verdict.APPLY, Numbers(0.0, 0.0, False))
+    return update.optimizer, slots
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -60,5 +61,7 @@ def test_matrices_decay_and_vectors_do_not():
 
 def test_state_is_there_before_the_first_step():
     slots = slots_for(torch.ones(3, 5))
-    state = state_of(make(TrainConfig(), slots, torch.device("cpu"), even=True), slots[0].master)
+    state = state_of(
+        update_of(TrainConfig(), slots, torch.device("cpu"), even=True).optimizer, slots[0].master
+    )
     assert state["exp_avg"].shape == (3, 5) and not state["exp_avg"].any() and state["step"] == 0
