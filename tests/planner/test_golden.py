@@ -1,0 +1,38 @@
+"""Prices and verdicts are what they were, but for what is listed with a reason."""
+
+import pytest
+
+from tests.golden.planner.questions import CLOSE, answer, differs, excused, frozen, intended, rounded
+
+QUICK = 400
+
+
+def _moved(texts: list[str]) -> list[str]:
+    prices = frozen()
+    return [text for text in texts if differs(prices[text], rounded(answer(text)))]
+
+
+def test_every_sixth_price_is_the_frozen_one() -> None:
+    texts = [*frozen()]
+    assert len(texts) >= 2000
+    assert _moved(texts[:: len(texts) // QUICK]) == []
+
+
+@pytest.mark.slow
+def test_every_price_is_the_frozen_one() -> None:
+    assert _moved([*frozen()]) == []
+
+
+def test_what_is_listed_has_a_reason_and_is_there() -> None:
+    for pattern, why in intended():
+        assert len(why) > 20, pattern
+    assert not intended() or any(excused(text) for text in frozen())
+
+
+def test_a_moved_price_is_seen() -> None:
+    was = ["fits", 1.0, 2.0]
+    assert (
+        differs(was, ["short", 1.0, 2.0])
+        and differs(was, ["fits", 1.0 + 2 * CLOSE, 2.0])
+        and not differs(was, was)
+    )
