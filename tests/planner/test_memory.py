@@ -121,12 +121,6 @@ def test_scores_that_are_computed_again_are_there_for_one_block() -> None:
     scores = 5 * 16 * 1024**2 * 2 / 2
     assert held("none") - held("selective") == pytest.approx((6 * 3 - 1) * scores)
     assert held("none", True) == held("selective", True)
-    auto = replace(plan, recompute="auto")
-    sizes = {"micro_batch": 2, "micros": 8, "row": 1}
-    every = memory.of_row(model, auto, made, again=memory.Again(selective=6.0), **sizes)
-    assert every.activations == pytest.approx(held("selective"))
-    one = memory.of_row(model, auto, made, again=memory.Again(selective=1.0), **sizes)
-    assert one.activations == pytest.approx(held("none") - (3 - 1) * scores)
 
 
 @pytest.mark.parametrize("name", ["megatron-2022", "plain"])

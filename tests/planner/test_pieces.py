@@ -41,7 +41,7 @@ MODELS: Mapping[str, Model] = {
 PLANS = (
     "dp=32", "dp=4 shard=8 zero=1", "dp=2 shard=16 zero=2", "dp=2 shard=16 zero=3", "shard=32 zero=3 recompute=full",
     "dp=4 tp=8", "dp=2 tp=4 cp=4", "dp=4 shard=2 zero=3 tp=4 recompute=selective", "dp=4 shard=4 ep=4 tp=2 zero=1",
-    "shard=32 ep=8 zero=1", "dp=32 codec=int8", "dp=32 sync=local_sgd:h=4", "dp=4 tp=8 offload=params", "tp=4 shard=8 ep=4",
+    "shard=32 ep=8 zero=1", "dp=32 codec=int8", "dp=32 sync=local_sgd:h=4", "tp=4 shard=8 ep=4",
     "dp=8 tp=4 recompute=auto",
 )  # fmt: skip
 
@@ -58,7 +58,7 @@ def cases() -> list[Any]:
         for plan in PLANS:
             keys = Plan.parse(plan)
             parts = isinstance(model, Network)
-            if parts and (keys.tp > 1 or keys.cp > 1 or keys.offload != "none"):
+            if parts and (keys.tp > 1 or keys.cp > 1):
                 continue
             if keys.ep > 1 and name not in ("sparse", "dlrm"):
                 continue

@@ -7,7 +7,7 @@ from unisono.plan import Plan
 from unisono.planner import played
 from unisono.planner.clusters import cluster
 from unisono.planner.played import span
-from unisono.planner.price import price, rows
+from unisono.planner.price import detail, price
 from unisono.planner.simulate import Question, simulate, waterfall
 from unisono.planner.stack import stack
 from unisono.programs.pipeline import play_costs
@@ -35,7 +35,7 @@ def test_the_simulated_step_is_near_its_closed_form(schedule: str, made: str) ->
 
 def test_the_simulated_step_is_what_is_played() -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
-    each = rows(MODEL, plan, where, made, 1)
+    each = detail(MODEL, plan, where, made, 1).rows
     table = SCHEDULES.read("1f1b").timetable(4, 12)
     costs = ([f + each.send for f in each.forward], [b + each.send for b in each.backward])
     whole = max(p.stop for p in play_costs(table, *costs))
@@ -52,7 +52,7 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
         cluster("dgx-a100"),
         stack("plain"),
     )
-    each = rows(MODEL, plan, where, made, 2)
+    each = detail(MODEL, plan, where, made, 2).rows
     whole = span(schedule, 48, 48, each)
     monkeypatch.setattr(played, "FEW", 0)
     span.cache_clear()
@@ -60,6 +60,6 @@ def test_many_micro_batches_are_as_if_all_were_played(schedule: str, monkeypatch
 
 
 def test_what_has_no_timetable_is_not_played() -> None:
-    each = rows(MODEL, Plan.parse("pp=4"), cluster("dgx-a100"), stack("plain"), 1)
+    each = detail(MODEL, Plan.parse("pp=4"), cluster("dgx-a100"), stack("plain"), 1).rows
     assert span("interleaved:v=2", 48, 6, each) is None
     assert span("accumulate", 48, 8, each) is None

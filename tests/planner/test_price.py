@@ -9,7 +9,7 @@ from tests.planner.published import SETS, gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import bus
-from unisono.planner.price import price, rows
+from unisono.planner.price import detail, price
 from unisono.planner.stack import stack
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
@@ -34,7 +34,7 @@ def test_the_parts_add_up_to_the_step(name: str) -> None:
 @pytest.mark.parametrize(("micros", "within"), [(4, 0.07), (8, 0.04), (24, 0.03)])
 def test_the_closed_form_is_what_the_timetable_plays(micros: int, within: float) -> None:
     plan, where, made = Plan.parse("pp=4 precision=bf16"), cluster("dgx-a100"), stack("plain")
-    each = rows(MODEL, plan, where, made, 1)
+    each = detail(MODEL, plan, where, made, 1).rows
     played = max(
         p.stop for p in play_costs(SCHEDULES.read("1f1b").timetable(4, micros), each.forward, each.backward)
     )

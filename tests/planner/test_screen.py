@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from random import Random
 
 import numpy as np
@@ -28,7 +27,6 @@ SCHEDULES = (
 )  # fmt: skip
 EXCHANGES = (("every_step", "int8"), ("every_step", "topk+ef"), ("delayed", "plain"), ("diloco:h=500", "plain"),
              ("ssp:s=3", "plain"), ("gossip", "plain"))  # fmt: skip
-OFFLOADS = ("none", "optimizer", "params", "activations")
 MODELS = (
     gpt(24, 16, 2048, 1024),
     gpt(50, 32, 4096, 2048, vocab=128256, noisy=False),
@@ -46,8 +44,8 @@ CLUSTERS = (("dgx-a100:8", "megatron-2022"), ("dgx-h100:8", "megatron-2024"), ("
 def axes(mesh: Plan, batch: int) -> Axes:
     share = batch // mesh.replicas
     return Axes(
-        ways=tuple(product((1, 2, 3) if mesh.shard > 1 else (3,), OFFLOADS)),
-        modes=("none", "selective", "full", "auto"),
+        zeros=(1, 2, 3) if mesh.shard > 1 else (3,),
+        modes=("none", "selective", "full"),
         sizes=tuple((b, share // b) for b in (1, 2, 4) if share % b == 0),
         kinds=("ring", "ulysses") if mesh.cp > 1 else ("ring",),
         schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
@@ -70,9 +68,9 @@ def test_experts_are_screened_as_they_are_priced(name: tuple[str, str]) -> None:
 
 def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, int]:
     way, mode, size, kind, schedule, collective = at
-    (zero, offload), (micro_batch, micros) = all_of.ways[way], all_of.sizes[size]
+    micro_batch, micros = all_of.sizes[size]
     plan = replace(
-        mesh, zero=zero, offload=offload, recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
+        mesh, zero=all_of.zeros[way], recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
         schedule=all_of.schedules[schedule],
     )  # fmt: skip
     last = len(all_of.collectives)

@@ -103,12 +103,12 @@ def test_on_fewer_devices_time_memory_and_cost_are_three_wishes() -> None:
 
 
 def test_all_keys_hold_what_is_held_and_leave_what_is_computed() -> None:
-    held = Plan.parse("precision=bf16 cp=2 schedule=zbv offload=optimizer")
+    held = Plan.parse("precision=bf16 cp=2 schedule=zbv recompute=full")
     base = space(2)
     found = search(replace(base, held=held, all_keys=True))
     for answer in (*found.best, *found.front):
         plan = answer.question.plan
-        assert (plan.cp, plan.offload, plan.precision, plan.sync) == (2, "optimizer", "bf16", "every_step")
+        assert (plan.cp, plan.recompute, plan.precision, plan.sync) == (2, "full", "bf16", "every_step")
         assert plan.pp == 1 or plan.schedule == "zbv"
     values = {name for mesh in meshes(replace(base, all_keys=True)) for name in mesh.axes.schedules}
     assert {"1f1b", "gpipe", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev", "interleaved:v=2"} <= values

@@ -89,7 +89,7 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
             "micros=4 or micros=8",
         ),
         (["--plan", "pp=4 micros=12 schedule=interleaved:v=9", "--train.global_batch", "12"], "fewer stages"),
-        (["--plan", "tp=2 offload=params"], "host_gb_s"),
+        (["--plan", "tp=2 offload=params"], "offload=none"),
         (["--cluster", "dgx-a100", "--plan", "cp=3"], "cp=3 does not divide the context 64"),
         (["--cluster", "dgx-a100", "--plan", "cp=8 cp_kind=ulysses"], "cp_kind=ring"),
     ],

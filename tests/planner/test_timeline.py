@@ -15,7 +15,7 @@ from unisono.observe import trace
 from unisono.plan import Plan
 from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
-from unisono.planner.price import Price, price, rows
+from unisono.planner.price import Price, detail, price
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
@@ -72,7 +72,7 @@ def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Pat
 def test_a_simulated_step_computes_all_that_is_priced(schedule: str) -> None:
     ask, got = asked(schedule)
     step = timeline(ask, got)
-    each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch)
+    each = detail(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch).rows
     busy = sum(p.stop - p.start for p in step.placed)
     assert check(step.timetable) == []
     assert busy == pytest.approx(ask.micros * (sum(each.forward) + sum(each.backward)), rel=1e-9)

@@ -37,8 +37,6 @@ def question(
     where = cluster(cluster_name)
     made = stack(stack_name or where.stack)
     plan, batch = planned(loaded, where, model)
-    if plan.offload != "none" and not (where.device.host and isinstance(model, Transformer)):
-        raise _not_offloaded(plan.offload, where.device.name, isinstance(model, Transformer))
     ask = simulate.Question(
         model, plan, where, made, batch.micro_batch, batch.micros, loaded.recipe.train.steps
     )
@@ -128,11 +126,3 @@ def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageEr
         fix="fewer stages, or schedule=1f1b",
         code="P13",
     )
-
-
-def _not_offloaded(what: str, device: str, blocks: bool) -> UsageError:
-    reason = f"it is not known how fast {device} reaches its host's memory"
-    fix = "host_gb_s in the device of a cluster file, or offload=none"
-    if not blocks:
-        reason, fix = "of a network of parts it cannot be priced", "offload=none"
-    return UsageError(f"offload={what}: {reason}", where="plan.offload", fix=fix, code="C22")

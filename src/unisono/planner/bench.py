@@ -2,12 +2,12 @@
 
 What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
 
-Axes of the arrays, in this order: way (zero, offload), mode (recompute), size (micro-batch), kind (cp_kind), schedule,
+Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule,
 collective. Where a quantity does not depend on an axis, its length there is 1.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,10 @@ _FIELDS = tuple(f.name for f in fields(Plan))
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What is combined on one mesh. ways: (zero, offload). sizes: micro-batches and how many of them a step has.
+    """What is combined on one mesh. sizes: micro-batches and how many of them a step has.
     exchanges: (sync, codec) that stand after the collectives on the last axis, beside the plan's own."""
 
-    ways: tuple[tuple[int, str], ...]
+    zeros: tuple[int, ...]
     modes: tuple[str, ...]
     sizes: tuple[tuple[int, int], ...]
     kinds: tuple[str, ...]
@@ -43,16 +43,8 @@ class Axes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        parts = (self.ways, self.modes, self.sizes, self.kinds, self.schedules)
+        parts = (self.zeros, self.modes, self.sizes, self.kinds, self.schedules)
         return (*(len(part) for part in parts), len(self.collectives) + len(self.exchanges))
-
-    def by_mode(self) -> "list[Axes]":
-        """The same in order, auto apart from modes that treat all blocks alike."""
-        if "auto" not in self.modes or len(self.modes) == 1:
-            return [self]
-        at = self.modes.index("auto")
-        before, after = self.modes[:at], self.modes[at + 1 :]
-        return [replace(self, modes=modes) for modes in (before, ("auto",), after) if modes]
 
     def served(self, ranks: int, n_layer: int) -> Array:
         """(sizes, schedules): which timetables exist for which numbers of micro-batches."""
@@ -197,16 +189,16 @@ def layout_of(bench: SearchShared, mesh: Plan, schedule: str) -> tuple[tuple[flo
     return tuple((*kind, many) for kind, many in kinds.items())
 
 
-def blocks_by(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Blocks:
-    """Blocks of all ways: arrays (way, mode, size, kind)."""
-    made, kept = totals_by(bench, mesh, axes), array(kept_by(bench, mesh, axes).block)[None]
-    sizes = array([b for b, _ in axes.sizes], -1, 1)
-    found: dict[Any, Blocks] = {}
-    for plan in ways:
-        key = (plan.zero == 3, plan.offload)
-        if key not in found:
-            found[key] = blocks(bench.model, plan, bench.cluster, bench.stack, sizes, made, kept)
-    each = [found[plan.zero == 3, plan.offload] for plan in ways]
+def blocks_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Blocks:
+    """Blocks of all ways to shard: arrays (zero, mode, size, kind)."""
+    made, sizes = totals_by(bench, mesh, axes), array([b for b, _ in axes.sizes], -1, 1)
+    found = {
+        whole: blocks(
+            bench.model, like(mesh, zero=3 if whole else 1), bench.cluster, bench.stack, sizes, made
+        )
+        for whole in {zero == 3 for zero in axes.zeros}
+    }
+    each = [found[zero == 3] for zero in axes.zeros]
     shape = (1, len(axes.modes), len(axes.sizes), len(axes.kinds))
 
     def stacked(parts: Sequence[Any]) -> Array:

@@ -70,7 +70,6 @@ def as_json(found: Ranking) -> Mapping[str, Any]:
                 "step_s": answer.price.step,
                 "error_pct": answer.error_pct,
                 "mem_gib": answer.verdict.memory.total / GIB,
-                "host_gib": answer.verdict.memory.host / GIB,
                 "mfu": answer.mfu,
                 "bubble": answer.bubble,
                 "exposed_comm_s": sum(traffic.exposed for traffic in answer.price.comm.values()),
@@ -118,7 +117,7 @@ def as_text(found: Ranking, more: str = "") -> str:
             f" {answer.verdict.memory.total / GIB:.3g} of {answer.verdict.capacity / GIB:.3g} GiB",
             f"   {why(answer, found.best[0])}",
         ]
-        if answer.price.again:
+        if answer.question.plan.recompute == "auto":
             lines.insert(-1, f"   recompute=auto: {stages.sentence(answer.question.plan, answer.stages)}")
         if more and place == 1:
             lines.append(f"   {more}")

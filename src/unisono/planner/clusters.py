@@ -11,7 +11,7 @@ from unisono.planner.tables import Table, bundled, from_file, inherited, likenes
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
-    "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s", "host_memory_gb",
+    "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s",
     "watts", "like", "name",
 )  # fmt: skip
 _LINK = (
@@ -166,7 +166,7 @@ def _device(table: Table, name: str) -> Device:
             raise table.wrong(what, "peak_tflops", f"one of: {' '.join(DTYPES)}")
     memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
-    host, beside = table.number("host_gb_s", 1e9, 0.0), table.number("host_memory_gb", 1e9, 0.0)
+    host = table.number("host_gb_s", 1e9, 0.0)
     best = table.number("best_tflops", 1e12, 0.0)
     watts = table.number("watts", 1.0, 0.0)
     if not memory[0] or not bandwidth[0]:
@@ -180,11 +180,10 @@ def _device(table: Table, name: str) -> Device:
         best=best[0],
         units=int(units[0]),
         host=host[0],
-        host_memory=beside[0],
         watts=watts[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
-            "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1], "host_memory": beside[1],
+            "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1],
             "watts": watts[1],
         },
     )  # fmt: skip

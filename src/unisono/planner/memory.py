@@ -12,7 +12,7 @@ from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device, Source
-from unisono.planner.numbers import either, smaller
+from unisono.planner.numbers import smaller
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import HEAPED, LATE, WEIGHT_COPIES, chunks, in_flight, name_of
 from unisono.planner.timetables import ends as ends_of
@@ -24,16 +24,11 @@ ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] =
 }  # fmt: skip
 _REDUCER = Source("specification", "our own reducer's buckets, in bytes: train.departures; as PyTorch's DDP")
 BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
-_DOUBLE = Source(
-    "specification", "FSDP2 has two blocks at once, the one in use and the next; PyTorch, pull request 128884"
-)
-OFFLOAD_BLOCKS: Annotated[float, _DOUBLE] = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of one rank at its peak. slack: what the allocator holds beside what was asked for. host: what offloading
-    keeps in the host's memory instead, which is no part of the total."""
+    """Bytes of one rank at its peak. slack: what the allocator holds beside what was asked for."""
 
     params: float = 0.0
     grads: float = 0.0
@@ -41,7 +36,6 @@ class Memory:
     activations: float = 0.0
     communication: float = 0.0
     slack: float = 0.0
-    host: float = 0.0
 
     @property
     def allocated(self) -> float:
@@ -74,48 +68,33 @@ class RowShare:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Bytes that one micro-batch keeps: in a block; in one of which recompute=auto computes the scores again, or all;
-    in the one block that is being computed again as a whole, or of which the scores are (live, scores: under auto where
-    any is; always: under every other way); in stem and head; beside the head while the loss's gradient is made; and of
-    the head until its weight's gradient is made, where that comes apart. Numbers, or arrays."""
+    """Bytes that one micro-batch keeps. Numbers, or arrays.
+
+    block: in each block. live: more in the one block that is being computed again. stem, head: in these. loss: beside
+    the head while the loss's gradient is made. owed: of the head until its weight's gradient is made, where that comes
+    apart.
+    """
 
     block: float
-    partly: float
-    again: float
     live: float
-    always: float
     stem: float
     head: float
     loss: float = 0.0
-    scores: float = 0.0
     owed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """Blocks of one pipeline row of which recompute=auto computes the scores again, or all. Numbers, or arrays."""
-
-    selective: float = 0.0
-    full: float = 0.0
-
-
-NEVER = Again()
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryVerdict:
-    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes. Its host
-    is that of the rank which offloads most; beside: what the host has for that, infinity where it is not known."""
+    """Whether the fullest rank fits: its pipeline row, its memory, what the device has for it, both in bytes."""
 
     row: int
     memory: Memory
     capacity: float
-    beside: float = float("inf")
 
     @property
     def short(self) -> float:
         """Bytes that are missing, 0 where it fits."""
-        return max(0.0, self.memory.total - self.capacity, self.memory.host - self.beside)
+        return max(0.0, self.memory.total - self.capacity)
 
     @property
     def fits(self) -> bool:
@@ -187,30 +166,24 @@ def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> K
             recompute=mode, itemsize=item,
         )  # fmt: skip
 
-    own = block("none" if plan.recompute == "auto" else plan.recompute)
     # What is computed again is there while its block's backward pass is: all of it, or the scores.
-    live = block("none") if plan.recompute in ("full", "auto") else 0.0
-    scores = block("none") - block("selective") if plan.recompute in ("selective", "auto") else 0.0
+    live = {"full": block("none"), "selective": block("none") - block("selective")}.get(plan.recompute, 0.0)
     sizes = {"micro_batch": micro_batch, "tp": plan.tp, "cp": plan.cp}
     return Kept(
-        block=own,
-        partly=block("selective") if plan.recompute == "auto" else own,
-        again=block("full") if plan.recompute == "auto" else own,
+        block=block(plan.recompute),
         live=live,
-        always={"full": live, "selective": scores}.get(plan.recompute, 0.0),
         stem=stem_bytes(model, **sizes),
         head=head_bytes(model, itemsize=item, **sizes),
-        scores=scores,
         owed=owed_bytes(model, itemsize=item, **sizes),
     )
 
 
 def of_share(
-    model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float, again: Again = NEVER
+    model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float
 ) -> Memory:  # fmt: skip
-    """Memory of a rank with this share, `held` micro-batches in flight and `again` of its blocks computed again.
+    """Memory of a rank with this share and `held` micro-batches in flight.
 
-    Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
+    Of the plan only mesh, zero and precision are read: the rest may be arrays.
     """
     given: dict[str, Any] = {
         "zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
@@ -220,27 +193,13 @@ def of_share(
         more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     optim = optim / share.copies  # each copy's optimiser is that of the other
-    blocks = share.layers * kept.block - again.selective * (kept.block - kept.partly)
-    inside = (blocks - again.full * (kept.block - kept.again)) * held
-    live = either(again.full > 0, kept.live, either(again.selective > 0, kept.scores, kept.always))
+    inside = share.layers * kept.block * held
     heads, others = 1.0 + share.heaped * (held - 1.0), share.late * (held - 1.0)
     head = kept.head * heads + kept.loss + kept.owed * others
-    rest = live + share.stem * kept.stem * held + share.head * head
-    host = 0.0
-    # Two blocks are there of what comes and goes: the one in use, and the next or the one before.
-    part = smaller(1.0, OFFLOAD_BLOCKS / share.layers)
-    if plan.offload in ("optimizer", "params"):
-        host, optim = host + optim * (1.0 - part), optim * part
-    if plan.offload == "params":
-        host, params, grads = host + (params + grads) * (1.0 - part), params * part, grads * part
-    if plan.offload == "activations":
-        fewest = either(again.full < share.layers, kept.partly, kept.again)
-        one = either(again.selective + again.full < share.layers, kept.block, fewest)
-        here = smaller(inside, OFFLOAD_BLOCKS * one)
-        host, inside = host + inside - here, here
+    rest = kept.live + share.stem * kept.stem * held + share.head * head
     communication = _buffers(model, plan, stack, share.blocks, share.ends)
     allocated = params + grads + optim + inside + rest + communication
-    return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated, host)
+    return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated)
 
 
 def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
@@ -258,13 +217,13 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
 
 
 def of_row(
-    model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int, again: Again = NEVER
+    model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:  # fmt: skip
-    """Memory of the ranks of one pipeline row, `again` of its blocks computed again under recompute=auto."""
+    """Memory of the ranks of one pipeline row."""
     share = share_of(model, plan, row, stack.balanced)
     kept = kept_of(model, plan, stack, micro_batch)
     held = in_flight(plan.schedule, row, plan.pp, micros)
-    return of_share(model, plan, stack, share, kept, held, again)
+    return of_share(model, plan, stack, share, kept, held)
 
 
 def rows_seen(ranks: int) -> list[int]:
@@ -273,18 +232,15 @@ def rows_seen(ranks: int) -> list[int]:
 
 
 def verdict(
-    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int,
-    again: Sequence[Again] = (),
-) -> MemoryVerdict:  # fmt: skip
-    """The fullest row against the device. again: by row, under recompute=auto (`recompute.chosen`); then all rows are
-    looked at, otherwise those that can be fullest."""
+    model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
+) -> MemoryVerdict:
+    """The fullest row against the device."""
     each = [
-        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row, again=more), row)
-        for row, more in (enumerate(again) if again else ((row, NEVER) for row in rows_seen(plan.pp)))
+        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row), row)
+        for row in rows_seen(plan.pp)
     ]
     memory, row = max(each, key=lambda pair: pair[0].total)
-    memory = replace(memory, host=max(one.host for one, _ in each))
-    return MemoryVerdict(row, memory, device.room, device.beside)
+    return MemoryVerdict(row, memory, device.room)
 
 
 def own_list(model: Transformer, stack: Stack) -> bool:
@@ -314,13 +270,10 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) 
         )  # fmt: skip
 
     sizes = micro_batch, plan.tp, plan.cp, item
-    whole = block("none")
+    full = plan.recompute == "full"
     return Kept(
-        block=block("full") if plan.recompute == "full" else whole,
-        partly=block("selective") if plan.recompute == "auto" else whole,
-        again=block("full") if plan.recompute in ("full", "auto") else whole,
-        live=whole if plan.recompute in ("full", "auto") else 0.0,
-        always=whole if plan.recompute == "full" else 0.0,
+        block=block("full" if full else "none"),
+        live=block("none") if full else 0.0,
         stem=own.stem_bytes(model, *sizes),
         head=own.head_bytes(model, *sizes, composed=stack.composed),
         loss=own.loss_bytes(model, *sizes),
@@ -344,15 +297,15 @@ def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: 
 
 def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterator[tuple[str, Plan, int, int]]:
     """(what to change, the plan, its micro-batch, its micros) that need less memory on as many ranks."""
-    for mode in ("auto", "selective", "full"):
+    for mode in ("selective", "full"):
         if plan.recompute == "none" or (plan.recompute == "selective" and mode != "selective"):
             yield f"recompute={mode}", replace(plan, recompute=mode), micro_batch, micros
     for size in _smaller(micro_batch):
         many = micros * micro_batch // size
         yield f"micro_batch={size}", replace(plan, micros=many), size, many
         if size == 1 and plan.recompute == "none":
-            changed = replace(plan, micros=many, recompute="auto")
-            yield f"micro_batch={size} recompute=auto", changed, size, many
+            changed = replace(plan, micros=many, recompute="full")
+            yield f"micro_batch={size} recompute=full", changed, size, many
     if plan.dp > 1:
         for zero in (1, 2, 3):
             shard = plan.dp * plan.shard
@@ -375,7 +328,7 @@ def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterato
                 changed = replace(plan, **smaller, micros=micros * 2)
                 said = f"{axis}={size} {spare}={smaller[spare]}"
                 yield said, changed, micro_batch, micros * 2
-                yield f"{said} recompute=auto", replace(changed, recompute="auto"), micro_batch, micros * 2
+                yield f"{said} recompute=full", replace(changed, recompute="full"), micro_batch, micros * 2
 
 
 def _smaller(size: int) -> list[int]:

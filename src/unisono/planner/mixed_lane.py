@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import offload
 from unisono.planner.collectives import message
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
@@ -27,6 +26,7 @@ from unisono.planner.price import (
     message_bytes,
     row_seconds,
     tied,
+    update,
 )
 from unisono.planner.screen import like
 from unisono.planner.stack import Stack
@@ -57,12 +57,11 @@ class MixedRow:
     message: float
     memory: Memory
     capacity: float
-    beside: float
 
     @property
     def short(self) -> float:
         """Bytes that are missing, 0 where it fits."""
-        return max(0.0, self.memory.total - self.capacity, self.memory.host - self.beside)
+        return max(0.0, self.memory.total - self.capacity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +98,22 @@ def lane(bench: MixedShared, plan: Plan, way: Way, micro_batch: int, micros: int
         ahead, back = _seconds(plan, each[pool], row, cut[row])
         held = _memory(bench, plan, row, cut, micro_batch, micros)
         device = bench.mixture.pools[pool].device
-        rows.append(MixedRow(pool, cut[row], ahead, back, sends[row], held, device.room, device.beside))
+        rows.append(MixedRow(pool, cut[row], ahead, back, sends[row], held, device.room))
     cover = min(row.backward for row in rows) / chunks(plan.schedule)
     shown = [
         gradients(plan, way.nets[pool], stack, share, cover, micros)
         for pool, share in dict.fromkeys(zip(way.where, shares, strict=True))
     ]
     data = max(shown, key=lambda traffic: sum(t.exposed for t in traffic.values()))
-    update = max(
-        offload.update(model, plan, bench.mixture.pools[pool].device, stack, share)
+    updated = max(
+        update(model, plan, bench.mixture.pools[pool].device, stack, share)
         for pool, share in zip(way.where, shares, strict=True)
     )
     ends_seconds = _tied(bench, plan, way, shares[0])
     moved = message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
     return MixedPipeline(
-        tuple(rows), _price(bench, plan, each, rows, data, update, (moved, ends_seconds), micro_batch, micros)
+        tuple(rows),
+        _price(bench, plan, each, rows, data, updated, (moved, ends_seconds), micro_batch, micros),
     )
 
 
@@ -134,9 +134,8 @@ def detail(bench: MixedShared, plan: Plan, pool: int, micro_batch: int) -> Detai
     if key not in bench.memo:
         bench.memo[key] = kernels(bench.model, plan, where, bench.stack, micro_batch)
     made = bench.memo[key]
-    kept = kept_of(bench.model, plan, bench.stack, micro_batch).block
-    each = blocks(bench.model, plan, where, bench.stack, micro_batch, made.totals, kept)
-    return Detail(Rows((), ()), ((plan.recompute, 1.0, made, each),))
+    each = blocks(bench.model, plan, where, bench.stack, micro_batch, made.totals)
+    return Detail(Rows((), ()), made, each)
 
 
 def messages(bench: MixedShared, plan: Plan, way: Way, micro_batch: int) -> tuple[float, ...]:
@@ -280,11 +279,11 @@ def _price(
             comm = joined(comm, {axis: Traffic(part * t.bytes, part * t.seconds, part * t.exposed)})
         arithmetic += own.once("arithmetic") * times
         attention += own.once("attention") * times
-        device += (own.first.ahead.device + own.back("device")) * times
-        second += own.more("device") * times
+        device += own.both("device") * times
+        second += own.kernels.more.device * times
         over -= part * own.blocks.rims * micros / plan.pp  # which shows on shard
     _, heads = ends(plan.schedule, plan.pp)
-    arithmetic += sum(each[rows[row].pool].first.products for row in heads) / len(heads) * micros / plan.pp
+    arithmetic += sum(each[rows[row].pool].kernels.products for row in heads) / len(heads) * micros / plan.pp
     for row, own in enumerate(rows):
         over += sum(_seconds(plan, each[own.pool], row, 0.0)) * micros / plan.pp
     shown = sum(traffic.exposed for traffic in comm.values())

@@ -29,7 +29,7 @@ Kinds = tuple[tuple[float, float, int], ...]
 _MOST = 300  # plans that are priced whole
 _SURE = 1.03  # by how much an estimate may be above the price
 _LESS = 0.9  # of the layers that a row would have if all rows took as long as the dearest
-_TENTH = 1.1  # of the memory, for what is not linear: buffers, and blocks that offloading keeps
+_TENTH = 1.1  # of the memory, for what is not linear: buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class _Estimates:
     def _block(self, plan: Plan, pool: int, micro_batch: int) -> tuple[float, float]:
         """Seconds of one block and micro-batch, forward and backward, and of stem and head."""
         key = (
-            pool, plan.tp, plan.cp, plan.ep, plan.cp_kind, plan.shard, plan.zero, plan.recompute, plan.offload,
+            pool, plan.tp, plan.cp, plan.ep, plan.cp_kind, plan.shard, plan.zero, plan.recompute,
             plan.precision, name_of(plan.schedule), micro_batch,
         )  # fmt: skip
         if key not in self._blocks:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field, replace
 
 from unisono.planner.block import PassSeconds
-from unisono.planner.memory import Again
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,8 @@ class Price:
     arithmetic: matrix products. kernels: what else the device computes. recompute: what it computes a second time.
     host: waiting for kernels to be started. idle: the timetable's bubble. uneven: what the busiest row computes beyond
     the mean. comm: by axis. optimizer, fixed: per step. straggling: waiting for ranks that are slow today;
-    loading: for data. Not a part: busiest, seconds in which the busiest row computes; again, by row what recompute=auto
-    computes again, empty otherwise; attention, of arithmetic, where that is known.
+    loading: for data. Not a part: busiest, seconds in which the busiest row computes; attention, of arithmetic, where
+    that is known.
     """
 
     step: float
@@ -47,7 +46,6 @@ class Price:
     fixed: float
     comm: dict[str, Traffic] = field(default_factory=dict)
     recompute: float = 0.0
-    again: tuple[Again, ...] = ()
     attention: float = 0.0
     straggling: float = 0.0
     loading: float = 0.0
@@ -94,8 +92,7 @@ class Totals:
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Seconds of one micro-batch in one block, with what shows of weights and activations on their way; stem and head,
-    with theirs; one message between two rows. The last three: what shows on shard in forward and backward, and on the
-    host link; and of stem and head together on shard."""
+    with theirs; one message between two rows. shard, rims: what shows on shard of a block, and of stem and head."""
 
     forward: float
     backward: float
@@ -103,7 +100,6 @@ class Blocks:
     head: tuple[float, float]
     send: float
     shard: float = 0.0
-    host: float = 0.0
     rims: float = 0.0
 
 
@@ -128,40 +124,19 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Rows, and what they come from: kernels and blocks of each way to recompute, and its share of all blocks."""
+    """Rows, and the kernels and blocks that they come from."""
 
     rows: Rows
-    ways: tuple[tuple[str, float, Kernels, Blocks], ...]
+    kernels: Kernels
+    blocks: Blocks
 
-    @property
-    def first(self) -> Kernels:
-        return self.ways[0][2]
-
-    @property
-    def blocks(self) -> Blocks:
-        """Of the first way."""
-        return self.ways[0][3]
-
-    @property
-    def share(self) -> float:
-        """Of the blocks, those that are computed again as a whole."""
-        return sum(share for mode, share, _, _ in self.ways if mode == "full")
-
-    def back(self, part: str) -> float:
-        """A part of the backward pass over the mean block, with what it computes a second time."""
-        return sum(share * getattr(kernels.back, part) for _, share, kernels, _ in self.ways)
-
-    def more(self, part: str) -> float:
-        """A part of what is computed a second time, over the mean block."""
-        return sum(share * getattr(kernels.more, part) for _, share, kernels, _ in self.ways)
+    def both(self, part: str) -> float:
+        """A part of both passes over a block, with what the backward one computes a second time."""
+        return getattr(self.kernels.ahead, part) + getattr(self.kernels.back, part)
 
     def once(self, part: str) -> float:
-        """A part of both passes over the mean block, without what is computed a second time."""
-        return getattr(self.first.ahead, part) + self.back(part) - self.more(part)
-
-    def shown(self, part: str) -> float:
-        """What shows of the mean block on `shard` or `host`."""
-        return sum(share * getattr(blocks, part) for _, share, _, blocks in self.ways)
+        """The same without that."""
+        return self.both(part) - getattr(self.kernels.more, part)
 
 
 @dataclass(frozen=True, slots=True)

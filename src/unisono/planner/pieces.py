@@ -13,9 +13,8 @@ from unisono.plan import Plan
 from unisono.planner import gathering, general, host, host_memory, memory, replicas
 from unisono.planner import price as transformers
 from unisono.planner.memory import ITEM, RowShare, kept_of, share_of
-from unisono.planner.priced import settled, shares_cores
+from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer
-from unisono.planner.stages import RowLoad
 from unisono.planner.timetables import ends
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
@@ -114,25 +113,16 @@ def _end(answer: Answer, model: Transformer, part: WorkPart, name: str) -> Model
 
 
 def _kept(answer: Answer, model: Transformer) -> float:
-    """Bytes of one block and micro-batch on one rank; under recompute=auto the mean over all blocks."""
+    """Bytes of one block and micro-batch on one rank."""
     ask = answer.question
     if shares_cores(model, ask.cluster):
         return host_memory.kept_by_block(model, _way(answer), ask.micro_batch)
-    held = kept_of(model, ask.plan, ask.stack, ask.micro_batch)
-    partly, again = (_share(answer.stages, way, model.n_layer) for way in ("selective", "full"))
-    return (1.0 - partly - again) * held.block + partly * held.partly + again * held.again
-
-
-def _share(each: Sequence[RowLoad], way: str, of: int) -> float:
-    """Of all blocks, those that are computed again in one way."""
-    return sum(getattr(one, way) for one in each) / of
+    return kept_of(model, _way(answer), ask.stack, ask.micro_batch).block
 
 
 def _way(answer: Answer) -> Plan:
-    """The plan, with what recompute=auto comes to where all blocks are treated alike."""
-    ask = answer.question
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
+    """The plan, with what recompute=auto comes to."""
+    return answer.played
 
 
 def _sent(answer: Answer, model: Transformer) -> dict[str, float]:
@@ -144,7 +134,8 @@ def _sent(answer: Answer, model: Transformer) -> dict[str, float]:
             plan,
             moved | {"dp": host.sent_after(plan, host_memory.block_of(model, plan.tp) / host_memory.ITEM)},
         )
-    each = transformers.detail(model, plan, ask.cluster, ask.stack, ask.micro_batch, answer.price.again)
+    plan = _way(answer)
+    each = transformers.detail(model, plan, ask.cluster, ask.stack, ask.micro_batch)
     inside = transformers.inside_blocks(
         model, plan, ask.cluster, ask.stack, each, ask.micro_batch, ask.micros
     )
@@ -273,11 +264,10 @@ def as_text(answer: Answer) -> str:
         )
         for row in [head, *rows]
     ]
-    there = " (offloaded: in the host's memory)" if ask.plan.offload == "activations" else ""
     unit = "token" if ask.model.context > 1 else "sample"
     note = [
         f"  of one of each, in the mean: parameters, FLOPs of a {unit}'s forward pass; on a rank that has it, MiB that",
-        f"  a micro-batch of {ask.micro_batch} keeps until its backward pass{there}, and GB sent in a step by axis",
+        f"  a micro-batch of {ask.micro_batch} keeps until its backward pass, and GB sent in a step by axis",
     ]
     return "\n".join(["the model, part by part", *(f"  {line}".rstrip() for line in lines), *note])
 

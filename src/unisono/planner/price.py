@@ -1,18 +1,18 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner import block, experts, gathering, offload, recompute, replicas
+from unisono.planner import block, experts, gathering, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import dealt
 from unisono.planner.collectives import bus, message, uncovered
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
-from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.cluster import Cluster, Device, Source
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import ITEM, Again, RowShare, item_of, kept_of, share_of
+from unisono.planner.memory import ITEM, RowShare, item_of, share_of
 from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.parts import (
     Blocks,
@@ -29,7 +29,10 @@ from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle
 from unisono.planner.work.transformer import Transformer
 
-AXES = ("tp", "cp", "ep", "pp", "shard", "dp", "host")  # in the order in which traffic is told
+_READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
+UPDATE_BYTES: Annotated[float, Source("specification", _READ)] = 14.0
+MOMENT_BYTES: Annotated[float, Source("specification", "each moment is read and written, in fp32")] = 8.0
+AXES = ("tp", "cp", "ep", "pp", "shard", "dp")  # in the order in which traffic is told
 
 
 def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:
@@ -45,23 +48,19 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
 
 
 def blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float, made: Totals, kept: float
-) -> Blocks:  # fmt: skip
-    """A block with its weights and activations on their way to and from shard and host. kept: bytes that it keeps.
-
-    Of the plan only mesh, zero, precision and offload are read: the rest may be arrays.
-    """
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float, made: Totals
+) -> Blocks:
+    """A block with its weights on their way to and from shard. Of the plan only mesh, zero and precision are read: the
+    rest may be arrays."""
     gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back)
     stem, head = gathering.rims(model, plan, cluster, stack)
-    loaded = offload.shown(model, plan, cluster.device, stack, kept, made.ahead, made.back)
     return Blocks(
-        forward=made.ahead + gathered[0] + loaded[0],
-        backward=made.back + gathered[1] + loaded[1],
+        forward=made.ahead + gathered[0],
+        backward=made.back + gathered[1],
         stem=(made.stem[0] + stem[0], made.stem[1] + stem[1]),
         head=(made.head[0] + head[0], made.head[1] + head[1]),
         send=_send(model, plan, cluster, stack, micro_batch),
         shard=sum(gathered),
-        host=sum(loaded),
         rims=sum(stem) + sum(head),
     )
 
@@ -74,63 +73,17 @@ def row_seconds(each: Blocks, layers: float, stem: float, head: float) -> tuple[
     )
 
 
-def rows(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
-) -> Rows:  # fmt: skip
-    """What each row of the pipeline takes for one micro-batch. again: by row, of recompute=auto."""
-    return detail(model, plan, cluster, stack, micro_batch, again).rows
-
-
-def ways(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, modes: Sequence[str]
-) -> list[tuple[Kernels, Blocks]]:
-    """One block under each way to recompute."""
-    found: list[tuple[Kernels, Blocks]] = []
-    for mode in modes:
-        own = plan if plan.recompute == mode else replace(plan, recompute=mode)
-        made = kernels(model, own, cluster, stack, micro_batch)
-        kept = kept_of(model, own, stack, micro_batch).block
-        found.append((made, blocks(model, own, cluster, stack, micro_batch, made.totals, kept)))
-    return found
-
-
-def computed_again(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
-) -> tuple[Again, ...]:
-    """What each row computes again under recompute=auto; empty for every other way."""
-    if plan.recompute != "auto":
-        return ()
-    each = [one for _, one in ways(model, plan, cluster, stack, micro_batch, recompute.MODES)]
-    extra = recompute.extra_of([one.forward + one.backward for one in each])
-    sizes = {"micro_batch": micro_batch, "micros": micros}
-    return recompute.chosen(model, plan, stack, cluster.device, extra, **sizes)
-
-
-def detail(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
-) -> Detail:  # fmt: skip
-    """The rows, and what they come from."""
-    layers = rows_of(model, plan.schedule, plan.pp, stack.balanced)
-    modes, counts = (plan.recompute,), [[float(count)] for count in layers]
-    if plan.recompute == "auto":
-        modes = recompute.MODES
-        told = list(again) or [Again()] * plan.pp
-        counts = [
-            [count - one.selective - one.full, one.selective, one.full]
-            for count, one in zip(layers, told, strict=True)
-        ]
-    each = ways(model, plan, cluster, stack, micro_batch, modes)
+def detail(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Detail:
+    """What each row of the pipeline takes for one micro-batch, and what that comes from."""
+    made = kernels(model, plan, cluster, stack, micro_batch)
+    each = blocks(model, plan, cluster, stack, micro_batch, made.totals)
     stems, heads = ends(plan.schedule, plan.pp)
-    pairs: list[tuple[float, float]] = []
-    for row, many in enumerate(counts):
-        f, b = row_seconds(each[0][1], many[0], (row in stems) / len(stems), (row in heads) / len(heads))
-        for (_, one), count in zip(each[1:], many[1:], strict=True):
-            f, b = f + count * one.forward, b + count * one.backward
-        pairs.append((f, b))
-    ends_ = each[0][1]
-    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), ends_.stem, ends_.head, ends_.send)
-    shares = [sum(many[i] for many in counts) / model.n_layer for i in range(len(modes))]
-    return Detail(found, tuple((m, s, *one) for m, s, one in zip(modes, shares, each, strict=True)))
+    pairs = [
+        row_seconds(each, count, (row in stems) / len(stems), (row in heads) / len(heads))
+        for row, count in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced))
+    ]
+    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
+    return Detail(found, made, each)
 
 
 def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
@@ -164,15 +117,14 @@ def price(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
     """A step of `micros` micro-batches on every data rank."""
-    again = computed_again(model, plan, cluster, stack, micro_batch=micro_batch, micros=micros)
-    each = detail(model, plan, cluster, stack, micro_batch, again)
+    each = detail(model, plan, cluster, stack, micro_batch)
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     first = share_of(model, plan, 0, stack.balanced)
     messages = whole.messages + tied(model, plan, cluster, stack, first)
     over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
     data = replicated(model, plan, cluster, stack, first, over, micros)
-    optimizer = offload.update(model, plan, cluster.device, stack, first)
+    optimizer = update(model, plan, cluster.device, stack, first)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
     comm = inside = inside_blocks(model, plan, cluster, stack, each, micro_batch, micros)
@@ -183,10 +135,10 @@ def price(
     comm = joined(comm, data)
     # In the order in which they are told, and those that are there.
     comm = {axis: comm[axis] for axis in AXES if axis in comm}
-    ahead, layers = each.first.ahead, model.n_layer / plan.pp * micros
-    second = each.more("device") * layers
-    arithmetic = each.once("arithmetic") * layers + micros / plan.pp * each.first.products
-    on_device = (ahead.device + each.back("device")) * layers
+    layers = model.n_layer / plan.pp * micros
+    second = each.kernels.more.device * layers
+    arithmetic = each.once("arithmetic") * layers + micros / plan.pp * each.kernels.products
+    on_device = each.both("device") * layers
     over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims)
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
@@ -200,9 +152,14 @@ def price(
         fixed=fixed,
         comm=comm,
         recompute=second,
-        again=again,
         attention=each.once("attention") * layers,
     )
+
+
+def update(model: Transformer, plan: Plan, device: Device, stack: Stack, share: RowShare) -> float:
+    """Seconds of the optimiser's update of what one rank owns."""
+    owned = ((share.blocks + share.ends) / plan.shard + share.routed / max(1, share.ranks)) / share.copies
+    return owned * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
 
 
 def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float) -> float:
@@ -242,37 +199,26 @@ def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int
 def inside_blocks(
     model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Detail, micro_batch: int, micros: int
 ) -> dict[str, Traffic]:  # fmt: skip
-    """What is sent, and what of it shows, inside the passes over blocks: by axis, and to the host."""
-    layers = model.n_layer / plan.pp * micros
-    ahead = each.first.ahead
+    """What is sent, and what of it shows, inside the passes over blocks, by axis."""
+    layers, again = model.n_layer / plan.pp * micros, float(plan.recompute == "full")
     found: dict[str, Traffic] = {}
+
+    def add(axis: str, sent: float, shows: str, hides: str) -> None:
+        exposed, hidden = each.both(shows), each.both(hides)
+        found[axis] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+
     if plan.tp > 1:
-        exposed, hidden = ahead.exposed + each.back("exposed"), ahead.hidden + each.back("hidden")
-        sent = _tensor_bytes(model, plan, stack, micro_batch, each.share)
-        found["tp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+        add("tp", _tensor_bytes(model, plan, stack, micro_batch, again), "exposed", "hidden")
     if plan.cp > 1:
-        exposed, hidden = ahead.context + each.back("context"), ahead.ringed + each.back("ringed")
-        how = dealt(model, plan, cluster, stack, micro_batch)
-        once = block.context_bytes(model, how, ITEM[plan.precision], 1)
-        sent = once + block.context_bytes(model, how, ITEM[plan.precision], 2)
-        sent += once * each.share
-        found["cp"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+        how, item = dealt(model, plan, cluster, stack, micro_batch), ITEM[plan.precision]
+        once = block.context_bytes(model, how, item, 1)
+        add("cp", once + block.context_bytes(model, how, item, 2) + once * again, "context", "ringed")
     if plan.ep > 1:
-        exposed, hidden = ahead.routing + each.back("routing"), ahead.routed + each.back("routed")
-        sent = _routed_bytes(model, plan, micro_batch, each.share)
-        found["ep"] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
+        add("ep", _routed_bytes(model, plan, micro_batch, again), "routing", "routed")
     if gathering.deals(plan):
         (sent, seconds), rims = gathering.total(model, plan, cluster, stack)
-        found["shard"] = Traffic(sent * layers, seconds * layers, each.shown("shard") * layers)
+        found["shard"] = Traffic(sent * layers, seconds * layers, each.blocks.shard * layers)
         found["shard"] += Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
-    if plan.offload in ("params", "activations"):
-        kept = sum(
-            share * kept_of(model, replace(plan, recompute=mode), stack, micro_batch).block
-            for mode, share, _, _ in each.ways
-        )
-        moved = sum(offload.block_bytes(model, plan, stack, kept))
-        seconds = moved / max(offload.rate(cluster.device, stack), 1e-9)
-        found["host"] = Traffic(moved * layers, seconds * layers, each.shown("host") * layers)
     return found
 
 

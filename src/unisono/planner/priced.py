@@ -1,6 +1,5 @@
 """One door for what can be priced: a transformer, dealt along every axis, or a network of parts."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -9,7 +8,7 @@ from unisono.planner import general, host, host_memory, memory
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.memory import Again, MemoryVerdict
+from unisono.planner.memory import MemoryVerdict
 from unisono.planner.price import Price, Rows
 from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
@@ -24,10 +23,14 @@ def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
     return cluster.host is not None and isinstance(model, Transformer) and model.experts is None
 
 
-def _as_measured(plan: Plan, cluster: Cluster) -> None:
-    """Raises UsageError for a precision in which nobody has measured this host: its paces and bytes are those of fp32,
-    and others follow from none of them."""
-    if plan.precision != "fp32":
+def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
+    """Raises UsageError for what has no price: offloading, which nothing plays; and on a host a precision in which
+    nobody has measured it, since its paces and bytes are those of fp32, and others follow from none of them."""
+    if plan.offload != "none":
+        raise UsageError(
+            f"offload={plan.offload} has no price", where="plan.offload", fix="offload=none", code="C22"
+        )
+    if shares_cores(model, cluster) and plan.precision != "fp32":
         raise UsageError(
             f"precision={plan.precision} has no price on {cluster.name}: its host was measured in fp32",
             where="plan.precision",
@@ -41,33 +44,30 @@ def price(
 ) -> Price:
     """Seconds of a step of `micros` micro-batches on every data rank. Raises UsageError for a precision in which a host
     was not measured."""
+    _known(model, plan, cluster)
     sizes = {"micro_batch": micro_batch, "micros": micros}
     own = settled(model, plan, stack, cluster, **sizes)
     if shares_cores(model, cluster):
-        _as_measured(plan, cluster)
         found = host.price_on_host(model, own, cluster, **sizes)
     elif isinstance(model, Network):
         found = general.price(model, own, cluster, stack, **sizes)
     else:
-        return transformers.price(model, plan, cluster, stack, **sizes)
-    if own is plan:
-        return found
-    again = tuple(
-        Again(0.0, count * (own.recompute == "full")) for count in blocks(model, plan, stack, cluster)
-    )
-    return replace(found, again=again)
+        found = transformers.price(model, own, cluster, stack, **sizes)
+    return found
 
 
 def settled(
     model: Model, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
 ) -> Plan:
-    """Of networks of parts, and where ranks share a host's cores, recompute=auto is none where that fits, else full."""
-    alike = isinstance(model, Network) or shares_cores(model, cluster)
-    if plan.recompute != "auto" or not alike:
+    """recompute=auto is the first of none, selective and full that fits, which is the quickest; else full."""
+    if plan.recompute != "auto":
         return plan
-    none = replace(plan, recompute="none")
-    fits = verdict(model, none, stack, cluster, micro_batch=micro_batch, micros=micros).fits
-    return none if fits else replace(plan, recompute="full")
+    scores = isinstance(model, Transformer) and not shares_cores(model, cluster) and not stack.fused_attention
+    for mode in ("none", "selective") if scores else ("none",):
+        own = replace(plan, recompute=mode)
+        if verdict(model, own, stack, cluster, micro_batch=micro_batch, micros=micros).fits:
+            return own
+    return replace(plan, recompute="full")
 
 
 def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[float, ...]:
@@ -82,26 +82,22 @@ def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[fl
     return rows_of(model, plan.schedule, plan.pp, stack.balanced)
 
 
-def rows(
-    model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, again: Sequence[Again] = ()
-) -> Rows:
-    """What each row of the pipeline takes for one micro-batch. again: by row, what recompute=auto computes again."""
+def rows(model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
+    """What each row of the pipeline takes for one micro-batch."""
     if isinstance(model, Network):
-        if plan.recompute == "auto":
-            plan = replace(plan, recompute="full" if any(one.full for one in again) else "none")
         each = general.rows(model, plan, cluster, stack, micro_batch)
         ways = tuple(row.forward for row in each), tuple(row.backward for row in each)
         return Rows(*ways, send=general.send(each, plan, cluster, stack, micro_batch))
-    return transformers.rows(model, plan, cluster, stack, micro_batch, again)
+    return transformers.detail(model, plan, cluster, stack, micro_batch).rows
 
 
 def verdict(
     model: Model, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
 ) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
+    _known(model, plan, cluster)
     plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
-        _as_measured(plan, cluster)
         row, held = host_memory.memory_on_host(
             model, plan, cluster.host, micro_batch=micro_batch, micros=micros
         )
@@ -109,6 +105,4 @@ def verdict(
         return MemoryVerdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
         return general.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
-    sizes = {"micro_batch": micro_batch, "micros": micros}
-    again = transformers.computed_again(model, plan, cluster, stack, **sizes)
-    return memory.verdict(model, plan, stack, cluster.device, again=again, **sizes)
+    return memory.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)

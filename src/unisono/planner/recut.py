@@ -2,7 +2,7 @@
 
 A stage's seconds and bytes grow with its blocks, so for a given most of seconds each stage takes as many as it can; the
 least most by which all blocks find a place is the best (as in the partitioning of PipeDream, Narayanan et al., 2019,
-with memory as a second limit). What recompute=auto computes again is part of both.
+with memory as a second limit).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.planner.cuts import CUTTABLE, rows_of, with_cut
-from unisono.planner.memory import NEVER, RowShare, kept_of, of_share, share_of
-from unisono.planner.price import ways
+from unisono.planner.memory import RowShare, kept_of, of_share, share_of
+from unisono.planner.price import detail
 from unisono.planner.priced import shares_cores
-from unisono.planner.recompute import MODES, Extra, extra_of, of_rank
 from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.timetables import ends, in_flight, name_of
 from unisono.planner.work.transformer import Transformer
@@ -50,7 +49,7 @@ def better(answer: Answer) -> Better | None:
 def best(ask: Question) -> tuple[int, ...] | None:
     """Blocks by stage; None where no cut fits, or where rows have several stages."""
     model, plan = ask.model, ask.plan
-    if not isinstance(model, Transformer) or shares_cores(model, ask.cluster):
+    if not isinstance(model, Transformer) or shares_cores(model, ask.cluster) or plan.recompute == "auto":
         return None
     if plan.pp == 1 or name_of(plan.schedule) not in CUTTABLE:
         return None
@@ -81,11 +80,7 @@ def _most(row: Sequence[float], limit: float) -> int:
 def _seconds(ask: Question, model: Transformer) -> list[list[float]]:
     """Of each stage, with 1, 2, 3 … blocks while it fits, seconds of one micro-batch."""
     plan, stack = ask.plan, ask.stack
-    auto = plan.recompute == "auto"
-    modes = MODES if auto else (plan.recompute,)
-    made = [one for _, one in ways(model, plan, ask.cluster, stack, ask.micro_batch, modes)]
-    passes = [one.forward + one.backward for one in made]
-    extra = extra_of(passes) if auto else Extra(0.0, 0.0)
+    made = detail(model, plan, ask.cluster, stack, ask.micro_batch).blocks
     kept = kept_of(model, plan, stack, ask.micro_batch)
     device = ask.cluster.device
     stems, heads = ends(plan.schedule, plan.pp)
@@ -93,17 +88,13 @@ def _seconds(ask: Question, model: Transformer) -> list[list[float]]:
     for row, own in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced)):
         share = share_of(model, plan, row, stack.balanced)
         held = in_flight(plan.schedule, row, plan.pp, ask.micros)
-        rim = (row in stems) * sum(made[0].stem) + (row in heads) * sum(made[0].head)
+        rim = (row in stems) * sum(made.stem) + (row in heads) * sum(made.head)
         some: list[float] = []
         for count in range(1, model.n_layer - plan.pp + 2):
             part = _with(share, own, count)
-            given = (model, plan, stack, part, kept, held)
-            again = of_rank(*given, device, extra) if auto else NEVER
-            memory = of_share(*given, again)
-            if memory.total > device.room or memory.host > device.beside:
+            if of_share(model, plan, stack, part, kept, held).total > device.room:
                 break
-            more = again.selective * extra.selective + again.full * extra.full
-            some.append(rim + count * passes[0] + more)
+            some.append(rim + count * (made.forward + made.backward))
         found.append(some)
     return found
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner import offload, replicas
-from unisono.planner.again import auto
+from unisono.planner import replicas
 from unisono.planner.bench import (
     Array,
     Axes,
@@ -28,7 +27,7 @@ from unisono.planner.bench import (
 )
 from unisono.planner.block import COVERING
 from unisono.planner.collectives import uncovered
-from unisono.planner.memory import Kept, Memory, RowShare, of_share, rows_seen, share_of
+from unisono.planner.memory import Kept, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
     line,
@@ -37,6 +36,7 @@ from unisono.planner.price import (
     scattered,
     scatters,
     tied,
+    update,
     work,
 )
 
@@ -53,40 +53,16 @@ class Screened:
 
 def screen(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
     """All plans of one mesh. mesh: a plan with its sizes; the keys of the axes are not read."""
-    each = [_screened(bench, mesh, part) for part in axes.by_mode()]
+    ways = [like(mesh, zero=zero) for zero in axes.zeros]
+    memory = _memory(bench, mesh, axes, ways)
     served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :, None]
-    memory, fits = each[0].memory, each[0].fits
-    if len(each) > 1:
-        # Under auto, what is cheapest to compute again may depend on what is sent, and memory on what is cheapest.
-        memory, fits = (
-            np.concatenate([_spread(getattr(one, name), len(axes.kinds)) for one in each], axis=1)
-            for name in ("memory", "fits")
-        )
-    steps = [one.step for one in each]
-    return Screened(np.concatenate(steps, axis=1) if len(steps) > 1 else steps[0], memory, fits & served)
-
-
-def _spread(found: Array, kinds: int) -> Array:
-    return np.broadcast_to(found, (*found.shape[:3], kinds, *found.shape[4:]))
-
-
-def _screened(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
-    """Of modes that treat all blocks alike, or of auto alone."""
-    ways = [like(mesh, zero=zero, offload=mode) for zero, mode in axes.ways]
-    if axes.modes == ("auto",):
-        memory, fits, works = auto(bench, mesh, axes, ways)
-        return Screened(_steps(bench, mesh, axes, ways, works), memory, fits)
-    memory, fits = _memory(bench, mesh, axes, ways)
-    return Screened(_steps(bench, mesh, axes, ways, _works(bench, mesh, axes)), memory, fits)
+    return Screened(_steps(bench, mesh, axes, ways), memory, (memory <= bench.cluster.device.room) & served)
 
 
 def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Bytes that the fullest rank needs at least: model states, by the way that shares out most of them."""
-    nothing = Kept(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    zero = max(zero for zero, _ in axes.ways)
-    modes = {mode for _, mode in axes.ways}
-    best = like(mesh, zero=zero, offload=next((m for m in ("params", "optimizer") if m in modes), "none"))
-    least = np.inf
+    nothing = Kept(0.0, 0.0, 0.0, 0.0)
+    best, least = like(mesh, zero=max(axes.zeros)), np.inf
     for schedule in axes.schedules:
         own, found = like(best, schedule=schedule), 0.0
         for row in rows_seen(mesh.pp):
@@ -99,7 +75,7 @@ def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 
 def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
-    plain = Axes(axes.ways[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
+    plain = Axes(axes.zeros[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
     if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
         mesh = like(mesh, schedule=COVERING[0])  # under which nothing that goes to experts may show
     made = totals_by(bench, mesh, plain)
@@ -110,28 +86,16 @@ def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     return float(work.min()) + bench.stack.step
 
 
-def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> tuple[Array, Array]:
-    """(bytes of the fullest rank, whether it fits), of all axes but kind and collective."""
+def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
+    """Bytes of the fullest rank, of all axes but kind and collective."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
-    device = bench.cluster.device
     shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
     totals: list[Array] = []
-    fits: list[Array] = []
     for plan in ways:
-        each = [of_share(bench.model, plan, bench.stack, share, kept, held) for share, held in rows]
-        total, host = _fullest(each, shape)
-        totals.append(total)
-        fits.append((total <= device.room) & (host <= device.beside))
-    return np.stack(totals)[:, :, :, None, :, None], np.stack(fits)[:, :, :, None, :, None]
-
-
-def _fullest(each: Sequence[Memory], shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """(bytes of the fullest row, bytes that a rank keeps with its host at most)."""
-    total, host = np.broadcast_to(each[0].total, shape), np.broadcast_to(each[0].host, shape)
-    for memory in each[1:]:
-        total, host = np.maximum(total, memory.total), np.maximum(host, memory.host)
-    return total, host
+        each = [of_share(bench.model, plan, bench.stack, share, kept, held).total for share, held in rows]
+        totals.append(np.maximum.reduce([np.broadcast_to(one, shape) for one in each]))
+    return np.stack(totals)[:, :, :, None, :, None]
 
 
 def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], RowSeconds]:
@@ -149,23 +113,18 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
     return found
 
 
-def _steps(
-    bench: SearchShared,
-    mesh: Plan,
-    axes: Axes,
-    ways: Sequence[Plan],
-    works: Callable[[int, Blocks], RowSeconds],
-) -> Array:
+def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
-    plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes, ways)
+    works = _works(bench, mesh, axes)
+    plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes)
     covered = plain
     if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
-        covered = blocks_by(bench, like(mesh, schedule=COVERING[0]), axes, ways)
+        covered = blocks_by(bench, like(mesh, schedule=COVERING[0]), axes)
     first = share_by(bench, mesh, axes, 0)
     shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
     device = bench.cluster.device
-    updates: list[Array] = [offload.update(bench.model, plan, device, bench.stack, first) for plan in ways]
+    updates: list[Array] = [update(bench.model, plan, device, bench.stack, first) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
     handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden

@@ -11,7 +11,7 @@ from unisono.planner.machines.order import trains
 from unisono.planner.memory import Memory, MemoryVerdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
-from unisono.planner.priced import Model, price, rows, shares_cores, verdict
+from unisono.planner.priced import Model, price, rows, settled, shares_cores, verdict
 from unisono.planner.stack import Stack
 from unisono.planner.stages import RowLoad, told
 from unisono.planner.stragglers import Law
@@ -81,7 +81,14 @@ class Answer:
     def stages(self) -> tuple[RowLoad, ...]:
         """What each stage has, and computes again."""
         ask = self.question
-        return told(ask.model, ask.plan, ask.stack, ask.cluster, self.price.again)
+        return told(ask.model, self.played, ask.stack, ask.cluster)
+
+    @property
+    def played(self) -> Plan:
+        """The plan with what recompute=auto comes to."""
+        ask = self.question
+        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+        return settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
 
     @property
     def trust(self) -> Trust:
@@ -143,14 +150,6 @@ def demand(answer: Answer, cut: str = "") -> None:
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
-    if memory.total <= answer.verdict.capacity:
-        raise DoesNotFit(
-            f"offload={ask.plan.offload} keeps {memory.host / GIB:.1f} GiB of a device in its host's memory, which has"
-            f" {answer.verdict.beside / GIB:.1f} GiB for it: short by {answer.verdict.short / GIB:.1f} GiB",
-            answer,
-            where=f"{ask.plan} on {ask.cluster.name}",
-            fix="a greater shard, tp or pp, or another offload",
-        )
     parts = sorted(in_gib(memory).items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {size:.1f}" for name, size in parts if name != "total" and size >= 0.05)
     raise DoesNotFit(
@@ -189,10 +188,11 @@ def _sensible(model: Model, plan: Plan) -> bool:
 
 def _as_played(ask: Question, got: Price) -> tuple[Price, float]:
     """The price with its timetable played, where there is one; and the bubble."""
-    plan = ask.plan
-    if plan.pp == 1:
+    if ask.plan.pp == 1:
         return got, 0.0
-    each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch, got.again)
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
+    each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
     whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
     if whole is not None:
         got = with_play(got, whole, ask.micros, plan.schedule, each)

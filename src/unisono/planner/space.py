@@ -14,7 +14,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
-from unisono.plan.grammar import known, played
+from unisono.plan.grammar import played
 from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.asked import NOT_BUILT, judged, problems
 from unisono.planner.bench import Axes, like
@@ -84,9 +84,9 @@ def places(mesh: MeshSizes, n_layer: int) -> Iterator[tuple[int, ...]]:
 def plan_at(mesh: MeshSizes, at: Sequence[int]) -> tuple[Plan, int]:
     """(plan, its micro-batch) at a place of the screen's arrays."""
     axes = mesh.axes
-    (zero, offload), (micro_batch, micros) = axes.ways[at[0]], axes.sizes[at[2]]
+    micro_batch, micros = axes.sizes[at[2]]
     named: dict[str, Any] = {
-        "zero": zero, "offload": offload, "recompute": axes.modes[at[1]], "micros": micros,
+        "zero": axes.zeros[at[0]], "recompute": axes.modes[at[1]], "micros": micros,
         "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[0],
     }  # fmt: skip
     if at[5] < len(axes.collectives):
@@ -111,7 +111,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
                 continue
             axes = _axes(space, plan, sizes)
             served = int(axes.served(plan.pp, space.model.n_layer).sum())
-            others = len(axes.ways) * len(axes.modes) * len(axes.kinds) * axes.shape[-1]
+            others = len(axes.zeros) * len(axes.modes) * len(axes.kinds) * axes.shape[-1]
             if served:
                 yield MeshSizes(plan, axes, served * others)
 
@@ -130,12 +130,10 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
     zeros = _values(space, "zero", (1, 2, 3) if plan.shard > 1 else (space.held.zero,))
     model = space.model
     every = space.all_keys and isinstance(model, Transformer)
-    offloads: Sequence[str] = (known if every and space.cluster.device.host else played)("offload")
-    modes: Sequence[str] = played("recompute")
-    if every:  # fused attention keeps no scores that selective recomputation could leave out
-        modes = [
-            mode for mode in known("recompute") if mode != "selective" or not space.stack.fused_attention
-        ]
+    # Fused attention keeps no scores that selective recomputation could leave out.
+    modes = ("none", *(("selective",) if every and not space.stack.fused_attention else ()), "full")
+    if space.held.recompute != "auto":
+        modes = _values(space, "recompute", modes)
     kinds = [space.held.cp_kind]
     if plan.cp > 1:
         spread = plan.tp * plan.cp
@@ -145,8 +143,8 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
         _values(space, "schedule", _schedules(space, plan.pp)) if plan.pp > 1 else [space.held.schedule]
     )
     return Axes(
-        ways=tuple(product(zeros, _values(space, "offload", offloads))),
-        modes=tuple(_values(space, "recompute", modes)),
+        zeros=tuple(zeros),
+        modes=tuple(modes),
         sizes=sizes,
         kinds=tuple(kinds),
         schedules=tuple(schedules),

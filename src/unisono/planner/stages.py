@@ -7,7 +7,6 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.memory import NEVER, Again
 from unisono.planner.priced import Model, blocks
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks
@@ -25,17 +24,11 @@ class RowLoad:
     full: float = 0.0
 
 
-def told(
-    model: Model, plan: Plan, stack: Stack, cluster: Cluster, again: Sequence[Again] = ()
-) -> tuple[RowLoad, ...]:
-    """Of each row of the pipeline. again: what recompute=auto has chosen."""
-    counts = blocks(model, plan, stack, cluster)
-    if plan.recompute == "auto":
-        rows = again or [NEVER] * plan.pp
-        return tuple(RowLoad(count, one.selective, one.full) for count, one in zip(counts, rows, strict=True))
+def told(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[RowLoad, ...]:
+    """Of each row of the pipeline."""
     return tuple(
         RowLoad(count, count * (plan.recompute == "selective"), count * (plan.recompute == "full"))
-        for count in counts
+        for count in blocks(model, plan, stack, cluster)
     )
 
 

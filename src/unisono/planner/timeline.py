@@ -45,12 +45,12 @@ def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
     if shares_cores(ask.model, ask.cluster):
-        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-        plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
         placed = placed_on_host(ask.model, plan, ask.cluster, **sizes)
     else:
-        each = rows(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, price.again)
+        each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
         parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
         placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
     shown = [

@@ -78,6 +78,7 @@ def priceable(plan: Any, where: Mixture) -> None:
     wrong = (
         ("schedule", "dualpipe", "its two ways would lie on unlike devices; dualpipev or 1f1b"),
         ("recompute", "auto", "none, selective or full"),
+        *((("offload", plan.offload, "offload=none"),) if plan.offload != "none" else ()),
         *((("sync", plan.sync, "sync=every_step"),) if not _exact(POLICIES, plan.sync) else ()),
         *((("codec", plan.codec, "codec=plain"),) if not _exact(CODECS, plan.codec) else ()),
     )
@@ -85,10 +86,6 @@ def priceable(plan: Any, where: Mixture) -> None:
         if getattr(plan, key) == value:
             raise UsageError(f"{key}={value} cannot be priced on a mixture of devices", where=f"plan.{key}", fix=fix,
                              code="C22")  # fmt: skip
-    if plan.offload != "none" and not all(pool.device.host for pool in where.pools):
-        slow = next(pool.device.name for pool in where.pools if not pool.device.host)
-        raise UsageError(f"offload={plan.offload}: it is not known how fast {slow} reaches its host's memory",
-                         where="plan.offload", fix="offload=none", code="C22")  # fmt: skip
 
 
 def _exact(family: Family[Any], text: str) -> bool:

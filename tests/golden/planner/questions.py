@@ -185,13 +185,7 @@ def _plan(draw: Random, model: Transformer | Network, devices: int, small: bool)
         words += [f"sync={draw.choice(_SYNCS)}"] * (kind in ("sync", "both"))
         words += [f"codec={draw.choice(_CODECS)}"] * (kind in ("codec", "both"))
         words += [f"collective={draw.choice(_COLLECTIVES)}"] * (kind == "collective")
-    if not small and isinstance(model, Transformer) and draw.random() < 0.1:
-        words.append(f"offload={draw.choice(['optimizer', 'params', 'activations'])}")
     return " ".join(words)
-
-
-def _offloads(text: str, at: str) -> bool:
-    return "offload" not in text or ("+" not in at and place(at).device.host > 0)
 
 
 def drawn(count: int, seed: int = 15) -> Iterator[str]:
@@ -211,7 +205,7 @@ def drawn(count: int, seed: int = 15) -> Iterator[str]:
         if kind == "mixture" and not isinstance(model, Transformer):
             continue
         text = _plan(draw, model, 32 if kind == "mixture" else place(at).devices, small)
-        if text is None or not _offloads(text, at):
+        if text is None:
             continue
         if kind == "mixture" and any(word in text for word in ("sync", "codec", "dualpipe")):
             continue
@@ -243,7 +237,7 @@ def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: in
     found: list[float | str] = [
         price.step, price.arithmetic, price.kernels, price.host, price.idle, price.uneven, price.optimizer, price.fixed,
         price.recompute, got.bubble, memory.params, memory.grads, memory.optim, memory.activations, memory.communication,
-        memory.host, memory.total, got.verdict.capacity, float(got.verdict.row), got.trust.error,
+        memory.total, got.verdict.capacity, float(got.verdict.row), got.trust.error,
         "fits" if got.verdict.fits else "short",
     ]  # fmt: skip
     for axis, traffic in price.comm.items():

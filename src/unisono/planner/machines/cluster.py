@@ -48,7 +48,7 @@ class Device:
     before the first tensor (context, collectives' buffers). best: FLOP/s in bf16 of the best product that was ever
     measured, 0 where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
     known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its host's memory, each
-    way at once; 0 where nothing can be offloaded. host_memory: bytes of it for one device, 0 where that is not known.
+    way at once; 0 where that is not known.
     watts: thermal design power, 0 where that is not known.
     """
 
@@ -60,7 +60,6 @@ class Device:
     best: float = 0.0
     units: int = 0
     host: float = 0.0
-    host_memory: float = 0.0
     watts: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
@@ -68,11 +67,6 @@ class Device:
     def room(self) -> float:
         """Bytes for what a rank asks for."""
         return self.memory - self.reserved
-
-    @property
-    def beside(self) -> float:
-        """Bytes of the host's memory for what is offloaded, infinity where that is not known."""
-        return self.host_memory or float("inf")
 
     def flops(self, dtype: str) -> float:
         """Peak of a dtype. Where the device has no such rate it computes in the next wider dtype that it has."""
