@@ -25,7 +25,7 @@ def run(
     """
     if to != "hf":
         raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix="--to hf")
-    folder = _checkpoint(Path(run_dir))
+    folder = checkpoint_of(Path(run_dir))
     state = load(folder, [])
     recipe = state["recipe"]
     model = restored(recipe["model"])
@@ -46,7 +46,8 @@ def run(
     }
 
 
-def _checkpoint(run_dir: Path) -> Path:
+def checkpoint_of(run_dir: Path) -> Path:
+    """The run's latest checkpoint. Raises UsageError F03."""
     folder = latest(run_dir)
     if folder is not None and folder.is_dir():
         return folder
@@ -55,7 +56,7 @@ def _checkpoint(run_dir: Path) -> Path:
         code="F03",
         where=str(run_dir),
         likely="the run was stopped before its first checkpoint",
-        fix=f"unisono train --resume {run_dir}, then export again",
+        fix=f"unisono train --resume {run_dir}, then this again",
     )
 
 

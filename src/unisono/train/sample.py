@@ -2,46 +2,106 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from unisono import config
 from unisono.config import Recipe
 from unisono.models.build import build as build_model
+from unisono.spec.errors import UsageError
 from unisono.train.build import facts_of
-from unisono.train.checkpoint import read_full
+from unisono.train.checkpoint import read_full, tensor_names
 from unisono.train.data.dataset import Corpus
+from unisono.train.data.load import load as load_data
+from unisono.train.export import checkpoint_of
 
 LARGEST = 50_000_000  # parameters; more would make the end of a run wait
 
 
-@torch.no_grad()
+def from_run(
+    run_dir: Path, checkpoint: Path | None, prompt: str, length: int, temperature: float, seed: int | None
+) -> dict[str, Any]:
+    """`unisono sample`: text from a run's checkpoint, the latest if None; the object of --json.
+
+    Raises UsageError: F03 no checkpoint, F05 a model without text or a prompt that its tokenizer lacks, K01 damaged.
+    """
+    folder = checkpoint or checkpoint_of(run_dir)
+    recipe = config.load(run_dir).recipe
+    corpus = load_data(recipe.data, recipe.model)
+    if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
+        what = f"a model of kind {recipe.model.kind} on {recipe.data.source} makes no text"
+        raise UsageError(what, where=str(run_dir), fix="a run on text, with a tokenizer of ours", code="F05")
+    try:
+        tokens = list(corpus.encode(prompt)) if prompt else []
+    except (KeyError, ValueError):
+        unknown = next((c for c in prompt if not _encodes(corpus.encode, c)), prompt)
+        raise UsageError(
+            f"{unknown!r} does not occur in the data, so the {recipe.data.tokenizer} tokenizer has no token for it",
+            where="--prompt",
+            fix="a prompt of characters that the data has",
+            code="F05",
+        ) from None
+    drawn = _draw(
+        _model(folder, recipe, corpus), recipe.model.window, tokens or _first(corpus), length, temperature,
+        recipe.seed if seed is None else seed,
+    )  # fmt: skip
+    return {
+        "run_dir": str(run_dir),
+        "checkpoint": str(folder),
+        "prompt": prompt,
+        "text": corpus.decode(drawn),
+    }
+
+
 def sample(
     folder: Path, recipe: Recipe, corpus: Corpus, start: str = "def ", length: int = 200
 ) -> str | None:
-    """Text drawn from the weights in a checkpoint, by one process; None for models without text or too large.
-
-    Draws from softmax(logits / 0.8) with a generator seeded by the recipe.
-    """
-    encode: Callable[[str], Sequence[int]] | None = corpus.encode
-    if recipe.model.reads != "tokens" or corpus.decode is None or encode is None:
+    """The text that ends a run; None for models without text or too large to wait for."""
+    if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
         return None
-    model = build_model(recipe.model, facts_of(corpus))
+    model = _model(folder, recipe, corpus)
     if sum(p.numel() for p in model.parameters()) > LARGEST:
         return None
-    state = {
-        name.removeprefix("model/"): t for name, t in read_full(folder).items() if name.startswith("model/")
-    }
+    tokens = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus)
+    return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed))
+
+
+def _encodes(encode: Callable[[str], Sequence[int]], text: str) -> bool:
+    try:
+        encode(text)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _first(corpus: Corpus) -> list[int]:
+    """The first tokens of the data, to begin with."""
+    return corpus.train.fetch(np.zeros(1, dtype=np.int64))[0][0, :4].tolist()
+
+
+def _model(folder: Path, recipe: Recipe, corpus: Corpus) -> nn.Module:
+    """The whole model with the weights of a checkpoint."""
+    model = build_model(recipe.model, facts_of(corpus))
+    names = [name for name in tensor_names(folder) if name.startswith("model/")]
+    state = {name.removeprefix("model/"): t for name, t in read_full(folder, names).items()}
     model.load_state_dict(state, strict=False, assign=True)
     for alias, owner in model.anatomy.ties:  # type: ignore[union-attr]
         module, _, leaf = alias.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
-    try:
-        tokens = list(encode(start))
-    except (KeyError, ValueError):
-        tokens = list(corpus.train.fetch(np.zeros(1, dtype=np.int64))[0][0, :4].tolist())
-    generator = torch.Generator().manual_seed(recipe.seed)
+    return model.eval()
+
+
+@torch.no_grad()
+def _draw(
+    model: nn.Module, window: int, tokens: list[int], length: int, temperature: float, seed: int
+) -> list[int]:
+    """`tokens`, and `length` more drawn from softmax(logits / temperature); the likeliest ones where it is 0."""
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(length):
-        logits = model(torch.tensor([tokens[-recipe.model.window :]]))[0, -1].float()
-        tokens.append(int(torch.multinomial((logits / 0.8).softmax(-1), 1, generator=generator)))
-    return corpus.decode(tokens)
+        logits = model(torch.tensor([tokens[-window:]]))[0, -1].float()
+        chances = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
+        tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+    return tokens
