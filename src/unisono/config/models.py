@@ -131,7 +131,8 @@ class LaunchConfig(BaseModel):
         description="threads of a rank; absent: 1 under sync=canonical, else an equal share of the cores",
     )
     backend: Literal["auto", "gloo", "nccl"] = Field(
-        default="auto", description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU"
+        default="auto",
+        description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU",
     )
     timeout: Positive = Field(default=600.0, description="seconds that a collective may take")
 
