@@ -19,10 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.forked import MARK, Forked
+
 UNISONO = (sys.executable, "-m", "unisono")
 SECONDS = 100.0
 """How long anything here may take on a busy machine before it counts as hung."""
-_MARK = "UNISONO__TEST"  # a name that the product never reads; children inherit it
 
 RECIPE = """\
 name = "tiny"
@@ -47,22 +48,22 @@ report = false
 """
 
 MODEL = '''\
-"""A user's models, some of which go wrong in training step 4."""
+"""A user's models, some of which go wrong in training step 4, the blocking one in step 3."""
 import os
 import torch
 from torch import nn
 
 
 class Tiny(nn.Module):
-    def __init__(self, vocab, mistake=None):
+    def __init__(self, vocab, mistake=None, good=4):
         super().__init__()
         self.embed, self.middle, self.out = nn.Embedding(vocab, 8), nn.Linear(8, 8), nn.Linear(8, vocab)
-        self.mistake, self.calls = mistake, 0
+        self.mistake, self.good, self.calls = mistake, good, 0
 
     def forward(self, x):
         self.calls += self.training
         h = self.middle(self.embed(x))
-        if self.calls > 4 and self.mistake:
+        if self.calls > self.good and self.mistake:
             h = self.mistake(h)
         return self.out(h)
 
@@ -85,7 +86,7 @@ def blocks(h):
 def good(vocab): return Tiny(vocab)
 def raising(vocab): return Tiny(vocab, raises)
 def bursting(vocab): return Tiny(vocab, Burst())
-def blocking(vocab): return Tiny(vocab, blocks)
+def blocking(vocab): return Tiny(vocab, blocks, 3)
 '''
 
 USERS = """\
@@ -159,7 +160,7 @@ class Done:
 class Job:
     """A `unisono` command under way, in its own session. `lines`: what it has said on stderr so far."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Forked
     cwd: Path
     mark: str
     began: float = field(default_factory=time.monotonic)
@@ -257,21 +258,27 @@ class Job:
 
 @contextlib.contextmanager
 def started(
-    cwd: Path, *argv: str, program: Sequence[str] = UNISONO, environ: dict[str, str] | None = None
+    cwd: Path, *argv: str, program: Sequence[str] | None = None, environ: dict[str, str] | None = None
 ) -> Iterator[Job]:
-    """A command under way; whatever the test does, it is gone at the end."""
+    """A command under way; whatever the test does, it is gone at the end. Where no program is given, it is `unisono`,
+    forked from a process that has torch imported; UNISONO is that as a user starts it."""
     mark = secrets.token_hex(8)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("UNISONO_", "SLURM_", "OMPI_", "PMI_"))}
-    process = subprocess.Popen(
-        [*program, *argv],
-        cwd=cwd,
-        env={**kept, **(environ or {}), _MARK: mark},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    kept |= environ or {}
+    process: Forked | subprocess.Popen[str]
+    if program is None:
+        process = Forked([*UNISONO[1:], *argv], cwd, kept, mark)
+    else:
+        process = subprocess.Popen(
+            [*program, *argv],
+            cwd=cwd,
+            env={**kept, MARK: mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
     try:
         yield Job(process, cwd, mark)
     finally:
@@ -280,22 +287,27 @@ def started(
 
 
 def unisono(
-    cwd: Path, *argv: str, program: Sequence[str] = UNISONO, environ: dict[str, str] | None = None
+    cwd: Path, *argv: str, program: Sequence[str] | None = None, environ: dict[str, str] | None = None
 ) -> Done:
     """A command from start to end."""
     with started(cwd, *argv, program=program, environ=environ) as job:
         return job.done()
 
 
-def left_behind(mark: str) -> tuple[int, ...]:
-    """Processes that carry `mark` and do not leave within ten seconds. A dying one has no environment any more."""
+def marked(mark: str) -> list[int]:
+    """Processes that carry `mark`. A dying one has no environment any more."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
-            if f"{_MARK}={mark}".encode() in path.read_bytes():
+            if f"{MARK}={mark}".encode() in path.read_bytes():
                 found.append(int(path.parent.name))
+    return found
+
+
+def left_behind(mark: str) -> tuple[int, ...]:
+    """Processes that carry `mark` and do not leave within ten seconds."""
     stayed = []
-    for pid in found:
+    for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             fd = os.pidfd_open(pid)
             if not select.select([fd], [], [], 10.0)[0]:

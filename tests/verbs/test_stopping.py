@@ -67,6 +67,8 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     place = jobs.folder_with(tmp_path, jobs.USERS, function="blocking")
     with started(place, "train", "recipe.toml", "--json") as job:
         run = job.kept("step-000003")
+        family = {job.process.pid, *(one.pid for one in job.family())}
+        assert len(family) == 4 and {*jobs.marked(job.mark)} == family, "who stays behind would be found"
         os.kill(job.ranks()[1], signal.SIGKILL)
         done = job.done()
     assert done.code == done.object["exit"] == 137 and done.left == ()
@@ -79,7 +81,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_stopped_before_the_first_step_nothing_was_made(tmp_path: Path, number: int, code: int) -> None:
     place = jobs.folder_with(tmp_path)
-    with started(place, "train", "recipe.toml", "--json") as job:
+    with started(place, "train", "recipe.toml", "--json", program=jobs.UNISONO) as job:
         job.hear("importing torch")
         job.made()
         job.process.send_signal(number)

@@ -1,0 +1,204 @@
+"""Pythons that need not import torch: `Forked(["-m", "unisono", "train"], cwd, environ)` is forked from a process that did.
+
+To a test it is what `subprocess.Popen` gives: a process of its own, in its own session, with its own streams, whose
+helper (see `unisono.launch.nursery`) is forked in the same way. What it does not have is a Python's start: where the
+import, signals before the first line or the exit are the point, a test starts a real one.
+
+`python -m tests.forked FD` is the process that forks; it has one thread and ends when FD, a socket, is closed.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
+
+MARK = "UNISONO__TEST"  # a name that the product never reads; children inherit it
+BLANK = "0" * 16
+
+
+class Forked:
+    """A Python at work. mark: 16 letters that stand as MARK in the environment of it and of all that it starts."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, environ: Mapping[str, str], mark: str = BLANK) -> None:
+        self._status, theirs = socket.socketpair()
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        order = {"argv": list(argv), "cwd": str(cwd), "environ": {**environ, MARK: mark}, "mark": mark}
+        payload = json.dumps(order).encode()
+        with theirs:
+            head = len(payload).to_bytes(8, "big")
+            socket.send_fds(_server(), [head], [theirs.fileno(), out_end, err_end])
+            _server().sendall(payload)
+        os.close(out_end)
+        os.close(err_end)
+        self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
+        self.stderr: IO[str] = os.fdopen(err, encoding="utf-8")
+        self.pid = self._told()
+        self.returncode: int | None = None
+
+    def _told(self) -> int:
+        words = self._status.recv(8)
+        assert words, "the process that forks has gone"
+        return int.from_bytes(words, "big", signed=True)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, or the signal's number below 0, once it has ended."""
+        if self.returncode is None:
+            self._status.settimeout(timeout)
+            self.returncode = self._told()
+            self._status.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def _server() -> socket.socket:
+    """The line to the process that forks, one for this process; it ends with it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
+            cwd=Path(__file__).parents[1],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, MARK: BLANK, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    atexit.register(lambda: (ours.close(), process.wait()))
+    return ours
+
+
+class _Child:
+    """What Nursery knows of its helper's process: as `subprocess.Popen`, but forked."""
+
+    def __init__(self, argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> None:
+        _, _, minus_m, module, *words = argv
+        assert minus_m == "-m"
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setsid()
+        os.dup2(2, 1)
+        _close_all_but({0, 1, 2, *pass_fds})
+        sys.path[:] = [place for place in sys.path if place != os.getcwd()]  # as -P says
+        _be(module, words, env)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+def _be(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """`python -m module words` in this process, which is new."""
+    code = 1
+    try:
+        os.environ.clear()
+        os.environ.update(environ)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = [module, *words]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _close_all_but(kept: set[int]) -> None:
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in kept:
+            with suppress(OSError):
+                os.close(fd)
+
+
+def serve(line: socket.socket) -> None:
+    """Forks what is asked for, tells its number, and how it ends."""
+    import importlib
+
+    for module in (
+        "launch.rank",
+        "launch.helper",
+        "verbs.train.rank",
+        "verbs.train.run",
+        "train.session",
+        "cli",
+    ):
+        importlib.import_module(f"unisono.{module}")
+    import torch
+
+    import unisono.launch.nursery
+
+    torch.set_num_threads(1)
+    unisono.launch.nursery.subprocess = SimpleNamespace(Popen=_Child, DEVNULL=subprocess.DEVNULL)  # type: ignore
+    place = ctypes.CDLL(None).getenv
+    place.restype = ctypes.c_void_p
+    marked = place(MARK.encode())
+    alive: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for fd in select.select([line, *alive], [], [])[0]:
+            if fd in alive:
+                pid, status = alive.pop(fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with suppress(OSError), status:
+                    status.sendall(code.to_bytes(8, "big", signed=True))
+                os.close(fd)
+                continue
+            head, fds, _, _ = socket.recv_fds(line, 8, 3)
+            if not head:
+                return
+            text = line.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
+            pid = os.fork()
+            if pid == 0:
+                _begin(json.loads(text), fds, marked)
+            status = socket.socket(fileno=fds[0])
+            status.sendall(pid.to_bytes(8, "big", signed=True))
+            os.close(fds[1])
+            os.close(fds[2])
+            alive[os.pidfd_open(pid)] = (pid, status)
+
+
+def _begin(order: dict[str, Any], fds: list[int], marked: int) -> NoReturn:
+    os.setsid()
+    os.dup2(fds[1], 1)
+    os.dup2(fds[2], 2)
+    _close_all_but({0, 1, 2})
+    os.chdir(order["cwd"])
+    ctypes.memmove(marked, order["mark"].encode(), len(BLANK))  # where /proc/PID/environ shows it
+    sys.path[0] = order["cwd"]
+    minus_m, module, *words = order["argv"]
+    assert minus_m == "-m"
+    _be(module, words, order["environ"])
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
