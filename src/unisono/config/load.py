@@ -1,9 +1,7 @@
 """From layers to a checked (recipe, plan): every problem at once, each with the place where it was made."""
 
-import importlib.util
 import inspect
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from unisono.config.toml import toml
 from unisono.plan import Plan
 from unisono.plan.grammar import nearest
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
 
 
@@ -87,17 +86,12 @@ def _source_layer(source: str, problems: list[Problem]) -> Layer:
 def call(path: Path, name: str) -> Any:
     """Runs FUNCTION of FILE.py and returns (Recipe, Plan) or a Recipe. Raises UsageError, UserCodeError."""
     where = f"{path}:{name}"
-    if not path.is_file():
-        raise UsageError(f"no such file: {path}", where=where, fix="check the path", code="C03")
-    spec = importlib.util.spec_from_file_location(f"unisono_recipe_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be imported", where=where, fix="name a .py file", code="C03")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickling look their module up by name
-    value = _guarded(where, lambda: spec.loader.exec_module(module))  # pyright: ignore[reportOptionalMemberAccess]
+    module = _guarded(where, lambda: executed(path, f"unisono_recipe_{path.stem}", where))
     function = getattr(module, name, None)
     if not callable(function):
-        names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == spec.name]
+        names = [
+            n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__
+        ]
         close = nearest(name, names)
         hint = f"; did you mean {close}?" if close else ""
         fix = f"functions there: {' '.join(names) or 'none'}"

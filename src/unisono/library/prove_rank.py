@@ -1,7 +1,6 @@
 """`check_gradients` inside its processes: import the user's module, call the function, leave its tensors in a file."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from unisono.launch.context import RankContext
 from unisono.library.prove import SCRIPT
 from unisono.spec.errors import UserCodeError
+from unisono.spec.finder import executed
 from unisono.verify.user import plain_name
 
 
@@ -37,12 +37,7 @@ def _module(name: str, file: str) -> ModuleType:
             name = Path(file).stem
     name = SCRIPT if name == "__main__" else name
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None:
-            raise ImportError(file)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
+        return executed(file, name, "check_gradients")
     return sys.modules[name]
 
 

@@ -1,20 +1,19 @@
 """From a recipe's `[model]` to a module."""
 
-import importlib.util
 import inspect
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models import noise
+from unisono.models.chain import Chain, summed_cross_entropy
 from unisono.models.noise import Noise
 from unisono.spec.errors import UsageError, UserCodeError
+from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts, ModelConfig, OwnModel
@@ -42,22 +41,12 @@ class WholeModule(nn.Module):
         )  # FSDP2 hooks its outputs, and a view may be written to behind it
 
 
-class UserModel(nn.Module):
+class UserModel(Chain):
     """Gives a user's module the three parts that the house expects, of which two are empty."""
 
     def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.stem, self.blocks, self.head = WholeModule(module), nn.ModuleList(), nn.Identity()
+        super().__init__(WholeModule(module), nn.ModuleList(), nn.Identity(), Anatomy())
         self.loss = getattr(module, "loss", partial(_told_cross_entropy, _forward(module)))
-        self.anatomy = Anatomy()
-
-    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        return self.stem(x, noise)
-
-
-def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in nats, summed over all targets; logits [..., V], targets [...]."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
 def _told_cross_entropy(where: str, logits: Tensor, targets: Tensor) -> Tensor:
@@ -111,7 +100,7 @@ def build(
     return model
 
 
-def _defined(module: ModuleType, name: str, path: str) -> str:
+def _defined(module: ModuleType | None, name: str, path: str) -> str:
     """Where a function of a user's file begins."""
     code = getattr(getattr(module, name, None), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno} in {name}" if code else path
@@ -120,11 +109,6 @@ def _defined(module: ModuleType, name: str, path: str) -> str:
 def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
     """Calls FUNCTION of FILE.py with those of (config, vocab, context, classes, sample_shape) that it names."""
     path, _, name = config.kind.rpartition(":")
-    spec = importlib.util.spec_from_file_location(f"unisono_model_{Path(path).stem}", path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise UsageError(f"no such file: {path}", where="model.kind", fix="check the path", code="C03")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     known = {
         "config": config,
         "vocab": facts.vocab,
@@ -132,11 +116,14 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
         "classes": facts.classes,
         "sample_shape": facts.sample_shape,
     }
+    module = None
     try:
-        spec.loader.exec_module(module)
+        module = executed(path, f"unisono_model_{Path(path).stem}", "model.kind")
         function = getattr(module, name)
         wanted = inspect.signature(function).parameters
         made = function(**{key: value for key, value in known.items() if key in wanted})
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:
         raise of_user(error, "the model function", _defined(module, name, path)) from error
     if not isinstance(made, nn.Module):

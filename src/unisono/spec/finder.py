@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from unisono.spec.errors import UsageError
@@ -99,19 +100,27 @@ def _loaded(path: str, noun: str, where: str) -> Any:
     """The module of a user's file, loaded once a process."""
     full = str(Path(path).resolve())
     name = f"unisono_user_{Path(path).stem}_{abs(hash(full)):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, full)
-    if spec is None or spec.loader is None or not Path(full).is_file():
-        raise UsageError(f"no such file: {path}", where=where, fix=f"the path of a {noun}'s file", code="C03")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    if name not in sys.modules:
+        try:
+            return executed(full, name, where, f"the path of a {noun}'s file")
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise of_user(error, f"the {noun}'s file", path) from error
+    return sys.modules[name]
+
+
+def executed(path: str | Path, name: str, where: str, fix: str = "check the path") -> ModuleType:
+    """The module that a user's file makes, run anew and known under `name`, where dataclasses and pickles look for it.
+    Raises UsageError C03 where there is no such file, and what the file raises."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise UsageError(f"no such file: {path}", where=where, fix=fix, code="C03")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         del sys.modules[name]
-        if isinstance(error, Exception | SystemExit):
-            raise of_user(error, f"the {noun}'s file", path) from error
         raise
     return module
 

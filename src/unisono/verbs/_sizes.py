@@ -135,7 +135,7 @@ def _from_file(got: Loaded) -> Network:
 def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None, context: int) -> Network:
     import torch
 
-    from unisono.models.build import summed_cross_entropy
+    from unisono.models.chain import summed_cross_entropy
     from unisono.models.trace import trace
 
     def inputs(batch: int) -> torch.Tensor:

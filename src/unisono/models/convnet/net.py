@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.models.chain import Chain
 from unisono.models.convnet import ConvNetConfig, conv_stages
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
@@ -66,7 +67,7 @@ class ConvHead(nn.Module):
         return self.out(F.relu(self.norm(x_BCYX)).mean((2, 3)))
 
 
-class ConvNet(nn.Module):
+class ConvNet(Chain):
     """`forward(images [B, C, Y, X], noise) → logits [B, classes]`.
 
     config: of it `channels`, the width of the first of up to three stages (each later one has twice the
@@ -77,7 +78,6 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, config: ConvNetConfig, classes: int, shape: Sequence[int]) -> None:
-        super().__init__()
         if len(shape) != 3:
             raise UsageError(
                 f"a convnet reads images, not samples of shape {tuple(shape)}",
@@ -86,23 +86,14 @@ class ConvNet(nn.Module):
                 fix='model.kind = "mlp", which reads samples of any shape',
             )
         stages = conv_stages(config.n_layer, config.channels)
-        self.stem = ConvStem(shape[0], config.channels)
-        self.blocks = nn.ModuleList(
-            ResidualBlock(before, after, stride, config.dropout) for before, after, stride in stages
+        super().__init__(
+            ConvStem(shape[0], config.channels),
+            nn.ModuleList(
+                ResidualBlock(before, after, stride, config.dropout) for before, after, stride in stages
+            ),
+            ConvHead(stages[-1][1], classes, config.bias),
+            Anatomy(),
         )
-        self.head = ConvHead(stages[-1][1], classes, config.bias)
-        self.anatomy = Anatomy()
-
-    def forward(self, images_BCYX: Tensor, noise: Noise | None = None) -> Tensor:
-        x_BCYX = self.stem(images_BCYX, noise)
-        for block in self.blocks:
-            x_BCYX = block(x_BCYX, noise)
-        return self.head(x_BCYX)
-
-    @staticmethod
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy summed over samples, in nats. logits [B, classes], targets int64 [B]."""
-        return F.cross_entropy(logits, targets, reduction="sum")
 
     def initial_rules(self) -> Mapping[str, Rule]:
         """Variance 2 / fan-in (He et al., 2015); the last convolution of a branch divided by sqrt(blocks)."""

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.models.chain import Chain
 from unisono.models.gpt import GPTConfig
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
@@ -145,29 +146,16 @@ class Head(nn.Module):
         return self.out(self.norm(x_BTD))
 
 
-class GPT(nn.Module):
+class GPT(Chain):
     """Stem, blocks, head; `forward(tokens [B, T] int64, noise) → logits [B, T, V]`."""
 
     def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
+        stem, head = Stem(config), Head(config)
+        blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        super().__init__(stem, blocks, head, _anatomy(config))
         self.config = config
-        self.stem = Stem(config)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.head = Head(config)
         if config.tie_embeddings:
-            self.head.out.weight = self.stem.tok.weight
-        self.anatomy = _anatomy(config)
-
-    def forward(self, tokens_BT: Tensor, noise: Noise | None = None) -> Tensor:
-        x_BTD = self.stem(tokens_BT, noise)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, noise)
-        return self.head(x_BTD)
-
-    @staticmethod
-    def loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-        """Cross-entropy summed over tokens, in nats."""
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+            head.out.weight = stem.tok.weight
 
     def initial_rules(self) -> Mapping[str, Rule]:
         """GPT-2's and Llama's: normal with std 0.02, residual projections divided by sqrt(2 · layers), no bias."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.models.chain import Chain
 from unisono.models.init import Rule
 from unisono.models.mlp import MLPConfig
 from unisono.models.noise import Dropout, Noise
@@ -46,7 +47,7 @@ class MLPHead(nn.Module):
         return self.out(x_BH)
 
 
-class MLP(nn.Module):
+class MLP(Chain):
     """`forward(inputs [B, ...], noise) → logits [B, classes]`; each entry of `hidden` is a block of two
     layers.
 
@@ -55,29 +56,19 @@ class MLP(nn.Module):
     """
 
     def __init__(self, config: MLPConfig, classes: int, shape: Sequence[int]) -> None:
-        super().__init__()
         hidden, dropout, bias = config.hidden, config.dropout, config.bias
         widths = (math.prod(shape), *hidden)
-        self.stem = MLPStem()
-        self.blocks = nn.ModuleList(
-            MLPBlock(width, inner, dropout, bias) for width, inner in zip(widths, hidden, strict=False)
+        super().__init__(
+            MLPStem(),
+            nn.ModuleList(
+                MLPBlock(width, inner, dropout, bias) for width, inner in zip(widths, hidden, strict=False)
+            ),
+            MLPHead(widths[-1], classes, bias),
+            Anatomy(
+                splits={"blocks.*.up": Split.COLUMN, "blocks.*.down": Split.ROW},
+                divides={f"hidden width of block {n}": width for n, width in enumerate(hidden)},
+            ),
         )
-        self.head = MLPHead(widths[-1], classes, bias)
-        self.anatomy = Anatomy(
-            splits={"blocks.*.up": Split.COLUMN, "blocks.*.down": Split.ROW},
-            divides={f"hidden width of block {n}": width for n, width in enumerate(hidden)},
-        )
-
-    def forward(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
-        x_BH = self.stem(inputs, noise)
-        for block in self.blocks:
-            x_BH = block(x_BH, noise)
-        return self.head(x_BH)
-
-    @staticmethod
-    def loss(logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy summed over samples, in nats. logits [B, classes], targets int64 [B]."""
-        return F.cross_entropy(logits, targets, reduction="sum")
 
     def initial_rules(self) -> Mapping[str, Rule]:
         """Normal with variance 2 / fan-in before an activation (He et al., 2015), 1 / fan-in in the head."""
