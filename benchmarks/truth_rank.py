@@ -5,12 +5,12 @@ from typing import Any
 import lab
 
 from unisono.launch.context import RankContext
-from unisono.measure import check_rank
+from unisono.measure import rank
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:
-    """As `check_rank.main`, first entering a host; hosts: of the lab, dealt to the ranks in runs."""
+    """As `rank.main`, first entering a host; hosts: of the lab, dealt to the ranks in runs."""
     hosts = argument["hosts"]
     if hosts:
         lab.enter(hosts[ctx.rank * len(hosts) // ctx.world])
-    return check_rank.main(ctx, argument, shared)
+    return rank.main(ctx, {**argument, "ask": "plan"}, shared)

@@ -42,7 +42,7 @@ def test_parts_of_a_step_add_up(straggler: Path) -> None:
     assert len({round(share.wall, 9) for share in found}) == 1
     verdict = analyse.judge(collect(straggler), found, None)
     assert verdict.fractions
-    assert sum(verdict.fractions[part] for part in analyse.PARTS) == pytest.approx(1)
+    assert sum(verdict.fractions[part] for part in analyse.STACKED) == pytest.approx(1)
 
 
 def test_planned_and_measured_timetable_agree_but_for_messages(straggler: Path) -> None:

@@ -20,7 +20,7 @@ from unisono.plan import Plan
 from unisono.planner.host_file import FittedHost, as_toml, gpus_as_toml
 from unisono.spec.errors import UsageError
 
-ENTRY = "unisono.measure.calibrate_rank:main"
+ENTRY = "unisono.measure.rank:main"
 _SILENCE = 120.0
 
 

@@ -12,7 +12,7 @@ from unisono.planner.search import Space, search
 from unisono.planner.simulate import Answer
 from unisono.spec.errors import Infeasible, UsageError
 
-ENTRY = "unisono.measure.check_rank:main"
+ENTRY = "unisono.measure.rank:main"
 _SECONDS = 1.0  # of steps, for each plan
 _SILENCE = 300.0
 
@@ -57,6 +57,7 @@ def _seconds(nursery: Nursery, got: Loaded, within: Space, answer: Answer) -> fl
     recipe = got.recipe
     train = recipe.train.model_copy(update={"micro_batch": ask.micro_batch})
     argument = {
+        "ask": "plan",
         "recipe": recipe.model_copy(update={"train": train}).model_dump_json(exclude_unset=True),
         "plan": str(replace(plan, said=frozenset())),
         "seconds": _SECONDS,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from unisono.observe.span import Span
+from unisono.observe.span import PARTS, Span
 from unisono.observe.trace import Trace
 from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.programs.schedules import SCHEDULES
@@ -16,8 +16,7 @@ from unisono.spec.errors import UsageError
 
 T = TypeVar("T")
 
-# In the order in which they are stacked; these add up to a step's wall time.
-PARTS = ("data", "forward", "backward", "comm_exposed", "wait", "optim", "other")
+STACKED = tuple(part for part in PARTS if part != "comm_hidden")  # these add up to a step's wall time
 WORK = ("forward", "backward", "optim")
 BUSY = ("data", "forward", "backward", "optim", "other")
 _REMEDIES = {
@@ -37,7 +36,7 @@ class TimeShares:
 
     @property
     def wall(self) -> float:
-        return sum(self.parts.get(part, 0.0) for part in PARTS)
+        return sum(self.parts.get(part, 0.0) for part in STACKED)
 
     @property
     def busy(self) -> float:
@@ -112,10 +111,7 @@ def grouped(found: Sequence[TimeShares], limit: int = ROWS) -> list[TimeShares]:
             if len(group) > 1
             else group[0].name,
             place="",
-            parts={
-                part: statistics.fmean(s.parts.get(part, 0.0) for s in group)
-                for part in (*PARTS, "comm_hidden")
-            },
+            parts={part: statistics.fmean(s.parts.get(part, 0.0) for s in group) for part in PARTS},
         )
         for group in dealt(found, limit)
     ]
@@ -139,8 +135,7 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
         return Finding("Nothing was measured, so nothing can be said about what limited this run.")
     wall = statistics.fmean(share.wall for share in found)
     fractions = {
-        part: statistics.fmean(share.parts.get(part, 0.0) for share in found) / wall
-        for part in (*PARTS, "comm_hidden")
+        part: statistics.fmean(share.parts.get(part, 0.0) for share in found) / wall for part in PARTS
     }
     compute = sum(fractions[part] for part in WORK)
     slowest, lost = _slowest(found)
@@ -349,7 +344,7 @@ def _mean_parts(records: Sequence[Record]) -> dict[str, float]:
         numbers = [r["time"][part] for r in records if isinstance(r["time"].get(part), int | float)]
         return sum(numbers) / len(records) if records else 0.0
 
-    return {part: mean(part) for part in (*PARTS, "comm_hidden")}
+    return {part: mean(part) for part in PARTS}
 
 
 def _axis_op(key: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from unisono.observe.trace import Trace
 from unisono.report import picture, words
 from unisono.report.analyse import (
     BUSY,
-    PARTS,
+    STACKED,
     Pipeline,
     TimeShares,
     bytes_table,
@@ -59,7 +59,7 @@ def times(shares: Sequence[TimeShares]) -> BarChart:
             part: f"{one.name}: {words.PART_NAMES[part]} {words.seconds(s)}, {percent(s / one.wall)} of a step"
             for part, s in one.parts.items()
         }
-        cuts = [(p, one.parts.get(p, 0.0)) for p in PARTS]
+        cuts = [(p, one.parts.get(p, 0.0)) for p in STACKED]
         bars += picture.stacked(row, [(s, p, percent(s / one.wall), said.get(p, "")) for p, s in cuts])
         if hidden := one.parts.get("comm_hidden", 0.0):
             bars.append(Bar(row, 0.0, hidden, "comm_hidden", hover=said["comm_hidden"], thin=True))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from unisono.observe.files import write_whole
 from unisono.report import analyse, charts, expected, html, sheet, words
-from unisono.report.analyse import PARTS, Analysis
+from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord
 from unisono.report.words import percent
 
@@ -118,8 +118,8 @@ def _times(facts: Analysis) -> str:
     if not facts.shares:
         return ""
     shares = analyse.grouped(facts.shares)
-    rows = [[f"{s.name} {s.place}", *(words.seconds(s.parts.get(p, 0.0)) for p in PARTS)] for s in shares]
-    table = html.table(("rank", *(words.PART_NAMES[part] for part in PARTS)), rows, numeric=len(PARTS))
+    rows = [[f"{s.name} {s.place}", *(words.seconds(s.parts.get(p, 0.0)) for p in STACKED)] for s in shares]
+    table = html.table(("rank", *(words.PART_NAMES[part] for part in STACKED)), rows, numeric=len(STACKED))
     chart = charts.times(shares)
     return html.section("times", chart.title, html.bars(chart), html.details("As a table", table))
 

@@ -29,7 +29,7 @@ from unisono.verify.compare import Divergence
 from unisono.verify.evidence import Evidence
 from unisono.verify.gradients import are, explain
 from unisono.verify.record import Record
-from unisono.verify.solve import AXES, Cause, axis_text, fit, plan_sizes, ratio
+from unisono.verify.solve import AXES, Cause, axis_text, factor, fit, plan_sizes, ratio
 from unisono.verify.updates import explain_update
 
 
@@ -116,7 +116,7 @@ def _loss(case: Case) -> Cause:
         return _loss_of_step(case)
     c = ratio(got, want, slack)
     if c is not None:
-        return _scaled("the loss of every micro-batch", c, case.plan, len(order))
+        return factor("the loss of every micro-batch is", c, plan_sizes(case.plan, len(order)))
     if bool((got[wrong] == 0).all()):
         return Cause("leaf_missing", f"{int(wrong.sum())} micro-batches are never computed: their loss is 0")
     if case.old_losses is not None:
@@ -167,13 +167,6 @@ def _loss_of_step(case: Case) -> Cause:
         "loss_reduction",
         f"every micro-batch's loss is right, but their sum on rank {note.rank} is not{about}",
     )
-
-
-def _scaled(what: str, c: float, plan: Plan, leaves: int) -> Cause:
-    text = axis_text(c, plan, leaves)
-    if text:
-        return Cause("factor_of_axis", f"{what} is off by a factor of {c:.6g}: {text}")
-    return Cause("factor", f"{what} is off by a factor of {c:.6g}")
 
 
 # Backward ------------------------------------------------------------------------------------------------------------
@@ -302,14 +295,14 @@ def _clipping(case: Case) -> Cause:
     want = torch.cat([w.double().flatten() for g, w in pairs if g is not None and w is not None])
     c = fit(got, want[:, None])
     if c is not None and c.residual < 1e-5:
-        factor = c.weights[0]
+        times = c.weights[0]
         note, limit = case.seen.notes[0], case.clip
         off = (
             " (they are not clipped at all)"
-            if math.isclose(factor, max(1.0, note.norm / max(limit, 1e-300)), rel_tol=1e-3)
+            if math.isclose(times, max(1.0, note.norm / max(limit, 1e-300)), rel_tol=1e-3)
             else ""
         )
         return Cause(
-            "clipping", f"gradients are right before clipping and {factor:.6g} times too large after{off}"
+            "clipping", f"gradients are right before clipping and {times:.6g} times too large after{off}"
         )
     return Cause("clipping", f"gradients are right before clipping and wrong after: {case.found[0].what}")

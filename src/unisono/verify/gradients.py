@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unisono.verify.evidence import Evidence, box_of
-from unisono.verify.solve import Cause, fit, listed, lower_precision, ratio, size_text
+from unisono.verify.solve import Cause, factor, fit, listed, lower_precision, ratio
 
 NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
 
@@ -126,9 +126,7 @@ def _factor(ev: Evidence, names: Sequence[str]) -> Cause | None:
     who = "every gradient is" if len(names) >= len(ev.want) - len(ev.ties) else are(names)
     if c == 0:
         return Cause("missing_share", f"{who} zero")
-    text = size_text(c, ev.sizes)
-    about = f", as many as {text}" if text else ""
-    return Cause("factor_of_axis" if text else "factor", f"{who} {c:.6g} times the right one{about}")
+    return factor(who, c, ev.sizes)
 
 
 def _tied(ev: Evidence, names: Sequence[str]) -> Cause | None:

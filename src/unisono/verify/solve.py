@@ -75,6 +75,13 @@ def size_text(c: float, sizes: Mapping[str, int]) -> str:
     return ""
 
 
+def factor(who: str, c: float, sizes: Mapping[str, int]) -> Cause:
+    """All that is wrong is a number by which `who` is multiplied."""
+    text = size_text(c, sizes)
+    about = f", as many as {text}" if text else ""
+    return Cause("factor_of_axis" if text else "factor", f"{who} {c:.6g} times the right one{about}")
+
+
 def axis_text(c: float, plan: Plan, leaves: int) -> str:
     """`size_text` with the sizes of a plan."""
     return size_text(c, plan_sizes(plan, leaves))

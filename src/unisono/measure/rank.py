@@ -1,14 +1,15 @@
-"""`unisono calibrate`, inside a rank: kernels and steps of ranks that compute alone, then what they take together."""
+"""`calibrate` and `plan --check`, inside a rank: kernels and steps of ranks alone, then of all together."""
 
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unisono.comm.device import count, is_apart, properties
 from unisono.comm.mesh import Mesh, Shape
+from unisono.config import Recipe
 from unisono.launch.context import RankContext
 from unisono.measure import collectives, kernels, steps
-from unisono.measure.check_rank import agree
 from unisono.measure.recipes import gpt
 from unisono.observe.span import Recorder
 from unisono.train.build import Place, connect
@@ -22,14 +23,28 @@ ON_GPU = [(8192, 8192, 8192), (16384, 8192, 8192), (4096, 12288, 4096)]
 
 
 def main(ctx: RankContext, argument: dict[str, Any], shared: object) -> dict[str, Any]:
-    """`argument["ask"]`: `devices` (how many GPUs), `alone` (every rank for itself, all at once) or `together`."""
+    """`argument["ask"]`: `devices` (how many GPUs), `alone` (every rank for itself, all at once), `together`, or `plan`
+    (one, played for a while on made-up tokens: the median step's seconds, and the peak of memory in bytes)."""
     if argument["ask"] == "devices":
         return {"gpus": count()}
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 600.0)
     connect(place, ctx.store if ctx.world > 1 else None)
-    if argument["ask"] == "alone":
-        return _alone(ctx, place, argument)
-    return _together(ctx, place, argument)
+    match argument["ask"]:
+        case "alone":
+            return _alone(ctx, place, argument)
+        case "together":
+            return _together(ctx, place, argument)
+    recipe = Recipe.model_validate_json(argument["recipe"])
+    seen = steps.play(recipe, argument["plan"], place, agree, argument["seconds"])
+    return {"parts": seen.medians, "step": seen.medians["step"], "peak": steps.resident()}
+
+
+def agree(number: float) -> float:
+    """The greatest that a rank gives; all wait for all."""
+    box = torch.tensor([number], dtype=torch.float64)
+    if dist.is_initialized():
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+    return float(box.item())
 
 
 def _alone(ctx: RankContext, place: Place, argument: dict[str, Any]) -> dict[str, Any]:
