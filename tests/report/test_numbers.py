@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.runs import write_run
-from unisono.report import analyse, picture, words
+from unisono.report import analyse, picture
 from unisono.report.collect import collect
+from unisono.spec import words
 from unisono.spec.errors import UsageError
 from unisono.spec.runs import run_folder
 

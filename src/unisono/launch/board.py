@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.report.words import count, seconds
+from unisono.spec.words import count, seconds
 
 COMPUTE = ("forward", "backward", "optim")
 BARS = "▁▂▃▄▅▆▇█"

@@ -16,8 +16,8 @@ import psutil
 
 from unisono.launch.nursery import Nursery
 from unisono.launch.supervise import Outcome
-from unisono.report.words import count
 from unisono.spec.errors import UnisonoError
+from unisono.spec.words import count
 
 GIB = 1 << 30
 TORCH = (2, 13)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.launch.board import Board, sparkline
-from unisono.report.words import count, seconds
+from unisono.spec.words import count, seconds
 
 AWAITED_NOTE = "<- others wait"
 MOST_ROWS = 32

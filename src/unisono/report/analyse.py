@@ -11,8 +11,8 @@ from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.report.collect import Record, RunRecord
 from unisono.report.placed import computed, from_zero
-from unisono.report.words import percent
 from unisono.spec.errors import UsageError
+from unisono.spec.words import percent
 
 T = TypeVar("T")
 

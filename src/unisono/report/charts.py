@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from unisono.observe.span import Span
 from unisono.observe.trace import Trace
-from unisono.report import picture, words
+from unisono.report import picture
 from unisono.report.analyse import (
     BUSY,
     STACKED,
@@ -21,7 +21,8 @@ from unisono.report.analyse import (
 from unisono.report.collect import RankFacts, Record, RunRecord
 from unisono.report.picture import Bar, BarChart, BarRow, ChartLine, LineChart, Point
 from unisono.report.placed import bars
-from unisono.report.words import percent
+from unisono.spec import words
+from unisono.spec.words import percent
 
 TIMELINE_ROWS = 16
 _SPANS = 600  # of a rank: the longest are the ones that can be seen

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from unisono.observe.metrics import read_lines
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
-from unisono.report.words import is_number
+from unisono.spec.words import is_number
 
 Record = dict[str, Any]
 T = TypeVar("T")

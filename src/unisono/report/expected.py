@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from unisono.report import html, picture, words
+from unisono.report import html, picture
 from unisono.report.analyse import TimeShares, peak_memory
 from unisono.report.collect import RunRecord
 from unisono.report.picture import BarChart, BarRow
-from unisono.report.words import percent
+from unisono.spec import words
+from unisono.spec.words import percent
 
 # What a rank's clock counts under each part of a prediction, and what both are called.
 _MEASURED: Mapping[str, tuple[str, ...]] = {

@@ -11,10 +11,11 @@ from typing import Any
 
 from unisono.observe.files import write_whole
 from unisono.programs.pipeline import Placed
-from unisono.report import html, picture, sheet, words
+from unisono.report import html, picture, sheet
 from unisono.report.picture import Bar, BarChart, BarRow
 from unisono.report.placed import bars
-from unisono.report.words import percent
+from unisono.spec import words
+from unisono.spec.words import percent
 
 ROWS = 16  # of the pipeline that are drawn, evenly chosen where there are more
 ACTIONS = 1200  # in one picture: what does not fit is shown as its beginning and its end

@@ -6,10 +6,11 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, sheet, words
+from unisono.report import analyse, charts, expected, html, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord
-from unisono.report.words import percent
+from unisono.spec import words
+from unisono.spec.words import percent
 
 
 def write(run: RunRecord, facts: Analysis, path: str | Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unisono.report import words
+from unisono.spec import words
 
 # Each colour on light and on dark paper; safe for colour-blind readers (after Okabe and Ito, 2008).
 PALETTE: Mapping[str, tuple[str, str]] = {

@@ -6,8 +6,8 @@ from unisono.observe.span import Span
 from unisono.observe.trace import TraceLane
 from unisono.programs.draw import several_stages
 from unisono.programs.pipeline import Action, Kind, Placed
-from unisono.report import words
 from unisono.report.picture import Bar
+from unisono.spec import words
 
 _KINDS: Mapping[str, Kind] = {"forward": "F", "backward": "B", "weight": "W"}
 _WORDS = {kind: word for word, kind in _KINDS.items()}

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unisono.report import picture, sheet, words
+from unisono.report import picture, sheet
 from unisono.report.picture import Bar, BarChart, BarRow, ChartLine, LineChart, Point, Tick
-from unisono.report.words import percent
+from unisono.spec import words
+from unisono.spec.words import percent
 
 # Parts of a step, by how their names in the waterfall begin; what begins otherwise is "other".
 _PARTS = (

@@ -8,7 +8,7 @@ from unisono.planner import chosen, predict, search
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import GIB
 from unisono.planner.space import space_on
-from unisono.report import words
+from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts
 from unisono.verbs._sizes import model_of
