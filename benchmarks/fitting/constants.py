@@ -4,12 +4,14 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.resources import files
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import unisono.planner
 from unisono.planner.machines.cluster import Source
 from unisono.planner.tables import Table, bundled
 
+PLANNER = Path(unisono.planner.__file__).parent
 TABLES = ("devices.toml", "clusters.toml", "stacks.toml")
 
 
@@ -49,17 +51,18 @@ def _of_table(table: Table, where: str) -> Iterator[Constant]:
 
 
 def _of_modules() -> Iterator[Constant]:
-    """Module-level names of planner/*.py that hold numbers; their source stands in their annotation."""
-    for path in sorted(files("unisono.planner").iterdir(), key=lambda path: path.name):
-        if path.name.endswith(".py"):
-            module = import_module(f"unisono.planner.{path.name.removesuffix('.py')}")
-            hints: Mapping[str, Any] = get_type_hints(module, include_extras=True)
-            for name in _numbers(ast.parse(path.read_text(encoding="utf-8"))):
-                extras = (
-                    get_args(hints[name]) if name in hints and get_origin(hints[name]) is Annotated else ()
-                )
-                source = next((extra for extra in extras if isinstance(extra, Source)), None)
-                yield Constant(path.name, name, getattr(module, name), source)
+    """Module-level names of planner's files that hold numbers; their source stands in their annotation."""
+    for path in sorted([*PLANNER.glob("*.py"), *PLANNER.glob("studies/*.py")], key=lambda path: path.name):
+        if path.name == "__init__.py":
+            continue
+        module = import_module(
+            ".".join(("unisono.planner", *path.relative_to(PLANNER).with_suffix("").parts))
+        )
+        hints: Mapping[str, Any] = get_type_hints(module, include_extras=True)
+        for name in _numbers(ast.parse(path.read_text(encoding="utf-8"))):
+            extras = get_args(hints[name]) if name in hints and get_origin(hints[name]) is Annotated else ()
+            source = next((extra for extra in extras if isinstance(extra, Source)), None)
+            yield Constant(path.name, name, getattr(module, name), source)
 
 
 def _numbers(tree: ast.Module) -> Iterator[str]:

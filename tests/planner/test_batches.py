@@ -4,10 +4,10 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import batches
 from unisono.planner.clusters import cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.studies import batches
 
 
 def asked(plan: str = "dp=8 tp=2 pp=4") -> Question:
@@ -62,4 +62,4 @@ def test_what_does_not_fit_is_not_advised() -> None:
     big = Question(
         gpt(96, 96, 12288, 2048), Plan.parse("precision=bf16"), cluster("dgx-a100"), stack("plain"), 1, 1
     )
-    assert batches.advise(big) is None and "none fits" in batches.as_text(None)
+    assert batches.advise(big) is None and "none fits" in batches.told(None)[1]

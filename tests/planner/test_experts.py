@@ -10,8 +10,9 @@ from unisono.planner.clusters import cluster
 from unisono.planner.collectives import exchange
 from unisono.planner.hf import transformer_of
 from unisono.planner.price import price
-from unisono.planner.simulate import Question, simulate, waterfall
+from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.tell import waterfall
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.transformer import Transformer, block_bytes
 

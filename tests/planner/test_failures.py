@@ -6,7 +6,7 @@ from math import log1p
 
 import pytest
 
-from unisono.planner import failures
+from unisono.planner.studies import failures
 
 HOUR = 3600.0
 

@@ -9,11 +9,12 @@ from tests.planner.published import gpt
 from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.fidelities import CODECS, POLICIES, FidelityCosts, as_text, costs, judged, sentence
 from unisono.planner.search import Ranking, Space, search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import meshes, plans
 from unisono.planner.stack import stack
+from unisono.planner.studies.exactness import CODECS, POLICIES, FidelityCosts, costs, judged, sentence
+from unisono.planner.studies.exactness import told as told_of
 from unisono.spec.fidelity import Fidelity
 
 
@@ -85,7 +86,7 @@ def test_a_slow_network_makes_exactness_dear() -> None:
 def test_precision_is_given_up_where_the_device_has_a_rate_for_it() -> None:
     _, told = both(space())
     assert {"precision"} in [one.given_up for one in told.worth] and "precision=bf16" in sentence(told)
-    assert "times as fast" in sentence(told) and "8 significant bits, not 24" in as_text(told)
+    assert "times as fast" in sentence(told) and "8 significant bits, not 24" in told_of(told)[1]
     _, old = both(space("dgx-v100:4"))  # which has fp16 alone
     assert any(one.answer.question.plan.precision == "fp16" for one in old.best)
     answer = told.best[0].answer

@@ -12,8 +12,9 @@ from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.general import cut
 from unisono.planner.priced import price, verdict
-from unisono.planner.simulate import Question, simulate, waterfall
+from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.tell import waterfall
 from unisono.planner.work.networks import Network
 from unisono.programs.balance import balance
 

@@ -17,9 +17,9 @@ from unisono.planner.host_memory import memory_on_host
 from unisono.planner.machines.cluster import Cluster, Device, Link
 from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.priced import verdict
-from unisono.planner.sensitivity import sensitivities
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.studies.sensitivity import sensitivities
 from unisono.planner.timeline import timeline
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError

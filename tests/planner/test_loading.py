@@ -13,9 +13,9 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Loader
-from unisono.planner.quick import priced
-from unisono.planner.simulate import Answer, Question, simulate, waterfall
+from unisono.planner.simulate import Answer, Question, closed, simulate
 from unisono.planner.stack import stack
+from unisono.planner.tell import waterfall
 from unisono.planner.waits import fed
 
 MODEL = gpt(24, 16, 2048, 1024)
@@ -75,7 +75,7 @@ def test_a_loader_that_does_not_sets_the_pace(given: Loader) -> None:
     assert waterfall(got)[-1] == ("data loading", pytest.approx(got.price.step - calm.price.step))
     assert got.price.bare == replace(calm.price, step=pytest.approx(calm.price.step))
     assert got.mfu < calm.mfu
-    assert priced(got.question).step == pytest.approx(got.price.step)
+    assert closed(got.question).step == pytest.approx(got.price.step)
 
 
 def test_what_crosses_the_host_link_counts() -> None:

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import permutations
-from math import prod
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,18 +13,19 @@ from tests.planner.test_host import here
 from unisono.cli import main
 from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
-from unisono.planner import networks, orders, orders_told
 from unisono.planner.block import dealt
-from unisono.planner.clusters import cluster, device
+from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
-from unisono.planner.machines.order import USUAL, coordinates, evenly, of_many, rank_at, stride
+from unisono.planner.machines.order import USUAL, coordinates, evenly, rank_at, stride
 from unisono.planner.price import price
 from unisono.planner.priced import Model
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
+from unisono.planner.studies import orders
+from unisono.planner.tell import more_than
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
@@ -160,7 +160,6 @@ def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Questio
 def test_the_usual_order_named_is_the_usual_order(ask: Question) -> None:
     named = orders.under(ask, orders.read("tp,cp,shard,dp,pp"))
     assert named == ask and simulate(named).price == simulate(ask).price
-    assert orders.as_usual(ask.plan, ask.cluster)
     bare = orders.read(USUAL[0])
     assert bare == USUAL
 
@@ -192,11 +191,9 @@ def test_two_axes_on_two_levels_by_hand() -> None:
     assert across["dp"].seconds == pytest.approx(2 * (1e-6 + 10e-6) + sent / (20e9 * made.dp_bus))
     assert across["tp"].seconds > 5 * inside["tp"].seconds
     ask = Question(DENSE, plan, where, made, 1, 1)
-    told = orders_told.as_json(simulate(orders.under(ask, orders.read("dp"))))["order"]
+    told = orders.told(simulate(orders.under(ask, orders.read("dp"))))[0]["order"]
     assert told["levels"]["tp"] == {"ranks": 2, "apart": 4, "ways": {"outer": 2}}
     assert told["levels"]["dp"] == {"ranks": 4, "apart": 1, "ways": {"inner": 2, "outer": 2}}
-    # In the first node are the first two replicas' first ranks.
-    assert told["first_node"] == [0, 2] and not told["trains"] and not told["as_usual"]
 
 
 @given(
@@ -218,7 +215,7 @@ def test_over_a_slow_outer_link_tp_outside_never_beats_tp_inside(
     for order in permutations(("tp", "dp", "pp")):
         got = step(DENSE, plan, where, (*order, "cp", "shard"), 2, micros)
         assert got >= inside * (1 - 1e-9)
-        if "outer" in dict(orders.levels(plan, replace(where, order=(*order, "cp", "shard")), "tp")):
+        if where.levels(stride(plan, "tp", (*order, "cp", "shard")), plan.tp)[1] > 1:
             assert got > 1.05 * inside
 
 
@@ -230,8 +227,8 @@ def test_where_weights_are_more_than_activations_another_axis_belongs_inside() -
     best = found.best
     assert best is not found.usual and best.question.cluster.order[:2] == ("shard", "tp")
     assert orders.gain(best, found.usual) > 0.1
-    more = dict(orders.differences(best, found.usual))
-    assert more["shard"] < 0.0 < more["tp"]
+    more = more_than(best, found.usual)
+    assert more["exposed on shard"] < 0.0 < more["exposed on tp"]
 
 
 def test_stages_in_a_node_send_over_its_links() -> None:
@@ -251,7 +248,6 @@ def test_all_orders_are_compared_and_none_in_the_list_is_quicker_than_the_first(
     steps = [one.price.step for one in found.answers]
     assert steps == sorted(steps) and found.usual in found.answers
     assert found.usual.price == simulate(ask).price
-    assert found.many == prod(range(1, len(of_many(ask.plan, USUAL)) + 1)) >= len(steps)
     assert found.best.price.step <= found.usual.price.step
     if found.best is found.usual:
         assert steps[0] > (1 - orders.WORTH) * found.usual.price.step
@@ -259,10 +255,7 @@ def test_all_orders_are_compared_and_none_in_the_list_is_quicker_than_the_first(
         assert orders.gain(found.best, found.usual) >= orders.WORTH
     for one in found.answers:
         gap = one.price.step - found.usual.price.step
-        told = sum(seconds for _, seconds in orders.differences(one, found.usual))
-        assert told == pytest.approx(
-            gap, abs=0.02 * found.usual.price.step
-        )  # what is no thousandth is not told
+        assert sum(more_than(one, found.usual).values()) == pytest.approx(gap)
         assert one.verdict.memory == found.usual.verdict.memory
 
 
@@ -273,9 +266,8 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     assert not any(orders.uneven(plan, where, orders.read("tp,pp,dp")))
     for order in orders.distinct(plan, where)[1:]:
         assert not any(orders.uneven(plan, where, order))
-    text = orders_told.as_text(
-        simulate(orders.under(Question(DENSE, plan, where, stack("plain"), 1, 8), dp_first))
-    )
+    answer = simulate(orders.under(Question(DENSE, plan, where, stack("plain"), 1, 8), dp_first))
+    _, text = orders.told(answer)
     assert "groups of dp lie unevenly over inner" in text
 
 
@@ -314,13 +306,12 @@ def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     assert other is not None and other.verdict.fits
     assert orders.gain(other, found[0]) >= orders.WORTH
     assert simulate(other.question).price == other.price
-    said = orders_told.of_plans(found, other)
-    assert "quicker" in said and "train plays tp, shard alone" in said
-    told = orders_told.of_plans_json(found, other)["order"]["quicker"]
-    assert told["axes"][0] == "shard" and told["trains"] is False
+    facts, said = orders.told_of(found, other)
+    assert "quicker" in said and "--launch.order shard,tp" in said
+    assert facts["order"]["quicker"]["axes"][0] == "shard"
     alike = search(best_of(two_levels(8, 64, 20.0), DENSE, 512, "tp=8 dp=8 precision=bf16")).best
     assert orders.quicker(alike) is None
-    assert orders_told.of_plans(alike, None).startswith("no other order")
+    assert orders.told_of(alike, None)[1].startswith("no other order")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -341,15 +332,15 @@ def test_the_command_says_which_order_it_is_and_what_trains(capsys: pytest.Captu
     on = [*PLAN, "--cluster", "dgx-a100:8"]
     plain, usual = said(on, capsys), said([*on, "--order", "tp,dp"], capsys)
     assert plain["code"] == 0 and plain == usual
-    assert plain["order"]["axes"] == ["tp", "dp", "pp"] and plain["order"]["trains"]
+    assert plain["order"]["axes"] == ["tp", "dp", "pp"]
     assert plain["order"]["levels"]["dp"]["ways"] == {"nvlink": 2, "infiniband": 2}
     turned = said([*on, "--order", "dp,pp"], capsys)
-    assert turned["order"]["axes"] == ["dp", "pp", "tp"] and not turned["order"]["trains"]
+    assert turned["order"]["axes"] == ["dp", "pp", "tp"]
     assert turned["step_s"] > plain["step_s"] and turned["mem_gib"] == plain["mem_gib"]
     assert turned["comm"]["tp"]["exposed_s"] > plain["comm"]["tp"]["exposed_s"]
     assert main(["simulate", *GPT, *on, "--order", "dp,pp"]) == 0
     page = capsys.readouterr().out
-    assert "train plays tp, dp, pp alone" in page and "Nobody has tried that yet" in page
+    assert "--launch.order dp,pp,tp plays it" in page
 
 
 def test_best_prices_all_orders_and_shows_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,13 +348,13 @@ def test_best_prices_all_orders_and_shows_why(capsys: pytest.CaptureFixture[str]
     got = said(on, capsys)
     rows = got["order"]["orders"]
     assert len(rows) > 1 and [row["step_s"] for row in rows] == sorted(row["step_s"] for row in rows)
-    usual = next(row for row in rows if row["trains"])
+    usual = next(row for row in rows if row["axes"] == ["tp", "dp", "pp"])
     assert usual["gain"] == 0.0 and usual["more_s"] == {}
     chosen = rows[0] if rows[0]["gain"] >= orders.WORTH else usual
     assert got["step_s"] == chosen["step_s"] and got["order"]["axes"] == chosen["axes"]
     assert main(["simulate", *GPT, *on]) == 0
     page = capsys.readouterr().out
-    assert "the usual order, which train plays" in page and f"{len(rows)} differ here" in page
+    assert f"{len(rows)} differ here" in page and "what is more or less" in page
 
 
 @pytest.mark.parametrize(
@@ -374,8 +365,7 @@ def test_best_prices_all_orders_and_shows_why(capsys: pytest.CaptureFixture[str]
         (["--cluster", "dgx-a100:8", "--order", ""], "no axis is called"),
         (["--cluster", "dgx-a100:8", "--order", "ep,tp"], "no place of its own"),
         (["--cluster", "dgx-a100:4+dgx-v100:4", "--order", "tp"], "--order: on a mixture"),
-        (["--cluster", "dgx-a100:8", "--order", "best", "--sweep", "devices=8..64"], "usual order"),
-        (["--cluster", "dgx-a100:8", "--order", "dp", "--networks", "best"], "usual order"),
+        (["--cluster", "dgx-a100:8", "--order", "best", "--sweep", "devices=8..64"], "--order"),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,15 +380,9 @@ def test_hosts_of_shared_cores_and_experts_apart_are_refused() -> None:
         orders.compared(ask)
     # `plan` on such hosts says nothing of orders, over a wire between them too.
     wired = simulate(Question(DENSE, Plan.parse("tp=2 dp=2"), here(megabits=100.0), stack("plain-cpu"), 1, 1))
-    assert orders.quicker([wired]) is None and orders_told.of_plans([wired], None) == ""
+    assert orders.quicker([wired]) is None and orders.told_of([wired], None)[1] == ""
     apart = Question(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )
     with pytest.raises(UsageError, match="side by side"):
         orders.under(apart, orders.read("tp,dp,shard"))
-
-
-def test_networks_keep_the_order() -> None:
-    """So that --networks same compares designs under the order that was asked for."""
-    where = replace(cluster("dgx-a100:8"), order=orders.read("dp"))
-    assert {design.cluster.order for design in networks.designs(where)} == {where.order}

@@ -11,9 +11,9 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import rows_of, with_cut
-from unisono.planner.recut import best, better
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.studies.recut import best, better
 from unisono.planner.timeline import timeline
 
 MADE = stack("megatron-2022")
@@ -36,7 +36,7 @@ def test_no_cut_has_a_cheaper_dearest_stage(text: str, gib: float) -> None:
         if sum(counts) == 9:
             plan = replace(asked.plan, schedule=with_cut(asked.plan.schedule, counts))
             got = simulate(replace(asked, plan=plan))
-            assert [stage.blocks for stage in got.stages] == list(counts)
+            assert list(got.stages) == list(counts)
             if got.verdict.fits:
                 busiest[counts] = got.price.busiest
     found = best(asked)

@@ -13,11 +13,11 @@ from unisono.planner.algorithms import NAMES
 from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
-from unisono.planner.orders import read
 from unisono.planner.price import price
 from unisono.planner.priced import verdict
 from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
+from unisono.planner.studies.orders import read
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.transformer import Transformer
 

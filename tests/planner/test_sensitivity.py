@@ -6,17 +6,24 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import changes
 from unisono.planner.clusters import cluster
-from unisono.planner.sensitivity import Change, as_text, sensitivities, sentence
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.studies.scaled import scaled
+from unisono.planner.studies.sensitivity import Change, sensitivities, told
 
 
 def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> Question:
     where = cluster(f"dgx-a100:{nodes}")
     made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
     return Question(gpt(48, 64, 8192, 2048), made, where, stack(where.stack), micro_batch, micros)
+
+
+def roomier(ask: Question, size: float) -> Cluster:
+    """So many bytes more on each device."""
+    device = ask.cluster.device
+    return replace(ask.cluster, device=replace(device, memory=device.memory + size))
 
 
 def found(ask: Question) -> dict[str, Change]:
@@ -28,9 +35,9 @@ def test_sorted_and_every_gain_is_that_of_the_changed_question() -> None:
     got = sensitivities(ask)
     assert 8 <= len(got) <= 20  # cheap: a price each, not a search
     assert [c.gain for c in got] == sorted((c.gain for c in got), reverse=True)
-    faster = replace(ask, cluster=changes.faster_link(ask.cluster, "infiniband", 1.1))
-    told = found(ask)["10 % faster infiniband"].gain
-    assert told == pytest.approx(simulate(ask).price.step / simulate(faster).price.step - 1.0)
+    faster = replace(ask, cluster=scaled(ask.cluster, "bandwidth", 1.1, "infiniband"))
+    gain = found(ask)["10 % faster infiniband"].gain
+    assert gain == pytest.approx(simulate(ask).price.step / simulate(faster).price.step - 1.0)
     assert all(c.gain >= -1e-12 for c in got if c.kind == "buy")
 
 
@@ -44,7 +51,7 @@ def test_faster_parts_help_less_than_everything_faster() -> None:
 def test_what_is_slow_is_what_helps() -> None:
     """With a network of a hundredth, the network is what to buy; on one device no link is named."""
     ask = asked("dp=128")
-    slow = replace(ask, cluster=changes.faster_link(ask.cluster, "infiniband", 0.01))
+    slow = replace(ask, cluster=scaled(ask.cluster, "bandwidth", 0.01, "infiniband"))
     buys = [c for c in sensitivities(slow) if c.kind == "buy"]
     assert "infiniband" in buys[0].what and buys[0].gain > 0.05
     alone = replace(asked("dp=1", nodes=1), cluster=replace(cluster("dgx-a100:1"), devices=1, links=()))
@@ -54,7 +61,7 @@ def test_what_is_slow_is_what_helps() -> None:
 def test_memory_buys_what_did_not_fit() -> None:
     """25 GB hold full recomputation alone, 16 GB more hold all activations."""
     ask = asked("dp=4 tp=8 pp=4 recompute=full")
-    short = replace(ask, cluster=changes.more_memory(ask.cluster, 25.5e9 + 1.5e9 - 85.9e9))
+    short = replace(ask, cluster=roomier(ask, 25.5e9 + 1.5e9 - 85.9e9))
     assert simulate(short).verdict.fits
     more = next(c for c in sensitivities(short) if "GB more memory" in c.what)
     other = simulate(replace(ask, plan=replace(ask.plan, recompute="none")))
@@ -62,18 +69,16 @@ def test_memory_buys_what_did_not_fit() -> None:
         more.gain == pytest.approx(simulate(ask).price.step / other.price.step - 1.0)
         and "recompute=none" in more.what
     )
-    plenty = replace(ask, cluster=changes.more_memory(ask.cluster, 1e12))
+    plenty = replace(ask, cluster=roomier(ask, 1e12))
     assert next(c for c in sensitivities(plenty) if "GB more memory" in c.what).gain == 0.0
 
 
 def test_sentences() -> None:
-    assert (
-        sentence(Change("buy", "10 % faster nvlink", 0.0131)) == "10 % faster nvlink: 1.3 % faster training"
-    )
-    assert "does not fit" in sentence(Change("plan", "x", 0.2, fits=False))
-    assert "loss" in sentence(Change("recipe", "x", 0.2))
-    assert "nothing" in as_text([Change("buy", "x", 0.0)])
-    page = as_text(sensitivities(asked("dp=4 tp=8 pp=4")))
+    assert str(Change("buy", "10 % faster nvlink", 0.0131)) == "10 % faster nvlink: 1.3 % faster training"
+    assert "does not fit" in str(Change("plan", "x", 0.2, fits=False))
+    assert "loss" in str(Change("recipe", "x", 0.2))
+    assert "nothing" in told([Change("buy", "x", 0.0)])[1]
+    page = told(sensitivities(asked("dp=4 tp=8 pp=4")))[1]
     assert page.startswith("what would help\n  ") and len(page.splitlines()) <= 7
 
 

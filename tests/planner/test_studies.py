@@ -23,13 +23,12 @@ def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]
     return got | {"code": code}
 
 
-def test_tokens_money_and_energy(capsys: pytest.CaptureFixture[str]) -> None:
-    got = said([*PLAN, "--tokens", "1e9", "--cost-per-hour", "2", "--pue", "1.1"], capsys)
+def test_tokens_and_money(capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, "--tokens", "1e9", "--cost-per-hour", "2"], capsys)
     steps = -(-(10**9) // (256 * 1024))
     assert got["days_to_train"] == pytest.approx(steps * got["step_s"] / 86400)
     assert got["device_hours"] == pytest.approx(got["days_to_train"] * 24 * 64)
     assert got["cost"] == pytest.approx(2 * got["device_hours"])
-    assert got["energy_kwh"] == pytest.approx(got["device_hours"] * 0.4 * 1.1) and got["pue"] == 1.1
 
 
 def test_failures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,18 +133,9 @@ def test_sweep_with_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [p["step_s"] for p in nodes["points"]] == [p["step_s"] for p in got["sweep"]["points"]]
 
 
-def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    got = said([*PLAN, "--networks", "same", "--batches", "--noise-scale", "512"], capsys)
-    rows = got["networks"]
-    assert (
-        rows[0]["design"] == "fat-tree"
-        and rows[0]["step_s"] == got["step_s"]
-        and rows[0]["relative_cost"] == 1.0
-    )
-    assert {row["design"] for row in rows} >= {"rail-only", "ring", "torus2d", "torus3d"}
-    assert got["batches"]["enough"] >= 16 and got["batches"]["fastest"]
-    best = said(["--plan", "precision=bf16 tp=4 pp=1", "--networks", "best"], capsys)["networks"]
-    assert best[0]["step_s"] <= rows[0]["step_s"] * (1 + 1e-9)
+def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    got = said([*PLAN, "--batches", "--noise-scale", "512"], capsys)["batches"]
+    assert got["enough"] >= 16 and got["fastest"] and got["says"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +152,6 @@ def test_networks_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "devices="], "says no values for devices"),
         (["--sweep", "devices=64..8"], "devices=8..64"),
         (["--sweep", "devices=8..64", "--mtbf", "100", "--blocks"], "--mtbf --blocks"),
-        (["--networks", "best", "--stragglers", "normal:0.1"], "--stragglers"),
         (["--stragglers", "normal"], "normal:0.05"),
         (["--stragglers", "normal:"], "normal:0.05"),
         (["--stragglers", "measured"], "which file"),
@@ -205,7 +194,7 @@ def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         "what would help\n" in page
         and "% faster training" in page
-        and "kWh" in page
+        and "device-hours" in page
         and "which batch" in page
     )
     assert main(["simulate", *GPT, "--sweep", "devices=8..64", "--dry-run"]) == 0

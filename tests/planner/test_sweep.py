@@ -9,10 +9,10 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner import sweep as sw
 from unisono.planner.clusters import cluster, of_size
 from unisono.planner.search import Space, search
 from unisono.planner.stack import stack
+from unisono.planner.studies import sweep as sw
 from unisono.report import scaling
 from unisono.spec.errors import UsageError
 
@@ -116,13 +116,13 @@ def test_no_memory_is_a_point_without_a_plan() -> None:
     study = sw.sweep(big, sw.axis("devices=8,128"), sized)
     assert study.points[0].answer is None and "GiB short" in study.points[0].why
     assert study.points[1].efficiency == 1.0
-    assert "GiB short" in sw.as_text(study)
+    assert "GiB short" in sw.told(study)[1]
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
     study = sw.sweep(space(held="precision=bf16 tp=2 pp=1"), sw.axis("devices=8,16,4096"), sized)
-    return json.loads(json.dumps(sw.as_json(study)))["sweep"]
+    return json.loads(json.dumps(sw.told(study)[0]))["sweep"]
 
 
 def test_rows_are_plain_and_whole(told: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def test_a_point_is_said_in_its_own_unit(text: str, said: str) -> None:
 def test_the_page_of_a_sweep_is_as_sure_as_its_worst_point() -> None:
     """Width and devices here are far from what was fitted; the stack's own error alone would be a promise."""
     study = sw.sweep(space(), sw.axis("devices=8..64"), sized)
-    rows = sw.as_rows(study)
+    rows = sw.told(study)[0]["sweep"]["points"]
     worst = max(row["error_pct"] for row in rows)
     assert worst > 100 * space().stack.error
-    assert f"within about {worst:.0f} %" in sw.as_text(study).splitlines()[0]
+    assert f"within about {worst:.0f} %" in sw.told(study)[1]

@@ -6,13 +6,14 @@ import pytest
 
 from tests.planner.test_host import HOST, MODEL, here
 from unisono.plan import Plan
-from unisono.planner import chosen, ties
+from unisono.planner import ties
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Device
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
+from unisono.planner.why import why
 
 WHERE = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
 
@@ -60,9 +61,9 @@ def test_of_prices_that_are_too_near_the_simpler_plan_is_first_and_the_rest_keep
 
 def test_why_the_quicker_price_is_not_taken_is_said():
     low, high = costing("tp=4", 1.0), costing("dp=4", 1.02)
-    said = chosen.why(low, high)
+    said = why(low, high)
     assert "2.0 % quicker by its price" in said and "7.5 %" in said and "not 1" in said
-    assert "slower" in chosen.why(high, low)
+    assert "slower" in why(high, low)
 
 
 def test_devices_of_their_own_are_chosen_by_price_alone():

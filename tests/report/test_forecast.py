@@ -98,11 +98,10 @@ def test_parts_of_the_model_are_shown_where_they_are_told() -> None:
     block |= {
         "flops_per_sample": 1.5e10,
         "kept_bytes": 3.0 * 2**20,
-        "sent_bytes": {"dp": 2.0 * 2**20, "tp": 0.0},
     }
     plain = made(1, 1)
     text = page(replace(plain, facts={**FACTS, "blocks": [block]}))
-    assert "block &lt;b&gt;&amp;" in text and "sent on dp" in text and "sent on tp" not in text
+    assert "block &lt;b&gt;&amp;" in text
     assert "7.1M" in text and "15G" in text and "3 MiB" in text
     assert "part by part" not in page(plain)
 

@@ -9,13 +9,14 @@ from unisono.config.models import Recipe
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of, divisors
-from unisono.planner import orders, simulate
+from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import cut_problem
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
+from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, serves
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer

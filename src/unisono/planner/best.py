@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import chosen, fidelities, orders, orders_told, search
+from unisono.planner import search, why
 from unisono.planner.clusters import is_file, of_size
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.simulate import GIB, Answer
+from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
+from unisono.planner.studies import exactness, orders
+from unisono.planner.tell import size
 from unisono.spec.errors import Infeasible, UsageError
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
@@ -22,24 +24,24 @@ def run(
     """(the object of --json, the page). wider: where precision, sync and codec are looked at too. Raises Infeasible
     with the smallest cluster that would do."""
     found = search.search(within, top, objective)
-    told = fidelities.costs(wider, found) if wider is not None else None
-    if not found.best and told is not None and told.best:
-        result = {**chosen.as_json(found), **fidelities.as_json(told)}
-        return result, fidelities.as_text(told).lstrip("\n")
+    exact = exactness.costs(wider, found) if wider is not None else None
+    if not found.best and exact is not None and exact.best:
+        keys, text = exactness.told(exact)
+        return {**why.told(found)[0], **keys}, text.lstrip("\n")
     if not found.best:
         raise _nothing(within, found, cluster_name)
     if fewer:
         found = search.on_fewer(within, found, objective)
     few = found.best[: _LOOKED if objective == "time" else 1]
-    other = orders.quicker(few)
-    result = {**chosen.as_json(found), **orders_told.of_plans_json(few, other)}
-    page = chosen.as_text(found, orders_told.of_plans(few, other))
-    if told is None:
+    ordered, said = orders.told_of(few, orders.quicker(few))
+    facts, page = why.told(found, said)
+    result = {**facts, **ordered}
+    if exact is None:
         return result, page
-    asked = within.held.precision
     for row, answer in zip(result["plans"], found.best, strict=True):
-        row["fidelity"] = fidelities.judged(answer, asked).fidelity.name
-    return {**result, **fidelities.as_json(told)}, f"{page}\n{fidelities.as_text(told)}"
+        row["fidelity"] = exactness.judged(answer, within.held.precision).fidelity.name
+    keys, text = exactness.told(exact)
+    return {**result, **keys}, f"{page}\n{text}"
 
 
 def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:
@@ -55,8 +57,8 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
     short = found.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {short.memory.total / GIB:.1f} GiB and"
-        f" {within.cluster.device.name} has {short.capacity / GIB:.1f}",
+        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {size(short.memory.total)} and"
+        f" {within.cluster.device.name} has {size(short.capacity)}",
         where=where,
         fix=fix,
     )

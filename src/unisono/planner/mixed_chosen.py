@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from unisono.planner.chosen import against
 from unisono.planner.mixed import MixedAnswer
 from unisono.planner.mixed_search import Alone, MixedFound
 from unisono.planner.mixed_told import because, by_pool, layers_said, placement_json, said, table, waterfall
@@ -19,8 +18,15 @@ def why(answer: MixedAnswer, best: MixedAnswer) -> str:
         over = {what: seconds for what, seconds in own.items() if not what.startswith("ideal")}
         what = max(over, key=over.__getitem__)
         return f"the best that fits; most of what it loses to the ideal: {what}, {over[what]:.3g} s"
-    more = (answer.tightest[1].memory.total - best.tightest[1].memory.total) / GIB
-    return against(own, dict(waterfall(best)), answer.price.step / best.price.step - 1.0, more)
+    slower = answer.price.step / best.price.step - 1.0
+    other = dict(waterfall(best))
+    worse = {what: own.get(what, 0.0) - other.get(what, 0.0) for what in {*own, *other}}
+    what = max(sorted(worse), key=worse.__getitem__)
+    return (
+        "as fast"
+        if slower < 5e-4
+        else f"{100 * slower:.1f} % slower, most of it {what}: {worse[what]:.3g} s more"
+    )
 
 
 def pays(found: MixedFound) -> str:

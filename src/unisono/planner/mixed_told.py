@@ -6,7 +6,8 @@ from typing import Any
 
 from unisono.planner.mixed import MixedAnswer, Placement, in_proportion, with_equal_layers
 from unisono.planner.mixed_lane import MixedRow
-from unisono.planner.simulate import GIB, comm_json, drawn, in_gib, in_parts, lasting
+from unisono.planner.simulate import GIB, gib
+from unisono.planner.tell import drawn, in_parts, lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +100,14 @@ def as_json(found: Told) -> Mapping[str, Any]:
         "error_because": list(because(answer)),
         "tflops_per_device": answer.tflops,
         "mfu": answer.mfu,
-        "mem_gib": in_gib(row.memory),
+        "mem_gib": gib(row.memory),
         "capacity_gib": row.capacity / GIB,
         "fits": answer.fits,
         "bubble": answer.bubble,
-        "comm": comm_json(got),
+        "comm": {
+            axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed}
+            for axis, t in got.comm.items()
+        },
         "days_to_train": answer.days,
         "tokens_per_s": ask.batch * ask.model.context / got.step,
         "samples_per_s": ask.batch / got.step,
@@ -193,10 +197,14 @@ def as_text(found: Told) -> str:
             lines.append(
                 f"cost       {hourly * 24 * answer.days:,.0f} for the training, {hourly:,.0f} an hour"
             )
-    lines += [f"bubble     {100 * answer.bubble:.1f} %", "", *drawn(waterfall(answer), got)]
+    lines += [
+        f"bubble     {100 * answer.bubble:.1f} %",
+        "",
+        *drawn([{"what": what, "seconds": s} for what, s in waterfall(answer)], got),
+    ]
     place, row = answer.tightest
     name = ask.mixture.pools[row.pool].device.name
-    parts = "  ".join(f"{part} {size:.2f}" for part, size in in_gib(row.memory).items())
+    parts = "  ".join(f"{part} {size:.2f}" for part, size in gib(row.memory).items())
     lines += ["", f"memory     GiB of the tightest rank, pipeline row {place} on {name}: {parts}"]
     lines.append(f"           of {row.capacity / GIB:.2f} that {name} has for it")
     return "\n".join(lines)

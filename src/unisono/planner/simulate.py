@@ -1,28 +1,24 @@
-"""One plan on one cluster: seconds, memory, traffic, and where the time goes from the ideal on."""
+"""One plan on one cluster: seconds, memory and traffic; and what would make it fit."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner import loading, stages
-from unisono.planner.machines.cluster import Cluster, Device
-from unisono.planner.machines.order import trains
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import Memory, MemoryVerdict, remedies
 from unisono.planner.played import span, with_play
 from unisono.planner.price import Price
-from unisono.planner.priced import Model, price, rows, settled, shares_cores, verdict
+from unisono.planner.priced import Model, blocks, price, rows, settled, shares_cores, verdict
 from unisono.planner.stack import Stack
-from unisono.planner.stages import RowLoad, told
 from unisono.planner.stragglers import Law
 from unisono.planner.timetables import serves
 from unisono.planner.trust import Trust, trust
-from unisono.planner.waits import fed, with_waits
+from unisono.planner.waits import with_waits
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible
+from unisono.spec.words import mebibytes, seconds
 
 GIB = 2.0**30
-_OTHER_ORDER = "order      of axes: not the one that train plays, see below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +74,10 @@ class Answer:
         return self.tflops * 1e12 / self.question.cluster.device.flops(self.question.plan.precision)
 
     @property
-    def stages(self) -> tuple[RowLoad, ...]:
-        """What each stage has, and computes again."""
+    def stages(self) -> tuple[float, ...]:
+        """Blocks of each row of the pipeline; of rows with several stages all of them together."""
         ask = self.question
-        return told(ask.model, self.played, ask.stack, ask.cluster)
+        return blocks(ask.model, ask.plan, ask.stack, ask.cluster)
 
     @property
     def played(self) -> Plan:
@@ -106,7 +102,12 @@ class Answer:
         """The same in words."""
         if self.error_pct is None:
             return "no model of this kind has been held beside measurements"
-        return f"a step is right within about {self.error_pct:.0f} % on average"
+        return f"right within about {self.error_pct:.0f} % on average"
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; of models whose samples have none, samples."""
+        return self.question.batch * self.question.model.context / self.price.step
 
     @property
     def days(self) -> float:
@@ -124,20 +125,34 @@ class DoesNotFit(Infeasible):
         return super().as_dict() | {
             "short_gib": self.answer.verdict.short / GIB,
             "capacity_gib": self.answer.verdict.capacity / GIB,
-            "mem_gib": in_gib(self.answer.verdict.memory),
+            "mem_gib": gib(self.answer.verdict.memory),
         }
+
+
+def closed(ask: Question) -> Price:
+    """The price by closed forms, without playing its timetable: for studies that ask many."""
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask)
+
+
+def rate(ask: Question) -> float:
+    """Tokens per second by closed forms."""
+    return ask.batch * ask.model.context / closed(ask).step
+
+
+def verdict_of(ask: Question) -> MemoryVerdict:
+    """Memory of the fullest rank, and whether it fits."""
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return verdict(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
 
 
 def simulate(ask: Question) -> Answer:
     """The answer, whether it fits or not."""
     got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
-    fits = verdict(
-        ask.model, ask.plan, ask.stack, ask.cluster, micro_batch=ask.micro_batch, micros=ask.micros
-    )
     bubble = got.idle / got.step
     if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
         got, bubble = _as_played(ask, got)
-    return Answer(ask, with_waits(got, ask), fits, bubble)
+    return Answer(ask, with_waits(got, ask), verdict_of(ask), bubble)
 
 
 def gain(answer: Answer, other: Answer) -> float:
@@ -150,14 +165,14 @@ def demand(answer: Answer, cut: str = "") -> None:
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
-    parts = sorted(in_gib(memory).items(), key=lambda part: -part[1])
-    largest = ", ".join(f"{name} {size:.1f}" for name, size in parts if name != "total" and size >= 0.05)
+    parts = sorted(gib(memory).items(), key=lambda part: -part[1])
+    largest = ", ".join(f"{name} {_size(size * GIB)}" for name, size in parts if name != "total" and size)
     raise DoesNotFit(
-        f"the plan needs {memory.total / GIB:.1f} GiB, {ask.cluster.device.name} has"
-        f" {answer.verdict.capacity / GIB:.1f} GiB: short by {answer.verdict.short / GIB:.1f} GiB",
+        f"the plan needs {_size(memory.total)}, {ask.cluster.device.name} has {_size(answer.verdict.capacity)}:"
+        f" short by {_size(answer.verdict.short)}",
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
-        likely=f"GiB: {largest}",
+        likely=largest,
         fix=f"{_remedy(ask)}; or {cut}" if cut else _remedy(ask),
     )
 
@@ -172,13 +187,13 @@ def _remedy(ask: Question) -> str:
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
         said, best = min(fitting, key=lambda pair: pair[1].price.step)
-        return f"{said}: {best.verdict.memory.total / GIB:.1f} GiB, {best.price.step:.4g} s a step"
+        return f"{said}: {_size(best.verdict.memory.total)}, {seconds(best.price.step)} a step"
     if not tried:
         return "more devices, and with them a greater shard, tp or pp"
     said, least = min(tried, key=lambda pair: pair[1].verdict.short)
     return (
         f"more devices, and with them a greater shard, tp or pp; {said} alone is still"
-        f" {least.verdict.short / GIB:.1f} GiB short"
+        f" {_size(least.verdict.short)} short"
     )
 
 
@@ -199,158 +214,10 @@ def _as_played(ask: Question, got: Price) -> tuple[Price, float]:
     return got, got.idle / (got.idle + got.busiest)
 
 
-def in_gib(memory: Memory) -> dict[str, float]:
+def gib(memory: Memory) -> dict[str, float]:
     parts = ("params", "grads", "optim", "activations", "communication", "slack", "total")
     return {name: getattr(memory, name) / GIB for name in parts}
 
 
-def waterfall(answer: Answer) -> list[tuple[str, float]]:
-    """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
-    ask = answer.question
-    peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
-    return in_parts(ask.model, ask.batch, peak, answer.price, ask.plan.recompute != "none")
-
-
-def bound(answer: Answer) -> str:
-    """What takes most of the time beyond the arithmetic itself."""
-    over = [(seconds, what) for what, seconds in waterfall(answer) if not what.startswith("ideal")]
-    return max(over)[1]
-
-
-def in_parts(
-    model: Model, batch: int, peak: float, got: Price, again: bool = False
-) -> list[tuple[str, float]]:
-    """(what, seconds) of a price, from the ideal on. peak: FLOP/s of all devices; again: some of it is computed a
-    second time."""
-    ideal, attention = model.step_flops(batch) / peak, 0.0
-    if got.attention and isinstance(model, Transformer):
-        attention = got.attention - model.attention_flops(batch) / peak
-    # Where ranks share a host's cores, passes are priced whole.
-    products = "products below peak, recomputation" if again and not got.kernels else "products below peak"
-    masked = "attention: its masked half is left out"
-    steps = [
-        ("ideal: the model's arithmetic at peak", ideal),
-        (products, got.arithmetic - ideal - attention),
-        ("attention below peak" if attention >= 0.0 else masked, attention),
-        ("other kernels, embedding, loss", got.kernels),
-        ("computed a second time (recompute)", got.recompute),
-        ("waiting for the host", got.host),
-        *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
-        ("bubble", got.idle),
-        ("uneven stages", got.uneven),
-        ("optimiser", got.optimizer),
-        ("fixed per step", got.fixed),
-        ("stragglers", got.straggling),
-        ("data loading", got.loading),
-    ]
-    return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
-
-
-def as_json(answer: Answer) -> Mapping[str, Any]:
-    """The object of the contract, and what else is known."""
-    ask, got = answer.question, answer.price
-    dollars = ask.cluster.cost_per_hour
-    return {
-        "step_s": got.step,
-        "error_pct": answer.error_pct,
-        "error_because": list(answer.trust.because),
-        "tflops_per_device": answer.tflops,
-        "mfu": answer.mfu,
-        "mem_gib": in_gib(answer.verdict.memory),
-        "capacity_gib": answer.verdict.capacity / GIB,
-        "fits": answer.verdict.fits,
-        "bubble": answer.bubble,
-        "bound": bound(answer),
-        "comm": comm_json(got),
-        "days_to_train": answer.days,
-        "tokens_per_s": ask.batch * ask.model.context / got.step,
-        "cost": dollars * 24 * answer.days * ask.plan.world if dollars is not None else None,
-        "samples_per_s": ask.batch / got.step,
-        "parameters": ask.model.workload.parameters,
-        "active_parameters": ask.model.workload.active,
-        "plan": str(ask.plan),
-        "cluster": ask.cluster.name,
-        "stack": ask.stack.name,
-        "stages": stages.as_json(answer.stages),
-        "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
-        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
-        **loading.as_json(fed(ask), got.step - got.loading),
-    }  # fmt: skip
-
-
-def comm_json(got: Price) -> dict[str, dict[str, float]]:
-    """Traffic by axis, as the contract has it."""
-    return {
-        axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
-    }
-
-
-def as_text(answer: Answer) -> str:
-    """The same for people."""
-    ask, got, memory = answer.question, answer.price, answer.verdict.memory
-    device = ask.cluster.device
-    unit = "tokens" if ask.model.context > 1 else "samples"
-    lines = [
-        f"plan       {ask.plan}",
-        f"cluster    {ask.cluster.name}: {ask.plan.world} of {ask.cluster.devices} {device.name}",
-        *precision_lines(ask.plan, device),
-        f"stack      {ask.stack.name}: {answer.trusted}",
-        *(
-            f"           less sure: {reason}"
-            for reason in answer.trust.because
-            if answer.error_pct is not None
-        ),
-        f"batch      {ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}",
-        *stages.as_lines(ask.plan, answer.stages),
-        *([] if trains(ask.plan, ask.cluster.order) else [_OTHER_ORDER]),
-        "",
-        f"step       {got.step:.4g} s, {ask.batch * ask.model.context / got.step:,.0f} {unit}/s,"
-        f" {answer.tflops:.3g} TFLOP/s a device, MFU {100 * answer.mfu:.1f} %",
-    ]
-    if ask.steps:
-        lines.append(f"training   {lasting(86400.0 * answer.days)} for {ask.steps:,} steps")
-    lines += [
-        f"bubble     {100 * answer.bubble:.1f} %",
-        f"bound      most is lost to: {bound(answer)}",
-        loading.as_text(fed(ask), got.step - got.loading),
-        "",
-        *drawn(waterfall(answer), got),
-    ]
-    parts = "  ".join(f"{name} {size:.2f}" for name, size in in_gib(memory).items())
-    lines += ["", f"memory     GiB of the fullest rank, pipeline row {answer.verdict.row}: {parts}"]
-    lines.append(f"           of {answer.verdict.capacity / GIB:.2f} that {device.name} has for it")
-    return "\n".join(lines)
-
-
-def precision_lines(plan: Plan, device: Device) -> list[str]:
-    """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
-    own, half = (device.flops(dtype) / 1e12 for dtype in (plan.precision, "bf16"))
-    if plan.precision != "fp32" or half <= own:
-        return []
-    return [
-        f"precision  fp32: {device.name} computes it at {own:.3g} TFLOP/s, and bf16 at {half:.3g}; precision=bf16 in"
-        " the plan asks for that"
-    ]
-
-
-def lasting(seconds: float) -> str:
-    """A length of time in the greatest unit of which it is two at least."""
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def drawn(steps: Sequence[tuple[str, float]], got: Price) -> list[str]:
-    """Lines of a waterfall, what is a thousandth of it at least, and of each axis's traffic."""
-    lines = ["where a step goes"]
-    for what, seconds in steps:
-        if abs(seconds) < 5e-4 * got.step:
-            continue
-        bar = "#" * max(0, round(40 * seconds / got.step))
-        lines.append(f"  {what:<38}{seconds:>10.4f} s {100 * seconds / got.step:>6.1f} %  {bar}".rstrip())
-    if got.comm:
-        lines += ["", f"{'axis':<7}{'GB sent':>10}{'seconds':>11}{'exposed':>11}"]
-        for axis, t in got.comm.items():
-            lines.append(f"{axis:<7}{t.bytes / 1e9:>10.3f}{t.seconds:>11.4f}{t.exposed:>11.4f}")
-    return lines
+def _size(nbytes: float) -> str:
+    return mebibytes(nbytes / 2**20)

@@ -297,8 +297,7 @@ def _blocks(facts: Mapping[str, Any]) -> str:
     every = facts.get("blocks") or []
     if not every:
         return ""
-    axes = list(dict.fromkeys(axis for one in every for axis, moved in one["sent_bytes"].items() if moved))
-    heads = ("part", "how many", "parameters", "FLOPs", "kept", *(f"sent on {axis}" for axis in axes))
+    heads = ("part", "how many", "parameters", "FLOPs", "kept")
     rows = [
         [
             f"{'of it ' if one['inside'] else ''}{one['part']}",
@@ -306,15 +305,11 @@ def _blocks(facts: Mapping[str, Any]) -> str:
             words.count(one["parameters"]) if one["parameters"] else "",
             words.count(one["flops_per_sample"]) if one["flops_per_sample"] else "",
             words.nbytes(one["kept_bytes"]) if one["kept_bytes"] else "",
-            *(words.nbytes(moved) if (moved := one["sent_bytes"].get(axis)) else "" for axis in axes),
         ]
         for one in every
     ]
     size = facts["batch"]["micro_batch"]
-    note = (
-        "Of one of each, in the mean: parameters, and FLOPs of a sample's forward pass; on a rank that has it, what a"
-        f" micro-batch of {size} keeps until its backward pass, and what is sent in a step."
-    )
+    note = f"Of one of each: a sample's forward pass, and what a micro-batch of {size} keeps until its backward pass."
     table = html.table(heads, rows, numeric=len(heads) - 1)
     return html.section("blocks", "The model, part by part", table, html.note(note))
 

@@ -13,7 +13,7 @@ from unisono.planner.asked import planned
 from unisono.planner.clusters import cluster, names
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.pools import mixture
-from unisono.planner.simulate import GIB
+from unisono.planner.simulate import GIB, gib
 from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
 from unisono.planner.work.transformer import Transformer
@@ -29,13 +29,11 @@ _EQUAL = (
     "stragglers",
     "servers",
     "sweep",
-    "networks",
     "batches",
     "noise_scale",
     "order",
     "out",
     "trace",
-    "pue",
     "loader_samples_s",
     "loader_gb_s",
     "sample_kb",
@@ -106,7 +104,7 @@ def simulate(ask: mixed.MixedQuestion) -> tuple[Mapping[str, Any], str]:
 def _does_not_fit(answer: mixed.MixedAnswer) -> Infeasible:
     ask, (place, row) = answer.question, answer.tightest
     name = ask.mixture.pools[row.pool].device.name
-    parts = sorted(mixed_told.in_gib(row.memory).items(), key=lambda part: -part[1])
+    parts = sorted(gib(row.memory).items(), key=lambda part: -part[1])
     return Infeasible(
         f"row {place} of the pipeline needs {row.memory.total / GIB:.1f} GiB, {name} has {row.capacity / GIB:.1f} GiB:"
         f" short by {row.short / GIB:.1f} GiB",

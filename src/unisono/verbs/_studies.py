@@ -1,6 +1,6 @@
-"""`unisono simulate` beyond one price: what would help, failures, stragglers, cost, batches, networks, sweeps."""
+"""`unisono simulate` beyond one price: what would help, failures, stragglers, batches, orders, cuts, sweeps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -9,34 +9,23 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import (
-    batches,
-    energy,
-    orders,
-    orders_told,
-    outlook,
-    pieces,
-    recut,
-    replicas,
-    sensitivity,
-    simulate,
-    stragglers,
-)
+from unisono.planner import pieces, simulate, stragglers, tell
 from unisono.planner.asked import NOT_BUILT
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.studies import batches, failures, orders, recut, sensitivity, waiting
+from unisono.planner.tell import Told
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
 
 if TYPE_CHECKING:
     from unisono.planner.search import Space
 
-Told = tuple[Mapping[str, Any], str]
-
 # Flags that look closely at one price.
-_SINGLE = ("mtbf", "stragglers", "servers", "tokens", "pue", "batches", "noise_scale", "blocks", "trace")
+_SINGLE = (
+    "mtbf", "stragglers", "servers", "tokens", "batches", "noise_scale", "blocks", "trace", "order",
+)  # fmt: skip
 
 
 def single(ask: Question, given: Any) -> Told:
@@ -46,18 +35,11 @@ def single(ask: Question, given: Any) -> Told:
     answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)
     simulate.demand(answer, recut.sentence(better, fits=False) if better is not None else "")
-    keys, text = extras(answer, given)
-    facts = {
-        **simulate.as_json(answer),
-        **orders_told.as_json(answer, every),
-        **recut.as_json(better),
-        **pieces.as_json(answer),
-        **keys,
-    }
-    lies = "" if given.order is None else f"\n\n{orders_told.as_text(answer, every)}"
-    cut = f"\n\ncut        {recut.sentence(better, fits=True)}" if better is not None else ""
-    parts = f"\n\n{pieces.as_text(answer)}" if given.blocks else ""
-    page = f"{simulate.as_text(answer)}{parts}{lies}{cut}\n\n{text}"
+    parts, ordered = pieces.told(answer), orders.told(answer, every)
+    shown = [parts[1]] * given.blocks + [ordered[1]] * (given.order is not None)
+    told = [(tell.facts(answer), tell.page(answer)), recut.told(better), *_extras(answer, given)]
+    facts = {key: value for some, _ in (*told, parts, ordered) for key, value in some.items()}
+    page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
         return facts, page
     from unisono.verbs._pictures import pictures
@@ -93,49 +75,18 @@ def equipped(cluster: Cluster, given: Any) -> Cluster:
     return replace(cluster, loader=loader)
 
 
-def extras(answer: Answer, given: Any) -> Told:
-    """(keys for --json, lines) that come after the price. Raises UsageError."""
+def _extras(answer: Answer, given: Any) -> Iterator[Told]:
+    """What comes after the price. Raises UsageError."""
     ask = answer.question
-    told = [_bill(answer, given.pue), _fidelity(answer)]
     if ask.stragglers is not None:
-        told.append(outlook.waiting(answer, ask.stragglers))
+        yield waiting.waiting(answer, ask.stragglers)
     if given.servers is not None:
-        told.append(outlook.served(answer, given.servers))
+        yield waiting.served(answer, given.servers)
     if given.mtbf is not None:
-        told.append(_failing(answer, given))
-    found = sensitivity.sensitivities(ask)
-    told.append((sensitivity.as_json(found), sensitivity.as_text(found)))
+        yield _failing(answer, given)
+    yield sensitivity.told(sensitivity.sensitivities(ask))
     if given.batches or given.noise_scale is not None:
-        advice = batches.advise(ask, given.noise_scale)
-        told.append((batches.as_json(advice), batches.as_text(advice)))
-    if given.networks == "same":
-        from unisono.planner import networks
-
-        rows = networks.same_plan(ask)
-        told.append((networks.as_json(rows), networks.as_text(rows)))
-    keys: dict[str, Any] = {}
-    for part, _ in told:
-        keys |= part
-    return keys, "\n\n".join(text for _, text in told if text)
-
-
-def _bill(answer: Answer, pue: float | None) -> Told:
-    ask = answer.question
-    got = energy.bill(ask.cluster, ask.plan.world, answer.days * 86400.0, pue or energy.PUE)
-    return energy.as_json(got), energy.as_text(got) if ask.steps else ""
-
-
-def _fidelity(answer: Answer) -> Told:
-    ask = answer.question
-    thin = (
-        replicas.low_rank(ask.model, ask.plan.tp)
-        if isinstance(ask.model, Transformer)
-        else (lambda rank: 1.0)
-    )
-    made = replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
-    fidelity, why = replicas.fidelity(ask.plan, made)
-    text = f"fidelity   {fidelity.name}: {why}" if not replicas.plain(ask.plan) or made.said else ""
-    return {"fidelity": fidelity.name, "fidelity_why": why}, text
+        yield batches.told(batches.advise(ask, given.noise_scale))
 
 
 def _law(text: str) -> stragglers.Law:
@@ -180,51 +131,39 @@ def _failing(answer: Answer, given: Any) -> Told:
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
     mtbf = hours * 3600.0 / units
     if given.elastic:
-        return outlook.elastic(answer, mtbf, given.repair_h * 3600.0, given.restart_s)
-    return outlook.stopping(answer, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
+        return failures.going_on(answer, mtbf, given.repair_h * 3600.0, given.restart_s)
+    return failures.stopping(answer, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------
 
 
 def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
-    """The study of --sweep or of --networks best; None where neither is asked for. Raises UsageError, Infeasible."""
-    if given.weak and given.sweep is None:
-        raise UsageError(
-            "--weak is for a sweep", where="--weak", fix="--sweep devices=8..1024 --weak", code="C04"
-        )
-    if given.sweep is None and given.networks != "best":
+    """The study of --sweep; None where it is not asked for. Raises UsageError, Infeasible."""
+    if given.sweep is None:
+        if given.weak:
+            fix = "--sweep devices=8..1024 --weak"
+            raise UsageError("--weak is for a sweep", where="--weak", fix=fix, code="C04")
         return None
-    if single := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
-        many = "--sweep" if given.sweep else "--networks best"
+    if alone := [f"--{flag.replace('_', '-')}" for flag in _SINGLE if getattr(given, flag)]:
         raise UsageError(
-            f"{' '.join(single)}: {many} prices a plan at each point, and looks at none of them more closely",
-            where=f"unisono simulate {many}",
-            fix=f"{single[0]} with one --plan, without {many}",
+            f"{' '.join(alone)}: --sweep prices a plan at each point, and looks at none of them more closely",
+            where="unisono simulate --sweep",
+            fix=f"{alone[0]} with one --plan, without --sweep",
             code="C04",
         )
-    if given.order is not None:
-        raise UsageError(
-            "a study of many plans prices each with its axes in the usual order",
-            where="--order, --sweep, --networks", fix="--order without them, or --networks same", code="C04",
-        )  # fmt: skip
     if given.out is not None:
         _drawable(given.out)
-    # Imported here because they search, which one plan's price must not pay.
-    from unisono.planner import networks, sweep
+    # Imported here because it searches, which one plan's price must not pay.
+    from unisono.planner.studies import sweep
 
     base, legal = _space(got, environ, given)
-    if given.sweep is None:
-        rows = networks.best_plans(replace(base, legal=legal(base)))
-        if all(row.answer is None for row in rows):
-            raise Infeasible("no plan fits on any network", where=base.cluster.name, fix="a larger --cluster")
-        return networks.as_json(rows), networks.as_text(rows)
 
     def sized(devices: int) -> Cluster:
         return equipped(of_size(given.cluster, devices), given)
 
     study = sweep.sweep(base, sweep.axis(given.sweep), sized, weak=given.weak, legal=legal)
-    told, text = sweep.as_json(study), sweep.as_text(study)
+    told, text = sweep.told(study)
     if given.out is not None:
         text += f"\npicture    {_draw(told, base, given.out)}"
     if all(point.answer is None for point in study.points):

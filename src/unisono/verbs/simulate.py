@@ -28,11 +28,11 @@ class SimulateVerb(RecipeVerb):
         )  # fmt: skip
         parser.add_argument(
             "--order", metavar="AXES",
-            help="which axis lies innermost: tp,shard,dp,pp is what train plays; best: all orders",
+            help="which axis lies innermost, as launch.order says it (tp,cp,shard,dp,pp); best: all orders",
         )  # fmt: skip
         parser.add_argument(
             "--blocks", action="store_true",
-            help="the model part by part: parameters, FLOPs, bytes kept and bytes sent",
+            help="the model part by part: parameters, FLOPs and bytes kept",
         )  # fmt: skip
         parser.add_argument(
             "--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz"
@@ -54,9 +54,9 @@ class SimulateVerb(RecipeVerb):
             if settings.dry_run:
                 return _would_price(call, mixture, mixture.mixture.name)
             result, page = mixed.simulate(mixture)
-        elif (args.sweep or args.networks == "best") and settings.dry_run:
-            facts = {"cluster": args.cluster, "sweep": args.sweep, "networks": args.networks}
-            return call.would(facts, f"would sweep  {args.sweep or 'networks'}  on {args.cluster}")
+        elif args.sweep and settings.dry_run:
+            facts = {"cluster": args.cluster, "sweep": args.sweep}
+            return call.would(facts, f"would sweep  {args.sweep}  on {args.cluster}")
         elif (study := studies.many(given, call.environ, args)) is not None:
             result, page = study
         else:
@@ -96,9 +96,6 @@ def _add_studies(parser: Parser) -> None:
     cost = parser.add_argument_group("cost")
     cost.add_argument("--tokens", metavar="N", type=_above_0, help="train on N tokens, for example 300e9")
     cost.add_argument("--cost-per-hour", metavar="MONEY", type=_above_0, help="of one device")
-    cost.add_argument(
-        "--pue", metavar="X", type=_above_0, help="power of the site beside its computers' (1.58)"
-    )
     data = parser.add_argument_group("data loading")
     data.add_argument(
         "--loader-samples-s", metavar="N", type=_above_0, help="samples a second that one host decodes"
@@ -134,11 +131,6 @@ def _add_studies(parser: Parser) -> None:
     )
     scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
     scale.add_argument("--weak", action="store_true", help="with --sweep: the batch grows with the devices")
-    scale.add_argument(
-        "--networks",
-        choices=("same", "best"),
-        help="fat-tree, leaf-spine, rail-only, torus: same plan or best of each",
-    )
     scale.add_argument(
         "--batches", action="store_true", help="which batch and accumulation suit the hardware"
     )

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unisono.config import Loaded
-from unisono.planner import chosen, predict, search
+from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.simulate import GIB
 from unisono.planner.space import space_on
+from unisono.planner.tell import size
+from unisono.planner.why import why
 from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.model import Facts
@@ -38,11 +39,11 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
     best = ranking.best[0]
     plan = replace(best.question.plan, said=frozenset())
     lines = [
-        f"plan auto  {plan}: {words.seconds(best.price.step)} a step, {best.trusted.removeprefix('a step is ')}",
-        f"           the best of {ranking.feasible} that fit on {cluster.devices} ranks; {chosen.why(best, best)}",
+        f"plan auto  {plan}: {words.seconds(best.price.step)} a step, {best.trusted}",
+        f"           the best of {ranking.feasible} that fit on {cluster.devices} ranks; {why(best, best)}",
     ]
     for other in ranking.best[1:]:
-        lines.append(f"           not {other.question.plan}: {chosen.why(other, best)}")
+        lines.append(f"           not {other.question.plan}: {why(other, best)}")
     return replace(loaded, plan=plan), lines
 
 
@@ -69,8 +70,8 @@ def _none(loaded: Loaded, ranking: search.Ranking, cluster: Cluster) -> Infeasib
         )
     short = ranking.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {ranking.nearest.question.plan}, needs {short.memory.total / GIB:.1f} GiB a rank"
-        f" and there are {short.capacity / GIB:.1f}",
+        f"no plan fits: the nearest, {ranking.nearest.question.plan}, needs {size(short.memory.total)} a rank"
+        f" and there are {size(short.capacity)}",
         where=f"plan auto on {cluster.devices} ranks",
         fix="a smaller --train.micro_batch, or more memory",
     )

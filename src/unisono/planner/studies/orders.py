@@ -1,13 +1,13 @@
 """Which axis should lie inside a node and which across: a plan priced under every order of its axes that differs here.
 
-Another order is another numbering of the ranks. Nothing is computed differently, and memory stays; but groups cross
-other levels of the network.
+Another order is another numbering of the ranks, which `launch.order` plays. Nothing is computed differently, and memory
+stays; but groups cross other levels of the network.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from math import factorial
+from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
@@ -15,8 +15,9 @@ from unisono.planner.collectives import bus, exchange, message
 from unisono.planner.collectives import levels as levels_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
-from unisono.planner.priced import price, shares_cores
-from unisono.planner.simulate import Answer, Question, gain, simulate, waterfall
+from unisono.planner.priced import shares_cores
+from unisono.planner.simulate import Answer, Question, closed, gain, simulate
+from unisono.planner.tell import Column, Told, figure, lines, more_than, share, table
 from unisono.spec.errors import UsageError
 
 BEST = "best"
@@ -83,11 +84,6 @@ def distinct(plan: Plan, cluster: Cluster) -> tuple[Order, ...]:
     return tuple(found.values())
 
 
-def as_usual(plan: Plan, cluster: Cluster) -> bool:
-    """Whether the cluster's order crosses the same levels in the same ways as the usual one."""
-    return _crossed(plan, cluster, cluster.order) == _crossed(plan, cluster, USUAL)
-
-
 def _crossed(plan: Plan, cluster: Cluster, order: Order) -> tuple[object, ...]:
     """All that a price can read of an order."""
     groups = [(stride(plan, axis, order), getattr(plan, axis)) for axis in ("tp", "cp", "shard", "dp", "ep")]
@@ -123,11 +119,10 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 
 @dataclass(frozen=True, slots=True)
 class ComparedOrders:
-    """answers: under each order that differs, the quickest first. usual: under the usual one. many: all orders."""
+    """answers: under each order that differs, the quickest first. usual: under the usual one."""
 
     answers: tuple[Answer, ...]
     usual: Answer
-    many: int
 
     @property
     def best(self) -> Answer:
@@ -141,18 +136,7 @@ def compared(ask: Question) -> ComparedOrders:
     refuse(ask)
     orders = distinct(ask.plan, ask.cluster)
     answers = [simulate(under(ask, order)) for order in orders]
-    many = factorial(len(of_many(ask.plan, USUAL)))
-    return ComparedOrders(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0], many)
-
-
-def differences(answer: Answer, usual: Answer) -> list[tuple[str, float]]:
-    """(axis or other part of a step, seconds more) of what is no thousandth of the step, the greatest first."""
-    own, other = dict(waterfall(answer)), dict(waterfall(usual))
-    more = {what: own.get(what, 0.0) - other.get(what, 0.0) for what in [*other, *own]}
-    told = [(what.removeprefix("exposed on "), seconds) for what, seconds in more.items()]
-    return sorted(
-        (one for one in told if abs(one[1]) >= 1e-3 * usual.price.step), key=lambda one: -abs(one[1])
-    )
+    return ComparedOrders(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0])
 
 
 def quicker(answers: Sequence[Answer]) -> Answer | None:
@@ -163,10 +147,10 @@ def quicker(answers: Sequence[Answer]) -> Answer | None:
         if not matters(usual):
             continue
         ask = usual.question
-        alone = _closed(ask)
+        alone = closed(ask).step
         for order in distinct(ask.plan, ask.cluster)[1:]:
             other = under(ask, order)
-            promised.append((usual.price.step + _closed(other) - alone, len(promised), other))
+            promised.append((usual.price.step + closed(other).step - alone, len(promised), other))
     found = [
         simulate(ask)
         for step, _, ask in sorted(promised)[:_TRIED]
@@ -176,19 +160,102 @@ def quicker(answers: Sequence[Answer]) -> Answer | None:
     return min(fitting, key=lambda one: one.price.step, default=None)
 
 
-def _closed(ask: Question) -> float:
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes).step
-
-
 def matters(answer: Answer) -> bool:
     """Whether a plan's axes can lie in ways that differ on its cluster."""
     ask = answer.question
     return not shares_cores(ask.model, ask.cluster) and len(distinct(ask.plan, ask.cluster)) > 1
 
 
-def levels(plan: Plan, cluster: Cluster, axis: str) -> list[tuple[str, int]]:
-    """(level, ways in which an axis splits there), the innermost first."""
-    size = getattr(plan, axis)
-    ways = cluster.levels(stride(plan, axis, cluster.order), size)
-    return [(link.name, some) for link, some in zip(cluster.links, ways, strict=True) if some > 1]
+# --- as told ---------------------------------------------------------------------------------------------------------
+
+_COLUMNS = (
+    Column("order", "axes", ",".join), Column("step s", "step_s", figure), Column("saves", "gain", share),
+    Column("what is more or less than in the usual order", "told"),
+)  # fmt: skip
+_SHOWN, _PARTS = 5, 3  # orders; parts of a step in which they differ
+
+
+def told(answer: Answer, every: ComparedOrders | None = None) -> Told:
+    """How a plan's axes lie on the cluster's levels; and every other order, where they were asked for."""
+    plan, cluster = answer.question.plan, answer.question.cluster
+    axes = (*of_many(plan, cluster.order), *(("ep",) if plan.ep > 1 else ()))
+    lies = {
+        axis: {
+            "ranks": getattr(plan, axis),
+            "apart": stride(plan, axis, cluster.order),
+            "ways": _ways(plan, cluster, axis),
+        }
+        for axis in axes
+    }
+    crossed = list(uneven(plan, cluster, cluster.order))
+    facts = {
+        "axes": list(of_many(plan, cluster.order)),
+        "levels": lies,
+        "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
+        "orders": [_row(one, every.usual) for one in every.answers] if every is not None else None,
+    }
+    said = [("order", f"{named(plan, cluster.order)}: the innermost first{_played(plan, cluster.order)}")]
+    for axis, at in lies.items():
+        ways = " x ".join(f"{some} over {level}" for level, some in at["ways"].items())
+        said.append(("", f"{axis}: {at['ranks']} ranks, {at['apart']} apart: {ways}"))
+    said += [
+        ("", f"groups of {axis} lie unevenly over {level}: some cross more than is priced")
+        for axis, level in crossed
+    ]
+    if every is not None:
+        said.append(("orders", _verdict(every)))
+    rows = facts["orders"] or []
+    shown = [{**row, "told": _parts(row["more_s"])} for row in rows[:_SHOWN]] if len(rows) > 1 else []
+    return {"order": facts}, "\n".join([*lines(said), *(table(_COLUMNS, shown) if shown else [])])
+
+
+def _ways(plan: Plan, cluster: Cluster, axis: str) -> dict[str, int]:
+    """Level -> ways in which an axis splits there, the innermost first."""
+    ways = cluster.levels(stride(plan, axis, cluster.order), getattr(plan, axis))
+    return {link.name: some for link, some in zip(cluster.links, ways, strict=True) if some > 1}
+
+
+def _played(plan: Plan, order: Order) -> str:
+    """What plays an order that is not the usual one."""
+    own = of_many(plan, order)
+    return "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
+
+
+def _row(one: Answer, usual: Answer) -> dict[str, Any]:
+    more = more_than(one, usual)
+    return {
+        "axes": list(of_many(one.question.plan, one.question.cluster.order)),
+        "step_s": one.price.step,
+        "gain": gain(one, usual),
+        "more_s": {what: s for what, s in more.items() if abs(s) >= 1e-3 * usual.price.step},
+    }
+
+
+def _parts(more: Mapping[str, float]) -> str:
+    return ", ".join(f"{what} {seconds:+.3g} s" for what, seconds in list(more.items())[:_PARTS])
+
+
+def _verdict(every: ComparedOrders) -> str:
+    best, plan = every.best, every.usual.question.plan
+    if best is every.usual:
+        return f"{len(every.answers)} differ here; none is quicker than the usual one by {100 * WORTH:.0f} % or more"
+    order = named(plan, best.question.cluster.order)
+    return f"{len(every.answers)} differ here; {order} is {share(gain(best, every.usual))} quicker than the usual one"
+
+
+def told_of(answers: Sequence[Answer], found: Answer | None) -> Told:
+    """For `plan`, of its best plans and what is quicker than the first in another order: quicker, None where the usual
+    order is as good; and a sentence, "" where orders cannot differ."""
+    if found is None:
+        alike = not any(matters(one) for one in answers)
+        said = "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
+        return {"order": {"quicker": None}}, said
+    ask, first = found.question, answers[0]
+    own = next(place for place, one in enumerate(answers, 1) if one.question.plan == ask.plan)
+    which = "it" if own == 1 else f"plan {own}"
+    row = {**_row(found, first), "plan": str(ask.plan), "micro_batch": ask.micro_batch}
+    order = ",".join(row["axes"])
+    return {"order": {"quicker": row}}, (
+        f"with --launch.order {order} (innermost first) {which} would be {share(gain(found, first))} quicker:"
+        f" {found.price.step:.4g} s a step"
+    )

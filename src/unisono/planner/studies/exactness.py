@@ -5,21 +5,21 @@ them. What a policy keeps beside the model (what was not sent, an outer optimise
 priced.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from unisono.plan import choice
 from unisono.plan.grammar import played
-from unisono.planner import replicas
 from unisono.planner.machines.cluster import Source
 from unisono.planner.priced import shares_cores
 from unisono.planner.search import Ranking, answer_at, pricer
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.space import MeshSizes, Space, meshes
+from unisono.planner.tell import Column, Row, Told, fidelity, figure, table
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
 
@@ -105,18 +105,12 @@ def costs(space: Space, found: Ranking) -> FidelityCosts:
 def judged(answer: Answer, precision: str) -> Judged:
     """How close an answer's plan comes to one device in `precision`."""
     ask = answer.question
-    thin = (
-        (lambda rank: 1.0)
-        if not isinstance(ask.model, Transformer)
-        else replicas.low_rank(ask.model, ask.plan.tp)
-    )
-    made = replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
-    fidelity, why = replicas.fidelity(ask.plan, made)
+    found, why = fidelity(ask)
     own = BITS[ask.plan.precision]
     if own >= BITS[precision]:
-        return Judged(answer, fidelity, why)
+        return Judged(answer, found, why)
     less = f"precision={ask.plan.precision}: numbers have {own} significant bits, not {BITS[precision]}"
-    return Judged(answer, Fidelity.LOSSY, f"{less}; {why}" if fidelity is Fidelity.LOSSY else less)
+    return Judged(answer, Fidelity.LOSSY, f"{less}; {why}" if found is Fidelity.LOSSY else less)
 
 
 def _precisions(space: Space) -> Iterator[str]:
@@ -198,20 +192,39 @@ def _named(one: Judged) -> str:
     return " and ".join(f"{key}={getattr(plan, key)}" for key in sorted(one.given_up))
 
 
-def as_json(told: FidelityCosts) -> Mapping[str, Any]:
-    """The key that `plan --json` gains."""
-    return {
-        "fidelities": {
-            "says": sentence(told),
-            "priced": told.tried,
-            "seconds": told.seconds,
-            "exact": None if told.exact is None else _row(told.exact, told.exact),
-            "lossy": [_row(one, told.exact) for one in told.best],
-        }
+_COLUMNS = (
+    Column("fidelity", "fidelity"), Column("s a step", "step_s", figure), Column("micro_batch", "micro_batch"),
+    Column("plan, and what it gives up", "told"),
+)  # fmt: skip
+
+
+def told(found: FidelityCosts, most: int = 8) -> Told:
+    """The key `fidelities`; for people the quickest that give something up, and the exact plan."""
+    facts = {
+        "says": sentence(found),
+        "priced": found.tried,
+        "seconds": found.seconds,
+        "exact": None if found.exact is None else _row(found.exact, found.exact),
+        "lossy": [_row(one, found.exact) for one in found.best],
     }
+    shown = (found.worth or found.best[:1])[:most]
+    some = [*shown, *([found.exact] if found.exact is not None else [])]
+    lines = ["", f"what exactness costs: {facts['says']}"]
+    lines += (
+        table(_COLUMNS, [{**_row(one, found.exact), "told": _given_up(one)} for one in some]) if some else []
+    )
+    if len(found.best) > len(shown):
+        lines.append(f"  {len(found.best) - len(shown)} more are quicker than exact, by less than a per cent beyond"
+                     " what gives up less: --json has them")  # fmt: skip
+    return {"fidelities": facts}, "\n".join(lines)
 
 
-def _row(one: Judged, exact: Judged | None) -> Mapping[str, Any]:
+def _given_up(one: Judged) -> str:
+    only = "" if one.trains else " (priced only: not yet in train)"
+    return f"{one.answer.question.plan}: {one.why}{only}"
+
+
+def _row(one: Judged, exact: Judged | None) -> Row:
     ask = one.answer.question
     return {
         "plan": str(ask.plan),
@@ -223,39 +236,3 @@ def _row(one: Judged, exact: Judged | None) -> Mapping[str, Any]:
         "trains": one.trains,
         "faster_pct": None if exact is None else 100.0 * (exact.step / one.step - 1.0),
     }
-
-
-def as_text(told: FidelityCosts, most: int = 8) -> str:
-    """The same for people: the exact plan, and the quickest of those that are not."""
-    lines = ["", f"what exactness costs: {sentence(told)}"]
-    shown = (told.worth or told.best[:1])[:most]
-    rows = [*shown, *([told.exact] if told.exact is not None else [])]
-    if rows:
-        lines.append(f"  {'fidelity':<10}{'s a step':>10}  plan")
-    for one in rows:
-        ask = one.answer.question
-        lines.append(
-            f"  {one.fidelity.name:<10}{one.step:>10.4g}  {ask.plan}   (micro_batch {ask.micro_batch})"
-        )
-        only = "" if one.trains else " (priced only: not yet in train)"
-        lines.append(f"{'':<24}{one.why}{only}")
-    if len(told.best) > len(shown):
-        lines.append(
-            f"  {len(told.best) - len(shown)} more are quicker than exact, but by less than a per cent beyond what"
-            " gives up less: --json has them"
-        )
-    return "\n".join(lines)
-
-
-__all__ = [
-    "CODECS",
-    "POLICIES",
-    "FidelityCosts",
-    "Judged",
-    "as_json",
-    "as_text",
-    "costs",
-    "judged",
-    "pairs",
-    "sentence",
-]

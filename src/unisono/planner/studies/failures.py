@@ -6,11 +6,14 @@ Failures are independent, and as likely at any moment: exponential times between
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from math import exp, expm1, inf, lgamma, log, log1p, sqrt
-from typing import Annotated
+from dataclasses import dataclass, replace
+from math import ceil, exp, expm1, inf, lgamma, log, log1p, sqrt
+from typing import Annotated, Any
 
 from unisono.planner.machines.cluster import Source
+from unisono.planner.simulate import Answer, closed
+from unisono.planner.tell import Told, lasting, share
+from unisono.spec.errors import UsageError
 
 _SAVED = Source(
     "specification", "what train saves of an element: its weight and each of the moments, in fp32"
@@ -94,3 +97,62 @@ def _binomial(n: int, k: int, p: float) -> float:
         return 1.0 if k == n else 0.0
     ways = lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
     return exp(ways + k * log(p) + (n - k) * log1p(-p))
+
+
+def stopping(answer: Answer, mtbf: float, rate: float, restart: float) -> Told:
+    """A job that stops at failures. mtbf: of the whole job; rate: bytes/s of the storage, writing and reading."""
+    model = answer.question.model
+    size = model.workload.parameters * CHECKPOINT_BYTES * (1 + model.states)
+    save = size / rate
+    got = fixed(save, mtbf, restart + save, answer.price.step)
+    facts = {
+        "elastic": False, "checkpoint_gb": size / 1e9, "checkpoint_s": save, "interval_s": got.interval,
+        "young_s": young(save, mtbf), "daly_s": daly(save, mtbf),
+    }  # fmt: skip
+    return _told(answer, got, facts, [
+        f"a checkpoint of {size / 1e9:,.1f} GB takes {save:.3g} s; save every {lasting(got.interval)} (Daly, 2006):"
+        f" {100 * got.saving:.2f} % of the time",
+        f"a failure every {lasting(mtbf)}; restarts and work done again: {100 * got.lost:.2f} % of the time",
+    ])  # fmt: skip
+
+
+def going_on(answer: Answer, mtbf: float, repair: float, pause: float) -> Told:
+    """A job that goes on with fewer replicas. mtbf: as above. Raises UsageError for a plan without replicas."""
+    ask, dp = answer.question, answer.question.plan.dp
+    if dp == 1:
+        raise UsageError(
+            "--elastic with dp=1: no replica is left to go on", where="--elastic, plan.dp",
+            fix="dp=2 or more, or without --elastic", code="P16",
+        )  # fmt: skip
+    paces: dict[int, float] = {}
+
+    def speed(alive: int) -> float:
+        """The same batch, its leaves dealt anew: the fullest replica has the ceiling of the mean."""
+        micros = ceil(ask.micros * dp / alive)
+        if micros not in paces:
+            plan = replace(ask.plan, dp=alive, micros=micros)
+            paces[micros] = answer.price.step / closed(replace(ask, plan=plan, micros=micros)).step
+        return paces[micros]
+
+    got = elastic(dp, mtbf * dp, repair, pause, answer.price.step, speed)
+    return _told(answer, got, {"elastic": True, "repair_s": repair}, [
+        f"a replica of {ask.plan.inner} devices is lost every {lasting(mtbf)} and back after {lasting(repair)}; the"
+        f" rest go on with the same batch after {lasting(pause)}",
+        "checkpoints, which only the loss of all replicas needs, are not counted",
+    ])  # fmt: skip
+
+
+def _told(answer: Answer, got: Goodput, more: dict[str, Any], reasons: list[str]) -> Told:
+    days = answer.days / got.goodput if got.goodput else None
+    facts = {
+        "goodput": got.goodput, "mtbf_s": got.mtbf, "saving": got.saving, "lost": got.lost, "days": days,
+        "failures_per_day": 86400.0 / got.mtbf,
+    }  # fmt: skip
+    head = f"goodput {share(got.goodput)}"
+    if days is None:
+        head = "the job never gets further: failures come before a checkpoint is written"
+    elif answer.question.steps:
+        head += (
+            f": {days:.4g} days instead of {answer.days:.4g}, with {days * 86400 / got.mtbf:,.3g} failures"
+        )
+    return {"failures": facts | more}, "\n  ".join([f"failures   {head}", *reasons])

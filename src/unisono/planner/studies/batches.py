@@ -4,18 +4,28 @@ To the same loss, a batch of B samples takes S(1 + N/B) steps and S N (1 + B/N) 
 below N a step's gradient is mostly noise and twice the batch halves the steps, far above it more samples teach little.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
+from unisono.plan.checks import divisors
 from unisono.planner.machines.cluster import Source
-from unisono.planner.quick import judged, priced
-from unisono.planner.simulate import Question
+from unisono.planner.simulate import Question, closed, verdict_of
+from unisono.planner.studies.sensitivity import dealt
+from unisono.planner.tell import Column, Row, Told, figure, many, share, table
 
 # Of the best throughput, within which a batch is called large enough.
 CLOSE: Annotated[float, Source("specification", "what the question asks for: within 5 % of the best")] = 0.05
 _DOUBLINGS = 12
-_MICRO_BATCHES = (1, 2, 4, 8, 16)
+_LARGEST = 16  # samples of a micro-batch
+_COLUMNS = (
+    Column("batch", "global_batch", many), Column("micro_batch", "micro_batch"), Column("micros", "micros"),
+    Column("step s", "step_s", figure), Column("tokens/s", "tokens_per_s", many),
+    Column("of the best", "hardware", share),
+)  # fmt: skip
+_TO_THE_LOSS = (
+    Column("time", "time", lambda v: f"{v:.2f}"),
+    Column("samples", "samples", lambda v: f"{v:.2f}"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,13 @@ class BatchChoice:
     time: float | None = None
     samples: float | None = None
 
+    @property
+    def row(self) -> Row:
+        return {
+            "global_batch": self.batch, "micro_batch": self.micro_batch, "micros": self.micros, "step_s": self.step,
+            "tokens_per_s": self.rate, "hardware": self.hardware, "time": self.time, "samples": self.samples,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Advice:
@@ -46,17 +63,13 @@ class Advice:
 
 def advise(ask: Question, noise: float | None = None) -> Advice | None:
     """Batches from one sample of each data rank on, doubling, on the plan's mesh. None where none fits in memory."""
-    splits = [
-        split
-        for power in range(_DOUBLINGS + 1)
-        if (split := _split(ask, ask.plan.replicas << power)) is not None
-    ]
+    powers = range(_DOUBLINGS + 1)
+    splits = [split for power in powers if (split := _split(ask, 1 << power)) is not None]
     if not splits:
         return None
     rates = [other.batch * ask.model.context / step for other, step in splits]
-    best = max(rates)
     rows = [
-        BatchChoice(other.batch, other.micro_batch, other.micros, step, rate, rate / best)
+        BatchChoice(other.batch, other.micro_batch, other.micros, step, rate, rate / max(rates))
         for (other, step), rate in zip(splits, rates, strict=True)
     ]
     if noise is not None:
@@ -70,78 +83,45 @@ def advise(ask: Question, noise: float | None = None) -> Advice | None:
     return Advice(tuple(rows), enough, noise, fastest)
 
 
-def _split(ask: Question, batch: int) -> tuple[Question, float] | None:
-    """The fastest micro-batch and accumulation of one global batch, and its step."""
-    share, found = batch // ask.plan.replicas, []
-    for size in _MICRO_BATCHES:
-        if share % size:
-            continue
-        plan = replace(ask.plan, micros=share // size)
-        other = replace(ask, plan=plan, micro_batch=size, micros=share // size)
-        if other.served and judged(other).fits:
-            found.append((priced(other).step, size, other))
-    if not found:
-        return None
-    step, _, other = min(found, key=lambda one: one[:2])
-    return other, step
+def _split(ask: Question, samples: int) -> tuple[Question, float] | None:
+    """The fastest micro-batch and accumulation of so many samples a data rank, and its step."""
+    asked = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
+    found = [(other, closed(other).step) for other in asked if other.served and verdict_of(other).fits]
+    return min(found, key=lambda one: one[1], default=None)
 
 
 def sentences(advice: Advice) -> list[str]:
-    enough = advice.enough
+    enough, fast, noise = advice.enough, advice.fastest, advice.noise
     said = [
         f"the hardware is content from a batch of {enough.batch:,} on (micro_batch {enough.micro_batch}, accumulated"
         f" {enough.micros} times): {100 * enough.hardware:.0f} % of the best throughput"
     ]
-    if advice.noise is None or advice.fastest is None:
+    if fast is None or noise is None:
         return [
             *said,
             "what the loss makes of it: --noise-scale SAMPLES, as measured for your model and data",
         ]
-    fast = advice.fastest
-    near = min(advice.rows, key=lambda row: abs(row.batch - advice.noise) if advice.noise else 0.0)
+    near = min(advice.rows, key=lambda row: abs(row.batch - noise))
     said.append(
         f"fastest to the same loss: {fast.batch:,}, which takes {fast.samples:.2f} times the fewest samples"
     )
-    if near.time is not None and near.batch != fast.batch:
+    if near.batch != fast.batch:
         said.append(
             f"at the noise scale, {near.batch:,}: {near.time:.2f} times that time, {near.samples:.2f} times the samples"
         )
     return said
 
 
-def as_json(advice: Advice | None) -> Mapping[str, Any]:
+def told(advice: Advice | None) -> Told:
+    head = "which batch, on the same mesh"
     if advice is None:
-        return {"batches": None}
-    rows = [
-        {
-            "global_batch": row.batch, "micro_batch": row.micro_batch, "micros": row.micros, "step_s": row.step,
-            "tokens_per_s": row.rate, "hardware": row.hardware, "time": row.time, "samples": row.samples,
-        }
-        for row in advice.rows
-    ]  # fmt: skip
-    told = {
-        "rows": rows,
-        "enough": advice.enough.batch,
-        "fastest": advice.fastest.batch if advice.fastest else None,
-        "noise_scale": advice.noise,
-        "says": sentences(advice),
-    }
-    return {"batches": told}
-
-
-def as_text(advice: Advice | None) -> str:
-    lines = ["which batch, on the same mesh"]
-    if advice is None:
-        return "\n".join([*lines, "  none fits in memory"])
-    head = f"  {'batch':>9}{'micro_batch':>13}{'micros':>8}{'step s':>10}{'tokens/s':>13}{'hardware':>10}"
-    lines.append(head + (f"{'time':>8}{'samples':>9}" if advice.noise is not None else ""))
-    for row in advice.rows:
-        line = f"  {row.batch:>9,}{row.micro_batch:>13}{row.micros:>8}{row.step:>10.4g}{row.rate:>13,.0f}"
-        line += f"{100 * row.hardware:>8.1f} %"
-        if row.time is not None and row.samples is not None:
-            line += f"{row.time:>8.2f}{row.samples:>9.2f}"
-        lines.append(line)
-    return "\n".join([*lines, *(f"  {sentence}" for sentence in sentences(advice))])
-
-
-__all__: Sequence[str] = ("Advice", "BatchChoice", "advise", "as_json", "as_text", "sentences")
+        return {"batches": None}, f"{head}\n  none fits in memory"
+    rows, says = [one.row for one in advice.rows], sentences(advice)
+    facts = {
+        "rows": rows, "enough": advice.enough.batch, "fastest": advice.fastest.batch if advice.fastest else None,
+        "noise_scale": advice.noise, "says": says,
+    }  # fmt: skip
+    columns = _COLUMNS + (_TO_THE_LOSS if advice.noise is not None else ())
+    return {"batches": facts}, "\n".join(
+        [head, *table(columns, rows), *(f"  {sentence}" for sentence in says)]
+    )

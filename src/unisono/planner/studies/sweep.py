@@ -3,21 +3,21 @@
 Strong scaling keeps the global batch, weak scaling lets it grow with the devices (Amdahl, 1967; Gustafson, 1988).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan.grammar import meant
-from unisono.planner import changes
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
-from unisono.planner.simulate import GIB, Answer, bound, waterfall
+from unisono.planner.simulate import GIB, Answer
+from unisono.planner.studies.scaled import FACTORS, scaled
+from unisono.planner.tell import Column, Told, bound, figure, lines, many, share, table, waterfall
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 
 COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
-FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")
 _BREAKS = 0.5  # efficiency below which a point is called broken
 _MOST = 64  # points
 
@@ -63,8 +63,7 @@ class Point:
         """Tokens per second."""
         if self.answer is None:
             return 0.0
-        ask = self.answer.question
-        return ask.batch * ask.model.context / self.answer.price.step
+        return self.answer.rate
 
     @property
     def devices(self) -> int:
@@ -82,32 +81,36 @@ def axis(text: str) -> Axis:
     """Reads `devices=8..1024` (doubling), `global_batch=64,256,1024`, `bandwidth.nvlink=0.5..4`. Raises UsageError."""
     key, equals, given = text.partition("=")
     key, _, name = key.partition(".")
-    if key in (*COUNTS, *FACTORS) and not (equals and given):
-        what = f"--sweep {text} says no values for {key}"
-        raise UsageError(what, where="--sweep", fix=f"{key}=8..1024 or {key}=8,64,512", code="C04")
     if key not in (*COUNTS, *FACTORS) or (name and key != "bandwidth"):
-        what = f"--sweep {text}: nothing to vary is called {key!r}{meant(key, (*COUNTS, *FACTORS))}"
         fix = f"devices=8..1024 or a list; counts: {' '.join(COUNTS)}; factors: {' '.join(FACTORS)}"
-        raise UsageError(what, where="--sweep", fix=fix, code="C04")
+        raise _unread(f"{text}: nothing to vary is called {key!r}{meant(key, (*COUNTS, *FACTORS))}", fix)
+    fix = f"{key}=8..1024 or {key}=8,64,512"
+    if not (equals and given):
+        raise _unread(f"{text} says no values for {key}", fix)
     first, dots, last = given.partition("..")
     try:
-        if dots:
-            low, high = float(first), float(last)
-            if low > high:
-                what = f"--sweep {text}: the range ends before it begins"
-                raise UsageError(what, where="--sweep", fix=f"{key}={last}..{first}", code="C04")
-            values = (
-                [low * 2**n for n in range(_MOST + 1) if low * 2**n <= high * (1 + 1e-9)] if low > 0 else []
-            )
-        else:
-            values = sorted({float(word) for word in given.split(",")})
+        values = (
+            sorted({float(word) for word in given.split(",")})
+            if not dots
+            else _doubled(float(first), float(last))
+        )
     except ValueError:
         values = []
+    if dots and not values and first.isdigit() and last.isdigit() and 0 < float(last) < float(first):
+        raise _unread(f"{text}: the range ends before it begins", f"{key}={last}..{first}")
     whole = key in FACTORS or all(value == int(value) for value in values)
     if not values or values[0] <= 0.0 or values[-1] == float("inf") or not whole or len(values) > _MOST:
-        what = f"--sweep {text}: {given!r} is no range or list of {'numbers' if key in FACTORS else 'whole numbers'}"
-        raise UsageError(what, where="--sweep", fix=f"{key}=8..1024 or {key}=8,64,512", code="C04")
+        what = f"{text}: {given!r} is no range or list of {'numbers' if key in FACTORS else 'whole numbers'}"
+        raise _unread(what, fix)
     return Axis(key, tuple(values), name)
+
+
+def _doubled(low: float, high: float) -> list[float]:
+    return [low * 2**n for n in range(_MOST + 1) if low * 2**n <= high * (1 + 1e-9)] if low > 0 else []
+
+
+def _unread(what: str, fix: str) -> UsageError:
+    return UsageError(f"--sweep {what}", where="--sweep", fix=fix, code="C04")
 
 
 def sweep(
@@ -148,13 +151,6 @@ def sweep(
 def _spaces(
     base: Space, over: Axis, sized: Callable[[int], Cluster], weak: bool
 ) -> Iterator[tuple[float, Space]]:
-    changed: Mapping[str, Callable[[float], Cluster]] = {
-        "bandwidth": lambda factor: changes.faster_link(base.cluster, _link(base.cluster, over.name), factor),
-        "latency": lambda factor: changes.quicker_links(base.cluster, factor),
-        "arithmetic": lambda factor: changes.faster_arithmetic(base.cluster, factor),
-        "memory": lambda factor: changes.larger_memory(base.cluster, factor),
-        "memory_bandwidth": lambda factor: changes.faster_memory(base.cluster, factor),
-    }
     for value in over.values:
         if over.key == "global_batch":
             yield value, replace(base, batch=int(value))
@@ -167,7 +163,8 @@ def _spaces(
             batch = base.batch * value / over.values[0] if weak else base.batch
             yield value, replace(base, cluster=sized(devices), batch=round(batch))
         else:
-            yield value, replace(base, cluster=changed[over.key](value))
+            link = _link(base.cluster, over.name) if over.key == "bandwidth" else ""
+            yield value, replace(base, cluster=scaled(base.cluster, over.key, value, link))
 
 
 def _with_context(model: Model, context: int) -> Model:
@@ -254,76 +251,63 @@ def _batch(point: Point) -> str:
     return ""
 
 
-def as_rows(study: Sweep) -> list[dict[str, Any]]:
-    """A plain row for each point: what JSON, table and picture are made of."""
-    rows: list[dict[str, Any]] = []
-    for point in study.points:
-        row: dict[str, Any] = {
-            "value": point.value,
-            "devices": point.space.cluster.devices,
-            "global_batch": point.space.batch,
-            "plan": None,
-            "why_none": point.why or None,
-        }
-        if point.answer is not None:
-            got = point.answer
-            row |= {
-                "plan": str(got.question.plan),
-                "micro_batch": got.question.micro_batch,
-                "step_s": got.price.step,
-                "tokens_per_s": point.rate,
-                "efficiency": point.efficiency,
-                "mfu": got.mfu,
-                "error_pct": got.error_pct,
-                "mem_gib": got.verdict.memory.total / GIB,
-                "exposed_comm_s": got.price.exposed,
-                "bound": bound(got),
-                "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(got)],
-            }
-        rows.append(row)
-    return rows
-
-
-def as_json(study: Sweep) -> Mapping[str, Any]:
-    point, says = breaks(study)
-    told = {
-        "key": study.axis.key + (f".{study.axis.name}" if study.axis.name else ""),
+def told(study: Sweep) -> Told:
+    """A plain row for each point, of which JSON, table and picture are made, and where it breaks."""
+    (at, says), key = breaks(study), study.axis.key
+    facts = {
+        "key": key + (f".{study.axis.name}" if study.axis.name else ""),
         "weak": study.weak,
-        "points": as_rows(study),
-        "breaks_at": point.value if point else None,
+        "points": [_row(point) for point in study.points],
+        "breaks_at": at.value if at else None,
         "says": says,
     }
-    return {"sweep": told}
+    kind = ", weak scaling: the batch grows" if study.weak else ", strong scaling: the same batch"
+    space = study.points[0].space
+    head = [
+        ("cluster", f"{space.cluster.device.name}, priced as the software stack {space.stack.name} runs"),
+        ("error", _trusted(study)),
+        ("varied", key + (kind if study.axis.grows else "")),
+    ]
+    columns = (
+        Column(key, "value", study.axis.said), Column("batch", "global_batch", many),
+        Column("step s", "step_s", figure),
+        Column("tokens/s", "tokens_per_s", many),
+        Column("efficiency" if study.axis.grows else "speed", "efficiency", share), Column("MFU", "mfu", share),
+        Column("what binds; plan", "told"),
+    )  # fmt: skip
+    rows = [{**row, "told": _bound(row)} for row in facts["points"]]
+    return {"sweep": facts}, "\n".join([*lines(head), "", *table(columns, rows), "", says])
+
+
+def _bound(row: dict[str, Any]) -> str:
+    return row["why_none"] or f"{row['bound']}; {row['plan']} (micro_batch {row['micro_batch']})"
+
+
+def _row(point: Point) -> dict[str, Any]:
+    space, got = point.space, point.answer
+    row = {"value": point.value, "devices": space.cluster.devices, "global_batch": space.batch, "plan": None,
+           "why_none": point.why or None}  # fmt: skip
+    if got is None:
+        return row
+    return row | {
+        "plan": str(got.question.plan),
+        "micro_batch": got.question.micro_batch,
+        "step_s": got.price.step,
+        "tokens_per_s": point.rate,
+        "efficiency": point.efficiency,
+        "mfu": got.mfu,
+        "error_pct": got.error_pct,
+        "mem_gib": got.verdict.memory.total / GIB,
+        "exposed_comm_s": got.price.exposed,
+        "bound": bound(got),
+        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(got)],
+    }
 
 
 def _trusted(study: Sweep) -> str:
     """How right the prices are, where they are known least."""
     answers = [point.answer for point in study.points if point.answer is not None]
     if not answers:
-        return ""
+        return "no plan, no price"
     worst = max(answers, key=lambda answer: answer.error_pct or 0.0)
-    return f": {worst.trusted}{', at the worst point' if worst.error_pct is not None else ''}"
-
-
-def as_text(study: Sweep) -> str:
-    first = study.points[0].space
-    kind = "weak scaling: the batch grows" if study.weak else "strong scaling: the same batch"
-    head = study.axis.key if not study.axis.grows else f"{study.axis.key}, {kind}"
-    share = "efficiency" if study.axis.grows else "speed"
-    lines = [
-        f"cluster    {first.cluster.device.name}, stack {first.stack.name}{_trusted(study)}",
-        f"varied     {head}",
-        "",
-        f"{study.axis.key:>13}{'batch':>8}{'step s':>10}{'tokens/s':>14}{share:>12}{'MFU':>8}  what binds; plan",
-    ]
-    for point in study.points:
-        start = f"{study.axis.said(point.value):>13}{point.space.batch:>8}"
-        if point.answer is None or point.efficiency is None:
-            lines.append(f"{start}  {point.why}")
-            continue
-        got = point.answer
-        lines.append(
-            f"{start}{got.price.step:>10.4g}{point.rate:>14,.0f}{100 * point.efficiency:>10.1f} %"
-            f"{100 * got.mfu:>6.1f} %  {bound(got)}; {got.question.plan} (micro_batch {got.question.micro_batch})"
-        )
-    return "\n".join([*lines, "", breaks(study)[1]])
+    return f"{worst.trusted}{', at the worst point' if worst.error_pct is not None else ''}"

@@ -5,15 +5,15 @@ least most by which all blocks find a place is the best (as in the partitioning 
 with memory as a second limit).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from unisono.planner.cuts import CUTTABLE, rows_of, with_cut
 from unisono.planner.memory import RowShare, kept_of, of_share, share_of
 from unisono.planner.price import detail
 from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question, gain, simulate
+from unisono.planner.tell import Told
 from unisono.planner.timetables import ends, in_flight, name_of
 from unisono.planner.work.transformer import Transformer
 
@@ -113,8 +113,10 @@ def sentence(found: Better, fits: bool) -> str:
     return f"{cut} would be {100 * found.gain:.1f} % quicker: {found.answer.price.step:.4g} s a step"
 
 
-def as_json(found: Better | None) -> Mapping[str, Any]:
+def told(found: Better | None) -> Told:
+    """The key `better_cut`, and a line of the page."""
     if found is None:
-        return {"better_cut": None}
+        return {"better_cut": None}, ""
     got = {"blocks": list(found.blocks), "plan": str(found.answer.question.plan), "gain": found.gain}
-    return {"better_cut": {**got, "step_s": found.answer.price.step}}
+    facts = {**got, "step_s": found.answer.price.step}
+    return {"better_cut": facts}, f"{'cut':<11}{sentence(found, fits=True)}"

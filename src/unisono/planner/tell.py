@@ -1,0 +1,337 @@
+"""What the planner says: plain rows, which are JSON as they are and tables for people; and the page of one price."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from unisono.planner import replicas
+from unisono.planner.memory import Memory
+from unisono.planner.price import Price
+from unisono.planner.priced import Model
+from unisono.planner.simulate import GIB, Answer, Question, gib
+from unisono.planner.waits import Loading, fed
+from unisono.planner.work.transformer import Transformer
+from unisono.spec import words
+from unisono.spec.fidelity import Fidelity
+
+Row = Mapping[str, Any]
+Told = tuple[Mapping[str, Any], str]  # keys of --json, and the text of the page
+_WORDS = 11  # columns of a line's name
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table. key: of the row. said: a value in words, with its unit unless the title has it."""
+
+    title: str
+    key: str
+    said: Callable[[Any], str] = str
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
+    """Indented lines under the columns' titles. Names, first and last, stand to the left, numbers to the right; a row
+    without a key leaves its cell empty."""
+    cells = [[column.title for column in columns]]
+    cells += [["" if row.get(c.key) is None else c.said(row[c.key]) for c in columns] for row in rows]
+    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    named = {0} | ({len(columns) - 1} if rows and isinstance(rows[0].get(columns[-1].key), str) else set())
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:{'<' if at in named else '>'}{w}}"
+            for at, (cell, w) in enumerate(zip(line, wide, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def lines(said: Iterable[tuple[str, str]]) -> list[str]:
+    """`memory     61.3 GiB ...`: a name, and what it is."""
+    return [f"{name:<{_WORDS}}{text}".rstrip() for name, text in said]
+
+
+def size(value: float) -> str:
+    """Bytes, in MiB where GiB would read as 0.0."""
+    return words.mebibytes(value / 2**20)
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def many(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
+
+
+def lasting(seconds: float) -> str:
+    """A length of time in the greatest unit of which it is two at least."""
+    for unit, one in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * one:
+            return f"{seconds / one:.3g} {unit}"
+    return words.seconds(seconds)
+
+
+# --- where a step goes -----------------------------------------------------------------------------------------------
+
+
+def waterfall(answer: Answer) -> list[tuple[str, float]]:
+    """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
+    ask = answer.question
+    peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
+    return in_parts(ask.model, ask.batch, peak, answer.price, ask.plan.recompute != "none")
+
+
+def in_parts(
+    model: Model, batch: int, peak: float, got: Price, again: bool = False
+) -> list[tuple[str, float]]:
+    """(what, seconds) of a price, from the ideal on. peak: FLOP/s of all devices; again: some of it is computed a
+    second time."""
+    ideal, attention = model.step_flops(batch) / peak, 0.0
+    if got.attention and isinstance(model, Transformer):
+        attention = got.attention - model.attention_flops(batch) / peak
+    # Where ranks share a host's cores, passes are priced whole.
+    products = "products below peak, recomputation" if again and not got.kernels else "products below peak"
+    masked = "attention: its masked half is left out"
+    steps = [
+        ("ideal: the model's arithmetic at peak", ideal),
+        (products, got.arithmetic - ideal - attention),
+        ("attention below peak" if attention >= 0.0 else masked, attention),
+        ("other kernels, embedding, loss", got.kernels),
+        ("computed a second time (recompute)", got.recompute),
+        ("waiting for the host", got.host),
+        *((f"exposed on {axis}", traffic.exposed) for axis, traffic in got.comm.items()),
+        ("bubble", got.idle),
+        ("uneven stages", got.uneven),
+        ("optimiser", got.optimizer),
+        ("fixed per step", got.fixed),
+        ("stragglers", got.straggling),
+        ("data loading", got.loading),
+    ]
+    return [(what, seconds) for what, seconds in steps if abs(seconds) > 1e-9 * got.step]
+
+
+def losses(answer: Answer) -> dict[str, float]:
+    """The waterfall without the ideal."""
+    return {what: seconds for what, seconds in waterfall(answer) if not what.startswith("ideal")}
+
+
+def bound(answer: Answer) -> str:
+    """What takes most of the time beyond the arithmetic itself."""
+    lost = losses(answer)
+    return max(lost, key=lost.__getitem__)
+
+
+def more_than(answer: Answer, other: Answer) -> dict[str, float]:
+    """Seconds by which the parts of one step are longer than those of another, the greatest difference first."""
+    own, base = dict(waterfall(answer)), dict(waterfall(other))
+    more = {what: own.get(what, 0.0) - base.get(what, 0.0) for what in [*base, *own]}
+    return dict(sorted(more.items(), key=lambda part: -abs(part[1])))
+
+
+# --- one price -------------------------------------------------------------------------------------------------------
+
+
+def fidelity(ask: Question) -> tuple[Fidelity, str]:
+    """How close the plan's result comes to one device's, and why."""
+    thin = (
+        replicas.low_rank(ask.model, ask.plan.tp)
+        if isinstance(ask.model, Transformer)
+        else (lambda rank: 1.0)
+    )
+    return replicas.fidelity(
+        ask.plan, replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
+    )
+
+
+def facts(answer: Answer) -> dict[str, Any]:
+    """The object of the contract, and what else is known."""
+    ask, got, data = answer.question, answer.price, fed(answer.question)
+    exact, why = fidelity(ask)
+    hours = 24 * answer.days * ask.plan.world
+    hourly = ask.cluster.cost_per_hour
+    return {
+        "step_s": got.step,
+        "error_pct": answer.error_pct,
+        "error_because": list(answer.trust.because),
+        "not_measured": list(answer.trust.unheld),
+        "tflops_per_device": answer.tflops,
+        "mfu": answer.mfu,
+        "mem_gib": gib(answer.verdict.memory),
+        "capacity_gib": answer.verdict.capacity / GIB,
+        "fits": answer.verdict.fits,
+        "bubble": answer.bubble,
+        "bound": bound(answer),
+        "comm": {
+            axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
+        },
+        "days_to_train": answer.days,
+        "tokens_per_s": answer.rate,
+        "samples_per_s": ask.batch / got.step,
+        "device_hours": hours,
+        "cost": hours * hourly if hourly is not None else None,
+        "parameters": ask.model.workload.parameters,
+        "active_parameters": ask.model.workload.active,
+        "plan": str(ask.plan),
+        "fidelity": exact.name,
+        "fidelity_why": why,
+        "cluster": ask.cluster.name,
+        "stack": ask.stack.name,
+        "stages": stages(answer),
+        "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
+        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
+        "data": loading(data, got.step - got.loading),
+    }  # fmt: skip
+
+
+def stages(answer: Answer) -> list[Row]:
+    """Blocks of each row of the pipeline, and those of them that are computed again."""
+    again = answer.played.recompute
+    return [
+        {"stage": row, "blocks": n, "recompute": {way: n * (way == again) for way in ("selective", "full")}}
+        for row, n in enumerate(answer.stages)
+    ]
+
+
+def loading(data: Loading, step: float) -> Row:
+    """What each host has to load, and what of it is waited for. step: seconds of all else."""
+    what, rate = data.limit
+    return {
+        "hosts": data.hosts, "samples_per_host": data.each, "needs_samples_s": data.each / step,
+        "needs_tokens_s": data.each * data.tokens / step, "stored_bytes": data.sample.stored,
+        "copied_bytes": data.sample.copied, "gives_samples_s": dict(data.rates), "limit": what or None,
+        "gives": rate if data.rates else None, "said": data.said, "seconds": data.seconds,
+        "exposed_s": max(0.0, data.seconds - step),
+    }  # fmt: skip
+
+
+def page(answer: Answer) -> str:
+    """The same for people: memory, speed, days and error first, then where a step goes."""
+    ask, told = answer.question, facts(answer)
+    said = [("plan", str(ask.plan)), ("cluster", _where(ask)), *summary(answer)]
+    if ask.steps:
+        cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
+        said.insert(4, ("training", f"{lasting(86400 * answer.days)} for {ask.steps:,} steps:"
+                                    f" {many(told['device_hours'])} device-hours{cost}"))  # fmt: skip
+    batch = (
+        f"{ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}"
+    )
+    said += [("batch", batch), *shared_out(answer)]
+    if told["fidelity"] == Fidelity.LOSSY.name:
+        said.append(("fidelity", f"LOSSY: {told['fidelity_why']}"))
+    said.append(("data", _loaded(told["data"], ask.model.context)))
+    steps = [row for row in told["waterfall"] if abs(row["seconds"]) >= 5e-4 * answer.price.step]
+    return "\n".join(
+        [
+            *lines(said),
+            "",
+            *drawn(steps, answer.price),
+            *_traffic(answer.price),
+            *_memory(answer.verdict.memory),
+        ]
+    )
+
+
+def _where(ask: Question) -> str:
+    used, device = ask.plan.world, ask.cluster.device
+    every = f"{used} of {ask.cluster.devices}" if used < ask.cluster.devices else f"{used}"
+    return f"{ask.cluster.name}: {every} {device.name}, priced as the software stack {ask.stack.name} runs"
+
+
+def summary(answer: Answer) -> list[tuple[str, str]]:
+    """The first lines of a page: memory, speed, and how far both may be trusted."""
+    ask, verdict = answer.question, answer.verdict
+    unit = "tokens" if ask.model.context > 1 else "samples"
+    row = f" (pipeline row {verdict.row})" if ask.plan.pp > 1 else ""
+    return [
+        ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}"),
+        ("speed", f"{words.seconds(answer.price.step)} a step, {many(answer.rate)} {unit}/s, MFU {share(answer.mfu)},"
+                  f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
+        *errors(answer),
+        *slow_precision(ask),
+    ]  # fmt: skip
+
+
+def errors(answer: Answer) -> list[tuple[str, str]]:
+    """How far a price may be off, and what of the question was never held to a measurement."""
+    mean = answer.error_pct
+    told = "not known" if mean is None else f"± {mean:.0f} % of a step's seconds, in the mean"
+    reasons = [f"never measured: {reason}" for reason in answer.trust.unheld]
+    reasons += [f"wider: {reason}" for reason in answer.trust.because if mean is not None]
+    return [("error", told), *(("", reason) for reason in reasons)]
+
+
+def slow_precision(ask: Question) -> list[tuple[str, str]]:
+    """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
+    own, half = (ask.cluster.device.flops(dtype) / 1e12 for dtype in (ask.plan.precision, "bf16"))
+    if ask.plan.precision != "fp32" or half <= own:
+        return []
+    return [("precision", f"fp32, {own:.3g} TFLOP/s on {ask.cluster.device.name}; bf16 has {half:.3g}: precision=bf16"
+                          " in the plan asks for it")]  # fmt: skip
+
+
+def shared_out(answer: Answer) -> list[tuple[str, str]]:
+    """Blocks of each stage; what recompute=auto comes to."""
+    said, parts, at = list[tuple[str, str]](), list[str](), 0
+    for blocks, alike in groupby(answer.stages):
+        count = len(list(alike))
+        parts.append(
+            f"{at}: {blocks:g} blocks" if count == 1 else f"{at} to {at + count - 1}: {blocks:g} blocks each"
+        )
+        at += count
+    if at > 1:
+        said.append(("stages", "; ".join(parts)))
+    if answer.question.plan.recompute == "auto":
+        said.append(("recompute", f"auto is {answer.played.recompute} here"))
+    return said
+
+
+def _loaded(data: Row, tokens: int) -> str:
+    each = f"each of {data['hosts']:,} hosts" if data["hosts"] > 1 else "the host"
+    some = f", {many(data['needs_tokens_s'])} tokens/s" if tokens > 1 else ""
+    needs = f"{each} has to load {many(data['needs_samples_s'])} samples/s{some}"
+    if data["exposed_s"]:
+        late = words.seconds(data["exposed_s"])
+        return f"{needs}; {data['limit']} gives {many(data['gives'])}: {late} of a step are waited for"
+    if not data["said"]:
+        return f"{needs}: counted as hidden (--loader-samples-s, --loader-gb-s say what it can)"
+    return f"{needs}; hidden: {data['limit']} gives {many(data['gives'])}"
+
+
+def drawn(steps: Sequence[Row], got: Price) -> list[str]:
+    rows = [
+        {
+            **row,
+            "share": row["seconds"] / got.step,
+            "bar": "#" * max(0, round(40 * row["seconds"] / got.step)),
+        }
+        for row in steps
+    ]
+    columns = (Column("where a step goes", "what"), Column("s", "seconds", lambda s: f"{s:.4f}"),
+               Column("", "share", share), Column("", "bar"))  # fmt: skip
+    return table(columns, rows)
+
+
+def _traffic(got: Price) -> list[str]:
+    if not got.comm:
+        return []
+    rows = [
+        {"axis": axis, "sent": t.bytes, "seconds": t.seconds, "exposed": t.exposed}
+        for axis, t in got.comm.items()
+    ]
+    columns = (Column("axis", "axis"), Column("a rank sends", "sent", words.nbytes),
+               Column("takes", "seconds", words.seconds),
+               Column("not hidden", "exposed", words.seconds))  # fmt: skip
+    return ["", *table(columns, rows)]
+
+
+def _memory(memory: Memory) -> list[str]:
+    parts = {name: part * GIB for name, part in gib(memory).items() if part and name != "total"}
+    return [
+        "",
+        "  memory of the fullest rank: " + ", ".join(f"{name} {size(part)}" for name, part in parts.items()),
+    ]

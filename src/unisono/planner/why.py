@@ -1,0 +1,145 @@
+"""Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
+
+from unisono.planner import ties
+from unisono.planner.search import Ranking
+from unisono.planner.simulate import GIB, Answer
+from unisono.planner.tell import (
+    Column,
+    Row,
+    Told,
+    bound,
+    errors,
+    figure,
+    lines,
+    losses,
+    many,
+    more_than,
+    share,
+    shared_out,
+    size,
+    slow_precision,
+    stages,
+    table,
+)
+from unisono.spec.words import seconds
+
+_FRONT = (
+    Column("s a step", "step_s", figure), Column("memory", "mem_gib", lambda gib: size(gib * GIB)),
+    Column("cost of a step", "cost", figure), Column("devices", "devices"), Column("device-seconds", "device_s", many),
+    Column("micro_batch", "micro_batch"), Column("plan", "plan"),
+)  # fmt: skip
+_SHOWN = 8  # of the front
+
+
+def why(answer: Answer, best: Answer) -> str:
+    """One sentence: what binds the best plan, or where another loses most against it."""
+    if answer is best:
+        lost, parts = bound(answer), losses(answer)
+        return (
+            f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
+        )
+    slower = answer.price.step / best.price.step - 1.0
+    own, other = (ties.meetings(one.question) for one in (answer, best))
+    if slower < 0.0 and own > other:
+        return (
+            f"{share(-slower)} quicker by its price, which says nothing below {share(ties.margin(best.question))}; a"
+            f" rank of it waits for others {own:.0f} times a step, not {other:.0f}"
+        )
+    if slower < 5e-4:
+        more = answer.verdict.memory.total - best.verdict.memory.total
+        return f"as fast, with {size(more)} more" if more > 0.0 else "as fast"
+    more_s = more_than(answer, best)
+    what = max(more_s, key=more_s.__getitem__)
+    reason = f", most of it {what}: {seconds(more_s[what])} more" if more_s[what] > 0.0 else ""
+    return f"{share(slower)} slower{reason}"
+
+
+def told(found: Ranking, more: str = "") -> Told:
+    """The object of the contract; and for people. more: a sentence about the best plan."""
+    best, counts = found.best, found.counts
+    front = [_point(answer) for answer in found.front]
+    facts = {
+        "searched": counts.searched,
+        "feasible": counts.feasible,
+        "seconds": found.seconds,
+        "priced": counts.priced,
+        "pruned": {"memory": counts.too_large, "dominated": counts.dominated},
+        "played": counts.played,
+        "plans": [_plan(answer, best[0]) for answer in best],
+        "pareto": front,
+    }
+    if not best:
+        return facts, ""
+    ask = best[0].question
+    head = [
+        ("cluster", f"{ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}, priced as the software stack"
+                    f" {ask.stack.name} runs"),
+        *errors(best[0]),
+        *slow_precision(ask),
+        ("searched", f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit"),
+    ]  # fmt: skip
+    if counts.priced < counts.searched:
+        head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} whose weights and optimiser are too large,"
+                         f" {counts.dominated:,} that cannot be quicker or smaller than one found"))  # fmt: skip
+    text = lines(head)
+    for place, answer in enumerate(best, 1):
+        text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]
+        text += [
+            f"   {line}"
+            for line in (*_about(answer), why(answer, best[0]), *([more] if more and place == 1 else []))
+        ]
+    if len(front) > 1:
+        few = (
+            [front[round(i * (len(front) - 1) / (_SHOWN - 1))] for i in range(_SHOWN)]
+            if len(front) > _SHOWN
+            else front
+        )
+        alike = len({row["devices"] for row in front}) == 1
+        hidden = {"devices", "device_s"} if alike else set[str]()
+        hidden |= {"cost"} if front[0]["cost"] is None else set[str]()
+        text += ["", "less memory for more time: nothing is better than one of these in all"]
+        text += table([column for column in _FRONT if column.key not in hidden], few)
+    return facts, "\n".join(text)
+
+
+def _about(answer: Answer) -> list[str]:
+    verdict = answer.verdict
+    said = [
+        f"{size(verdict.memory.total)} of {size(verdict.capacity)}, {seconds(answer.price.step)} a step,"
+        f" {many(answer.rate)} tokens/s, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
+    ]
+    if answer.question.steps:
+        said[0] += f", {answer.days:.3g} days"
+    return said + [text for name, text in shared_out(answer) if name == "recompute"]
+
+
+def _plan(answer: Answer, best: Answer) -> Row:
+    ask = answer.question
+    return {
+        "plan": str(ask.plan),
+        "micro_batch": ask.micro_batch,
+        "step_s": answer.price.step,
+        "tokens_per_s": answer.rate,
+        "error_pct": answer.error_pct,
+        "mem_gib": answer.verdict.memory.total / GIB,
+        "mfu": answer.mfu,
+        "bubble": answer.bubble,
+        "exposed_comm_s": sum(traffic.exposed for traffic in answer.price.comm.values()),
+        "stages": stages(answer),
+        "bound": bound(answer),
+        "why": why(answer, best),
+    }
+
+
+def _point(answer: Answer) -> Row:
+    ask = answer.question
+    spent, hourly = answer.price.step * ask.plan.world, ask.cluster.cost_per_hour
+    return {
+        "plan": str(ask.plan),
+        "micro_batch": ask.micro_batch,
+        "step_s": answer.price.step,
+        "mem_gib": answer.verdict.memory.total / GIB,
+        "devices": ask.plan.world,
+        "device_s": spent,
+        "cost": None if hourly is None else spent / 3600.0 * hourly,
+    }
