@@ -17,9 +17,10 @@ from typing import Any
 
 from unisono.observe.files import write_whole
 from unisono.observe.metrics import plain
-from unisono.spec.errors import UsageError
+from unisono.observe.private import without_secrets
+from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.frames import known
-from unisono.spec.settings import Settings
+from unisono.spec.settings import Settings, answer, open_streams, silence, tell
 from unisono.verbs import VERBS, Verb
 
 # What the contract names besides; one that has a file is listed by that.
@@ -44,24 +45,20 @@ exit codes: 0 ok, 1 user code raised, 2 usage or configuration, 3 verify mismatc
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; nothing is raised."""
+    open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     settings = Settings(
         json="--json" in words, quiet="--quiet" in words, color=_color(words), dry_run="--dry-run" in words,
-        command=shlex.join(["unisono", *words]),
+        command=shlex.join(["unisono", *without_secrets(words)]),
     )  # fmt: skip
     try:
-        code = _dispatch(words, settings)
-        sys.stdout.flush()
-        return code
+        return _dispatch(words, settings)
     except BrokenPipeError:
         return _broken_pipe()
     except SystemExit as leaving:  # argparse leaves this way after --help
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # the last line of defence: whatever comes, the user sees one block
-        try:
-            return _failed(error, settings)
-        except BrokenPipeError:
-            return _broken_pipe()
+        return _failed(error, settings)
 
 
 def _color(words: Sequence[str]) -> bool:
@@ -86,7 +83,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     with contextlib.redirect_stdout(sys.stderr) if settings.json else contextlib.nullcontext():
         result = verb.run(verb.read(rest, settings, os.environ))
     if result and settings.json:
-        print(one_object(result))
+        answer(one_object(result))
     failed = result is not None and (result.get("pass") is False or result.get("ok") is False)
     return verb.failed if failed else 0
 
@@ -150,14 +147,15 @@ def _failed(error: BaseException, settings: Settings) -> int:
     """Draws the error as the last thing on stderr, and leaves it in the run folder and, with --json, on stdout."""
     told = known(error)
     if told.shown:
-        print(told.shown, file=sys.stderr)
+        tell(told.shown)
     run_dir = getattr(error, "run_dir", None)  # of the run that it ended
     if run_dir is not None and Path(run_dir).is_dir():
         with contextlib.suppress(OSError):  # a full disk leaves the error on the screen alone
             write_whole(Path(run_dir, "error.json"), json.dumps(told.as_dict(), indent=2) + "\n")
     if settings.json and os.environ.get("RANK", "0") == "0":  # under torchrun all ranks share one stdout
-        print(one_object(told.as_dict()), flush=True)
-    print(told.render(), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, UnisonoError):  # this error is the one to tell
+            answer(one_object(told.as_dict()))
+    tell(told.render())
     return told.exit
 
 
@@ -168,6 +166,5 @@ def one_object(result: Mapping[str, Any]) -> str:
 
 def _broken_pipe() -> int:
     """The reader has left (`| head`): no words about it, and nothing more to flush at exit."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    silence(sys.stdout)
     return 141

@@ -65,7 +65,8 @@ def running(how: str) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize(
-    ("number", "how", "code"), [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75)]
+    ("number", "how", "code"),
+    [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75), (signal.SIGHUP, "terminate", 75)],
 )
 def test_one_signal_lets_the_ranks_finish(number: int, how: str, code: int) -> None:
     with running("polite") as run:
@@ -106,14 +107,25 @@ def test_ctrl_c_during_the_import_ends_it_at_once() -> None:
         assert run.all_gone() and run.process.wait() == 0
 
 
-def test_signals_sent_to_the_ranks_themselves_change_nothing() -> None:
+def test_a_signal_to_the_helper_changes_nothing() -> None:
     with running("polite") as run:
-        for pid in run.pids:
-            os.kill(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(run.pids[0], number)
         run.process.send_signal(signal.SIGTERM)
         assert run.line()["kind"] == "stopping"
         assert run.line()["exit"] == 75
+
+
+@pytest.mark.parametrize(
+    ("number", "how", "code"), [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75)]
+)
+def test_a_signal_to_one_rank_stops_all_in_good_order(number: int, how: str, code: int) -> None:
+    with running("polite") as run:
+        os.kill(run.pids[2], number)
+        assert run.line() == {"kind": "stopping", "how": how, "rank": -1}
+        over = run.line()
+        assert (over["exit"], over["stopped"], over["error"]) == (code, how, None)
+        assert len({result["steps"] for result in over["results"]}) == 1
 
 
 @pytest.mark.parametrize("whole_group", [False, True])

@@ -36,7 +36,7 @@ AT_ONCE = {
     "unreadable data": Mistake(("--data.source", "text:/proc/self/mem"), "D03", "cannot read", "/proc/self/mem", "ls -l"),
     "an empty file": Mistake(("--data.source", "text:empty.txt"), "D04", "empty", "empty.txt", "text:PATH"),
     "an output folder that cannot be": Mistake(("--out.dir", "/proc/x"), "O01", "cannot write", "/proc/x", "--out.dir"),
-    "an output folder below a file": Mistake(("--out.dir", "words.txt"), "O01", "Not a directory", "words.txt/tiny/", "--out.dir"),
+    "an output folder below a file": Mistake(("--out.dir", "words.txt"), "O01", "Not a directory", "words.txt/tiny", "--out.dir"),
     "a model file without the function": Mistake(
         ("--model.kind", "model.py:godo"), "C06", "no function godo; did you mean good?", "model.kind", "good raising",
     ),

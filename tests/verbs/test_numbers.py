@@ -47,6 +47,6 @@ def test_a_learning_rate_far_too_high(tmp_path: Path) -> None:
 def test_infinity_from_a_users_layer(tmp_path: Path) -> None:
     place = jobs.folder_with(tmp_path, jobs.USERS, function="bursting")
     said, run = check(unisono(place, "train", "recipe.toml", "--json"), place)
-    assert said["what"].startswith("step 4: the loss is nan")
+    assert said["what"].startswith("step 5: the loss is nan")
     assert (said["rank"], said["where"]) == (1, "first in stem.module.mistake (Burst)")
     assert checkpoints(run) == ["step-000003"]

@@ -132,7 +132,7 @@ def test_another_seed_is_refused_and_changes_nothing(in_float64: Pair, tmp_path:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = unisono(tmp_path, "train", "--resume", str(run), "--seed", "5", "--json")
     assert done.code == done.object["exit"] == 2 and done.left == ()
-    assert done.block.startswith("error U-K05  the run was begun with seed = 0, it cannot go on with 5")
+    assert done.block.startswith("error U-K05  the run was begun with seed = 0, not 5")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

@@ -5,7 +5,8 @@ Variables are spelt UNISONO_TRAIN_LR or UNISONO_TRAIN__LR (sections have no unde
 keys UNISONO_SEED. UNISONO__ (two underscores at once) is kept for talk between our own processes and never read here.
 """
 
-import re
+import errno
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config.fields import SECTIONS, TOP, from_text, keys, suggestion
-from unisono.config.toml import key_lines, line_of
+from unisono.config.toml import faults, key_lines, line_of
 from unisono.spec.errors import Problem
 
 PREFIX = "UNISONO_"
+_LARGEST = 1 << 22  # bytes of a recipe
 SHORT = {"model": "model.kind"}  # flags that stand for the key that says most of their section
 
 
@@ -75,7 +77,7 @@ def file_layer(path: Path, problems: list[Problem], chain: tuple[Path, ...] = ()
 
 def _read(path: Path, problems: list[Problem]) -> tuple[str, dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
         return text, tomllib.loads(text)
     except FileNotFoundError:
         near = get_close_matches(path.name, _neighbours(path), n=1, cutoff=0.6)
@@ -85,20 +87,26 @@ def _read(path: Path, problems: list[Problem]) -> tuple[str, dict[str, Any]]:
             else "check the path, or start from: unisono config show"
         )
         problems.append(Problem("C03", f"no such recipe file: {path}", str(path), fix))
-    except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        where = f"{path}:{found[1]}" if found else str(path)
-        what = re.sub(r" *\(at .*\)$", "", str(error))
-        problems.append(Problem("C03", f"not TOML: {what}", where, 'strings stand in quotes: name = "value"'))
+    except tomllib.TOMLDecodeError:
+        problems += [
+            Problem("C03", f"not TOML: {what}", f"{path}:{line}", fix) for line, what, fix in faults(text)
+        ]
     except UnicodeDecodeError:
         problems.append(Problem("C03", "not a text file in UTF-8", str(path), "recipes are TOML text"))
-    except OSError as error:
-        problems.append(
-            Problem(
-                "C03", f"cannot read the recipe: {error.strerror}", str(path), "check the path and its rights"
-            )
-        )
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        what = f"cannot read the recipe: {getattr(error, 'strerror', None) or error}"
+        problems.append(Problem("C03", what, str(path), "check the path and its rights"))
     return "", {}
+
+
+def _text(path: Path) -> str:
+    """A recipe's text. Raises OSError, also for what is no file or has no end: a pipe, /dev/zero, a disk image."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
+    if status.st_size > _LARGEST:
+        raise OSError(errno.EFBIG, f"{status.st_size} bytes are too many")
+    return path.read_text(encoding="utf-8")
 
 
 def _neighbours(path: Path) -> list[str]:

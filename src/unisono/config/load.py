@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,14 +49,14 @@ def load(
         layer |= _value_layer(base, base_origin)
     if source is not None:
         layer |= _source_layer(str(source), problems)
-    unread = bool(problems) and not layer
+    unread = len(problems) if not layer else 0
     layer |= env_layer(environ, problems)
     layer |= flag_layer(flags, problems)
     origins = {name: setting.origin for name, setting in layer.items()}
     recipe = _validate(layer, problems)
     plan = _plan(layer, problems)
     if problems or recipe is None or plan is None:
-        raise ConfigProblems(problems[:1] if unread else problems)
+        raise ConfigProblems(problems[:unread] if unread else problems)
     return Loaded(recipe, plan, {name: origins.get(name, "default") for name in keys()})
 
 
@@ -161,9 +162,12 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
             what = f"{name} means nothing to a model of kind {kind}"
             found.append(Problem("C06", what, setting.origin if setting else origin, "take it out"))
             continue
-        value = _shown(setting.value if setting else item.get("input"))
-        message = item["msg"].replace("Input should", "should").replace("Tuple should", "should")
+        given = setting.value if setting else item.get("input")
+        value, message = _shown(given), _in_words(item)
         fix = about(name) if name in keys() else ""
+        if item["type"] == "string_pattern_mismatch":
+            named = re.sub(r"[^A-Za-z0-9]+", "-", str(given)).strip("-")
+            fix = f'{name} = "{named or "run"}"; {fix}'
         what = (
             f"{name or error.title} = {value} {message}"
             if "should" in message
@@ -171,6 +175,15 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
         )
         found.append(Problem("C02", what, setting.origin if setting else origin, fix))
     return found
+
+
+def _in_words(item: Any) -> str:
+    """What pydantic says of a value, without its own words."""
+    if item["type"] == "string_pattern_mismatch":
+        return "should be letters, digits, '.', '_' or '-', and begin with a letter or a digit: it names a folder"
+    if item["type"] == "missing":
+        return "should have one value more"
+    return re.sub(r"^(Input|String|Tuple|List) should", "should", item["msg"])
 
 
 def _shown(value: Any) -> str:
@@ -183,6 +196,9 @@ def _shown(value: Any) -> str:
 def _plan(layer: Layer, problems: list[Problem]) -> Plan | None:
     setting = layer.get("plan", Setting(keys()["plan"].default, "default"))
     if not isinstance(setting.value, str):
+        return None
+    if not setting.value.strip():
+        problems.append(Problem("P05", "the plan is empty", setting.origin, 'plan = "dp=1" is one process'))
         return None
     try:
         return Plan.parse(setting.value, where=setting.origin)

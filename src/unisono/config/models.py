@@ -155,9 +155,14 @@ class Recipe(BaseModel):
     model_config = _FROZEN
 
     name: str = Field(
-        default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="folder of its runs"
+        default="run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="folder of its runs",
     )
-    seed: Natural = Field(default=0, description="initialisation, sample order, dropout")
+    seed: Annotated[Natural, Field(lt=2**63)] = Field(
+        default=0, description="initialisation, sample order, dropout"
+    )
     plan: str = Field(default="dp=1", description="how it is spread, as key=value words")
     model: ModelConfig = Field(default_factory=ModelConfig)
     data: DataConfig = DataConfig()

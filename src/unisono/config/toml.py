@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tomllib
 from typing import Any
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
@@ -38,6 +39,48 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
         if path[:length] in lines:
             return lines[path[:length]]
     return None
+
+
+def faults(text: str, most: int = 5) -> list[tuple[int, str, str]]:
+    """(line, what, remedy) of what keeps a text from being TOML. The parser stops at the first fault, so its line is
+    taken out and the rest is read again; a fault that reaches over lines hides those behind it."""
+    lines, found = text.split("\n"), []
+    while len(found) < most:
+        try:
+            tomllib.loads("\n".join(lines))
+            break
+        except tomllib.TOMLDecodeError as error:
+            what, _, place = str(error).rpartition(" (at ")
+            known = re.search(r"line (\d+)", place)
+            line = int(known[1]) if known else len(text.rstrip().split("\n"))
+            found.append((line, *_said(what, lines, line)))
+            if known is None or not lines[line - 1]:
+                break
+            lines[line - 1] = ""
+    return found
+
+
+def _said(what: str, lines: list[str], line: int) -> tuple[str, str]:
+    """A parser's word and the line, as (what is wrong, remedy)."""
+    key, equals, value = (part.strip() for part in lines[line - 1].partition("="))
+    if twice := re.search(r"Cannot declare \((.*?),?\) twice", what):
+        section = twice[1].replace("'", "").replace(", ", ".")
+        return f"the section [{section}] is there twice", f"put all keys of [{section}] under one heading"
+    if "overwrite" in what:
+        return f"{key} is there twice", "keep one of the two lines"
+    if "Expected '='" in what or (what == "Invalid statement" and not equals):
+        return f"{lines[line - 1].strip()!r} has no '='", "key = value"
+    if value.lower() in ("true", "false"):
+        return f"{value} is written in small letters", f"{key} = {value.lower()}"
+    if "Unclosed" in what or value.count("[") > value.count("]"):
+        return "a bracket is not closed", "[0.9, 0.95]"
+    if "Illegal character" in what or value[:1] in ("'", '"'):
+        return "a string is not closed", f'{key} = "value"'
+    if equals and not value:
+        return f"{key} has no value", f"{key} = value, or take the line out"
+    if value[:1] == ".":
+        return f"{value} is no number", f"{key} = 0{value}"
+    return f"{value or lines[line - 1].strip()} is no value", f'strings stand in quotes: {key} = "value"'
 
 
 def _record(lines: dict[Path, int], path: Path, known: int, number: int) -> None:

@@ -53,6 +53,8 @@ class SocketChannel(Channel):
         self._heard: set[str] = set()
         self._lock = threading.Lock()
         self.dropped = 0
+        self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
+        self._told = False
 
     def send(self, kind: str, **fields: Any) -> None:
         data = wire.frame(wire.dumps({"kind": kind, **fields}))
@@ -73,9 +75,12 @@ class SocketChannel(Channel):
             del self._backlog[:sent]
 
     def stop_requested(self) -> bool:
+        if self.asked and not self._told:
+            self._told = True
+            self.send("asked", how=self.asked)
         with self._lock:
             self._listen(socket.MSG_DONTWAIT)
-            return "stop" in self._heard
+            return bool(self.asked) or "stop" in self._heard
 
     def _listen(self, flags: int) -> bool:
         """Take in what has come; False when the other side has left."""

@@ -153,6 +153,7 @@ def main() -> None:
     die_with(terms["parent"], libc)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.path[:0] = terms["path"]
     control = socket.socket(fileno=terms["control"])
     try:

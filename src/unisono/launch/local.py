@@ -1,9 +1,9 @@
 """Ranks on this machine, the usual way: say what is happening, start the helper. No torch."""
 
-import sys
 from typing import TextIO
 
 from unisono.launch.nursery import Nursery
+from unisono.spec.settings import tell
 
 
 def start(entry: str, ranks: int, quiet: bool = False, stream: TextIO | None = None) -> Nursery:
@@ -14,5 +14,5 @@ def start(entry: str, ranks: int, quiet: bool = False, stream: TextIO | None = N
     nursery = Nursery(entry)
     if not quiet:
         words = "1 process" if ranks == 1 else f"{ranks} processes"
-        print(f"starting {words} (importing torch) ...", file=stream or sys.stderr, flush=True)
+        tell(f"starting {words} (importing torch) ...", stream)
     return nursery

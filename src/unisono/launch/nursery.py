@@ -22,6 +22,7 @@ from unisono.launch.heap import with_huge_pages
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
 from unisono.spec.errors import UsageError
+from unisono.spec.settings import tell
 
 
 class Nursery:
@@ -115,4 +116,4 @@ class Nursery:
 def print_output(rank: int, event: dict[str, Any]) -> None:
     """What becomes of ranks' output and notes when nobody asked for it: standard error, with the rank in front."""
     if event["kind"] in ("output", "note"):
-        print(f"rank {rank} | {event['text']}", file=sys.stderr, flush=True)
+        tell(f"rank {rank} | {event['text']}")

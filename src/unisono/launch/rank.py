@@ -61,6 +61,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     try:
         channel = SocketChannel(socket.socket(fileno=seat.events))
         _settle_in(seat, order)
+        _hear_signals(channel)
         ctx = RankContext(
             rank=seat.rank,
             world=order["ranks"],
@@ -102,11 +103,19 @@ def _play(
     return 0
 
 
+def _hear_signals(channel: SocketChannel) -> None:
+    """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom it
+    likes. The rank says so at its next step, since nothing can be sent from inside a handler."""
+
+    def heard(number: int, frame: object) -> None:
+        channel.asked = "interrupt" if number == signal.SIGINT else "terminate"
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, heard)
+
+
 def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
     os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
-    # The supervisor alone turns signals into a request to stop; a terminal or a scheduler sends them to everyone.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.dup2(seat.output, 1)
     os.dup2(seat.output, 2)
     os.close(seat.output)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unisono.launch import crossing
+from unisono.launch import crossing, signals
 from unisono.launch.agree import agree
 from unisono.launch.context import Channel, PrintChannel, RankContext
 from unisono.launch.entry import find
@@ -93,7 +93,7 @@ def join(
 
 
 def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
-    """First Ctrl-C or SIGTERM: a request to stop. Second Ctrl-C: the kernel ends us, even inside a collective."""
+    """The first signal is a request to stop. After a Ctrl-C the next one ends us, even inside a collective."""
 
     def heard(number: int, frame: object) -> None:
         stopped.append("interrupt" if number == signal.SIGINT else "terminate")
@@ -102,8 +102,8 @@ def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, heard)
-    signal.signal(signal.SIGTERM, heard)
+    for number in signals.heard():
+        signal.signal(number, heard)
 
 
 def _meet(place: Started, timeout: float) -> Store:

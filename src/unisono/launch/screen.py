@@ -11,11 +11,14 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from unisono.launch.board import Board
+from unisono.spec.settings import silence, tell
 
 PLAIN_EVERY = 10.0
 """Seconds between lines where there is no terminal."""
 DRAW_EVERY = 0.125
 """Seconds between drawings of the table."""
+NARROW = 60
+"""Columns below which the table would be cut to nothing, so that there are lines instead."""
 
 
 class Screen:
@@ -84,7 +87,7 @@ class Screen:
         if self._live is not None:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=self._stream, flush=True)
+            tell(line, self._stream)
 
     def _show(self, news: bool) -> None:
         if self._quiet:
@@ -109,10 +112,14 @@ class Screen:
         table = importlib.import_module("unisono.launch.table")
         if self._live is None:
             self._console = table.Console(file=self._stream)
-            if self._console.is_dumb_terminal:
+            if self._console.is_dumb_terminal or self._console.width < NARROW:
                 self._wants_table = False
                 return
             self._live = table.live(self._console)
             self._live.start()
         self._shown_at = self._clock()
-        self._live.update(table.draw(self.board, self._title), refresh=True)
+        try:
+            self._live.update(table.draw(self.board, self._title), refresh=True)
+        except OSError:  # the terminal has gone: the run has not
+            self._live, self._wants_table = None, False
+            silence(self._stream)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as bytes on a socket, so that one event loop hears them between other things. No torch."""
+"""Ctrl-C, SIGTERM and SIGHUP as bytes on a socket, so that one event loop hears them between other things. No torch."""
 
 import signal
 import socket
@@ -7,8 +7,14 @@ from types import FrameType, TracebackType
 from typing import Self
 
 
+def heard() -> list[signal.Signals]:
+    """The signals that ask a run to stop. SIGHUP (the terminal has gone) only if nobody ignores it, as `nohup` does."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM] + ([] if ignored else [signal.SIGHUP])
+
+
 class Signals:
-    """While open, SIGINT and SIGTERM arrive as their numbers from `take()`, and `fileno()` becomes readable.
+    """While open, those of `heard` arrive as their numbers from `take()`, and `fileno()` becomes readable.
 
     Outside the main thread (notebooks, tests) Python allows no handlers: then nothing is caught and nothing changes.
     """
@@ -23,7 +29,7 @@ class Signals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in heard():
                 self._before[number] = signal.signal(number, _noted)
         return self
 
@@ -43,7 +49,7 @@ class Signals:
     def take(self) -> list[int]:
         """The signals that came since the last call, in order."""
         try:
-            return [number for number in self._ours.recv(64) if number in (signal.SIGINT, signal.SIGTERM)]
+            return [number for number in self._ours.recv(64) if number in self._before]
         except BlockingIOError:
             return []
 

@@ -154,6 +154,8 @@ class Supervision:
                 case "error":
                     seat.error = event["error"]
                     self._failed(verdict.Failure(seat.rank, seat.error))
+                case "asked":
+                    self._stop(event["how"])
                 case _:
                     step = event.get("step")
                     seat.step = step if isinstance(step, int) else seat.step
@@ -209,17 +211,23 @@ class Supervision:
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
             twice = self.stopped == "interrupt" and number == signal.SIGINT
-            self.stopped = "interrupt" if number == signal.SIGINT else "terminate"
+            how = "interrupt" if number == signal.SIGINT else "terminate"
             if not all(seat.pid is not None for seat in self.seats):
-                kind = Interrupted if number == signal.SIGINT else Stopped
+                self.stopped, kind = how, Interrupted if number == signal.SIGINT else Stopped
                 self._judge(kind("stopped before the ranks had started"))
                 self.abandon()  # it may be importing for seconds yet
             elif twice:
                 self._judge(Interrupted("stopped at once"))
             else:
-                for seat in self.seats:
-                    seat.tell("stop")
-                self.on_event(-1, {"kind": "stopping", "how": self.stopped})
+                self._stop(how)
+
+    def _stop(self, how: str) -> None:
+        """Ask all ranks to end with the step that they are in; whoever asked first, how is remembered."""
+        if not self.stopped:
+            self.on_event(-1, {"kind": "stopping", "how": how})
+        self.stopped = self.stopped or how
+        for seat in self.seats:
+            seat.tell("stop")
 
     # What follows from it.
 

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from unisono.observe.files import write_whole
+from unisono.observe.private import is_secret, without_secrets
 
 PACKAGES = ("unisono", "torch", "numpy", "safetensors", "pydantic", "transformers")
 
@@ -29,7 +30,6 @@ _NAMES = (
     "PYTHONHASHSEED",
     "LD_PRELOAD",
 )
-_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 
 
 def describe(environ: Mapping[str, str], folder: str | Path = ".") -> dict[str, Any]:
@@ -49,7 +49,7 @@ def describe(environ: Mapping[str, str], folder: str | Path = ".") -> dict[str, 
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "packages": {name: version for name in PACKAGES if (version := package_version(name))},
         "git": git_commit(folder),
-        "argv": list(sys.argv),
+        "argv": without_secrets(sys.argv),
         "env": {name: environ[name] for name in sorted(environ) if _matters(name)},
     }
 
@@ -97,6 +97,6 @@ def _git(folder: str | Path, *arguments: str) -> str | None:
 
 
 def _matters(name: str) -> bool:
-    if any(word in name.upper() for word in _SECRET):
+    if is_secret(name):
         return False
     return name in _NAMES or name.startswith(_PREFIXES)

@@ -55,6 +55,8 @@ LATER: Mapping[str, Mapping[str, str]] = {
     "recompute": {"selective": "", "auto": ""},
     "offload": dict.fromkeys(("optimizer", "params", "activations"), ""),
 }  # fmt: skip
+MOST = 10_000_000
+"""Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in SIZES)
 MARKS = ("ef", "mc")
 
@@ -169,6 +171,9 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
         )
     if key == "dp" and value == -1:
         return None
+    if value > MOST:
+        what = f"{key}={value} is out of range: a plan counts to {MOST:,}"
+        return Problem("P03", what, where, f"a smaller {key}")
     if value < 1:
         least = "at least 1, or -1 to fill the world" if key == "dp" else "at least 1"
         return Problem(

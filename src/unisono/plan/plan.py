@@ -3,6 +3,7 @@
 dp=2 shard=2 zero=3 pp=2 tp=2 schedule=1f1b micros=8 sync=every_step codec=plain precision=bf16
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
@@ -53,6 +54,12 @@ class Plan:
     def parse(cls, text: str, where: str = "plan") -> Self:
         """Reads a plan's text; `where` names its source in messages. Raises ConfigProblems."""
         words = text.split()
+        if re.search(r"\w\s*\s=|=\s+\w", text):
+            what, fix = (
+                "blanks stand around '=', and they separate the words of a plan",
+                re.sub(r"\s*=\s*", "=", text),
+            )
+            raise ConfigProblems([Problem("P05", what, where, f'"{fix}"')])
         auto = frozenset(("auto",) if "auto" in words else ())
         values, problems = _read([word for word in words if word != "auto"], where)
         problems += _problems(values, where)
@@ -124,7 +131,13 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
         key, equals, value = word.partition("=")
         if not equals or not value:
             what = f"{word!r} is not of the form key=value"
-            problems.append(Problem("P05", what, where, 'for example "dp=2 pp=2 micros=8"'))
+            example = word.replace(":", "=", 1) if word.partition(":")[0] in KEYS else "dp=2 pp=2 micros=8"
+            problems.append(Problem("P05", what, where, f'for example "{example}"'))
+        elif len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1 and all(
+            p.partition("=")[0] in KEYS for p in parts
+        ):
+            what = f"{word!r}: the words of a plan are separated by blanks"
+            problems.append(Problem("P05", what, where, f'"{" ".join(parts)}"'))
         elif key not in KEYS:
             what = f"unknown plan key {key}{meant(key, KEYS)}"
             problems.append(Problem("P01", what, where, f"keys of a plan: {' '.join(KEYS)}"))
@@ -138,7 +151,7 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
 
 def _number(text: str) -> int | str:
     digits = text.removeprefix("-")
-    return int(text) if digits.isascii() and digits.isdigit() else text
+    return int(text[:20]) if digits.isascii() and digits.isdigit() else text
 
 
 def _problems(values: dict[str, Any], where: str) -> list[Problem]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unisono.spec.errors import UsageError
 
+CHECKPOINTS = "checkpoints"
 CONFIG = "config.resolved.toml"
 _MARKS = (CONFIG, "metrics.jsonl", "events", "summary.json", "env.json", "trace")
 
@@ -16,6 +17,13 @@ def run_folder(path: str | Path) -> Path:
     Raises UsageError C03.
     """
     folder = Path(path)
+    if folder.parent.name == CHECKPOINTS and _is_run(folder.parents[1]):
+        raise UsageError(
+            f"{path} is a checkpoint, not a run",
+            where=str(path),
+            fix=f"the run's folder: {folder.parents[1]}",
+            code="C03",
+        )
     if not folder.is_dir():
         near = get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.5)
         fix = f"did you mean {folder.with_name(near[0])}?" if near else "name a folder like runs/NAME/ID"
@@ -23,7 +31,7 @@ def run_folder(path: str | Path) -> Path:
     if _is_run(folder):
         return folder
     latest = folder / "latest"  # a link, or a file that holds a name
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it holds no text
         named = latest.resolve() if latest.is_dir() else folder / latest.read_text(encoding="utf-8").strip()
         if named.is_dir() and _is_run(named):
             return named

@@ -71,7 +71,7 @@ def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: st
             return None
     elif least.item() != own:
         return None
-    what = f"step {report.step}: the loss is {report.loss}, the gradient norm {report.norm}"
+    what = f"step {report.step + 1}: the loss is {report.loss}, the gradient norm {report.norm}"
     kept = f"; {saved} is kept" if saved else ""
     return UserCodeError(
         what,

@@ -56,18 +56,20 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
     then, now = dict(state.get("recipe", {})), recipe.model_dump(mode="json")
     if then.get("model"):  # with the keys of its kind alone, as now
         then["model"] = restored(then["model"]).model_dump(mode="json")
-    for key in FIXED:
-        was, wanted = _dig(then, key), _dig(now, key)
-        if was != wanted:
-            parts = [k for k in was if was[k] != wanted.get(k)] if isinstance(was, dict) else []
-            name = f"{key}.{parts[0]}" if parts else key
-            old, new = (was[parts[0]], wanted.get(parts[0])) if parts else (was, wanted)
-            raise UsageError(
-                f"the run was begun with {name} = {old!r}, it cannot go on with {new!r}",
-                where=str(folder),
-                fix=f"leave {name} as it was, or start a new run",
-                code="K05",
-            )
+    differ = [
+        (name, old, new)
+        for key in FIXED
+        for name, old, new in _differences(key, _dig(then, key), _dig(now, key))
+    ]
+    if differ:
+        said = "; ".join(f"{name} = {old!r}, not {new!r}" for name, old, new in differ)
+        raise UsageError(
+            f"the run was begun with {said}",
+            where=str(folder),
+            likely="these say what is computed, and a run that goes on computes the same",
+            fix=f"leave {', '.join(name for name, *_ in differ)} as it was, or start a new run",
+            code="K05",
+        )
     was = _dig(state, "data.fingerprint")
     if was and was != data:
         raise UsageError(
@@ -99,6 +101,14 @@ def _other_bits(was: Mapping[str, Any], now: Mapping[str, Any], plan: str, folde
         fix=f"{same}, or sync=every_step in the plan",
         code="K05",
     )
+
+
+def _differences(key: str, was: Any, wanted: Any) -> list[tuple[str, Any, Any]]:
+    """(dotted key, value then, value now) of what differs below `key`."""
+    if not (isinstance(was, dict) and isinstance(wanted, dict)):
+        return [(key, was, wanted)] if was != wanted else []
+    parts = [part for part in was if was[part] != wanted.get(part)]
+    return [(f"{key}.{part}", was[part], wanted.get(part)) for part in parts]
 
 
 def _dig(tree: Any, key: str) -> Any:

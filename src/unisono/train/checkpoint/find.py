@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
+from unisono.spec.runs import CHECKPOINTS
 from unisono.train.checkpoint.boxes import tiling_fault
 from unisono.train.checkpoint.manifest import StoredBox, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 
-FOLDER = "checkpoints"
+FOLDER = CHECKPOINTS
 LATEST = "latest"
 _NAME = re.compile(r"step-(\d{6,})(\.old-[0-9a-f]+)?")
 
@@ -42,8 +43,8 @@ def list_steps(run_dir: Path) -> dict[int, Path]:
 def latest(run_dir: Path) -> Path | None:
     """The checkpoint that `latest` names: the last one saved. None before the first save."""
     try:
-        name = (run_dir / LATEST).read_text().strip()
-    except (FileNotFoundError, NotADirectoryError):
+        name = (run_dir / LATEST).read_text(errors="replace").strip()
+    except OSError:
         return None
     step = step_of(Path(name))
     return None if step is None else list_steps(run_dir).get(step)

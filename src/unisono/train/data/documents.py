@@ -5,6 +5,7 @@ import sysconfig
 from pathlib import Path
 
 from unisono.spec.errors import UsageError
+from unisono.spec.runs import CONFIG
 
 # Not the library itself: what others installed, and the tests with their deliberately broken files.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
@@ -32,6 +33,13 @@ def text(path: str) -> list[Document]:
     place = existing(path)
     documents = _walk(place) if place.is_dir() else [(str(place), read(place))]
     documents = [(name, body) for name, body in documents if body]
+    if place.is_dir() and (odd := next((name for name, body in documents if b"\0" in body[:4096]), "")):
+        raise UsageError(
+            f"{odd} is no text: it holds zero bytes",
+            code="D06",
+            where=str(place),
+            fix="a folder that holds text alone; files whose name begins with a dot are left out",
+        )
     if not documents:
         raise UsageError(
             "the folder holds no text" if place.is_dir() else "the file is empty",
@@ -66,6 +74,13 @@ def existing(path: str) -> Path:
     """The path, with ~ resolved. Raises UsageError D02 where nothing is there."""
     place = Path(path).expanduser()
     if path and place.exists():
+        if not place.is_file() and not place.is_dir():  # it may have no end, or nobody who writes
+            raise UsageError(
+                f"data is read from files, and {path} is a pipe or a device",
+                code="D03",
+                where=str(place),
+                fix="write what comes out of it to a file, and name that",
+            )
         return place
     parent = place.absolute().parent
     likely = "no path after the colon" if not path else ""
@@ -101,11 +116,16 @@ def unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -> list[Document]:
+    """All files below a folder that are not hidden, but for the run folders in it, which change as runs are made."""
+
     def refuse(error: OSError) -> None:
         raise unreadable(Path(error.filename or root), error) from error
 
     names: list[str] = []
     for folder, folders, files in os.walk(root, onerror=refuse):
+        if _holds_runs(Path(folder)):
+            folders.clear()
+            continue
         folders[:] = [name for name in folders if name not in skipped and not name.startswith(".")]
         inside = os.path.relpath(folder, root)
         names += [
@@ -116,3 +136,8 @@ def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -
             and os.path.isfile(os.path.join(folder, name))
         ]
     return [(str(root / name), read(root / name)) for name in sorted(names)]
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is a run's, or holds the runs of one name."""
+    return (folder / CONFIG).exists() or any(folder.glob(f"*/{CONFIG}"))

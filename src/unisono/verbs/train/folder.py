@@ -16,7 +16,7 @@ from unisono.config import Recipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.errors import Interrupted, Stopped, UsageError
-from unisono.spec.runs import CONFIG
+from unisono.spec.runs import CHECKPOINTS, CONFIG
 from unisono.train.writing import writing
 
 PREDICTION = "prediction.json"
@@ -29,7 +29,8 @@ def make_run_dir(recipe: Recipe, config_text: str) -> Path:
     made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     try:
         with writing(made):
-            made.mkdir(parents=True)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.mkdir(mode=0o700)  # weights and commands are their owner's, until the owner says otherwise
             write_whole(made / CONFIG, config_text)
             environment.write(made / "env.json", os.environ)
     except BaseException:  # Ctrl-C too
@@ -67,6 +68,9 @@ class Watched:
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
             self._begin(self.path)
+        elif event.get("kind") == "saved" and self.path is not None:
+            with writing(self.path):  # not before: what it names can be gone on from
+                write_whole(self.path.parent / "latest", self.path.name + "\n")
 
     def _begin(self, path: Path) -> None:
         with writing(path):
@@ -76,7 +80,6 @@ class Watched:
             (path / PREDICTION).unlink(missing_ok=True)
             if self.prediction is not None:
                 write_whole(path / PREDICTION, self.prediction)
-            write_whole(path.parent / "latest", path.name + "\n")
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +89,9 @@ class Watched:
     ) -> None:
         if error is None or self.path is None:
             return
+        if self.began:  # its ranks have gone: what one of them was saving will not be finished
+            for half in (self.path / CHECKPOINTS).glob("step-*.tmp-*"):
+                shutil.rmtree(half, ignore_errors=True)
         if self.began or not isinstance(error, _NOTHING_RAN):
             error.run_dir = self.path  # pyright: ignore[reportAttributeAccessIssue]
         elif self.new:

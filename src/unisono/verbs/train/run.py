@@ -17,6 +17,7 @@ from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
 from unisono.launch.screen import Screen
+from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
@@ -46,7 +47,7 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
         SOURCES.read(recipe.data.source).look()  # before torch is imported: in a blink, not after seconds
         if resume is not None and not any((Path(resume) / "checkpoints").glob("step-*/manifest.json")):
             raise nothing_to_resume(str(resume))
-    with _sigterm_heard(), Watched(not order.resume, order.config_text, resume) as folder:
+    with _signals_heard(), Watched(not order.resume, order.config_text, resume) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place)
         else:
@@ -56,8 +57,9 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
 
 
 @contextlib.contextmanager
-def _sigterm_heard() -> Iterator[None]:
-    """SIGTERM before the ranks are there, and after they have gone, ends as in between: 75, and nothing half made."""
+def _signals_heard() -> Iterator[None]:
+    """SIGTERM or SIGHUP before the ranks are there, and after they have gone, ends as in between: 75, and nothing half
+    made."""
 
     def stop(number: int, frame: object) -> None:
         raise Stopped("stopped as asked")
@@ -65,11 +67,12 @@ def _sigterm_heard() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # notebooks, tests: Python allows no handlers there
         return
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in heard() if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo: bool) -> dict[str, Any]:
@@ -165,7 +168,8 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> No
 def _kept(folder: Watched) -> str:
     """The checkpoint that a run which has begun would go on from, as its `latest` names it."""
     try:
-        return (folder.path / "latest").read_text().strip() if folder.began and folder.path else ""
+        named = (folder.path / "latest").read_text(errors="replace") if folder.began and folder.path else ""
+        return named.strip()
     except OSError:
         return ""
 
