@@ -8,8 +8,9 @@ from unisono.config import TrainConfig
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.bounds import Bounds, BoundTerms, bounds_of, fidelity_of
+from unisono.verify.bounds import Bounds, BoundTerms, bounds_of
 from unisono.verify.laws import clip_factor, update
 from unisono.verify.path import path_of
 

@@ -23,7 +23,7 @@ def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tup
     groups = [(model.block_parameters[0] / plan.tp, plan.shard)]
     if held:
         groups.append((model.sparse_share * held, ranks))
-    return _moved(groups, plan, cluster, stack)
+    return moved(groups, plan, cluster, stack)
 
 
 def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
@@ -32,11 +32,11 @@ def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
     matrix, norm = model.head_parameters
     last = norm if model.tied and plan.pp == 1 else matrix / plan.tp + norm
     return tuple(
-        _moved([(elements, plan.shard)], plan, cluster, stack) for elements in (whole / plan.tp + rows, last)
+        moved([(elements, plan.shard)], plan, cluster, stack) for elements in (whole / plan.tp + rows, last)
     )
 
 
-def _moved(
+def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack
 ) -> tuple[Sent, Sent]:  # fmt: skip
     """Of (elements, ranks on shard that share them)."""

@@ -4,7 +4,7 @@ Model states: ZeRO (Rajbhandari et al., 2019): weights, gradients and optimiser 
 shared out over `shard`. Activations: `work.transformer`, times the micro-batches that the timetable holds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -235,11 +235,15 @@ def verdict(
     model: Transformer, plan: Plan, stack: Stack, device: Device, *, micro_batch: int, micros: int
 ) -> MemoryVerdict:
     """The fullest row against the device."""
-    each = [
-        (of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row), row)
-        for row in rows_seen(plan.pp)
-    ]
-    memory, row = max(each, key=lambda pair: pair[0].total)
+    sizes = {"micro_batch": micro_batch, "micros": micros}
+    return fullest(
+        ((row, of_row(model, plan, stack, **sizes, row=row)) for row in rows_seen(plan.pp)), device
+    )
+
+
+def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict:
+    """The fullest of some rows against the device."""
+    row, memory = max(rows, key=lambda pair: pair[1].total)
     return MemoryVerdict(row, memory, device.room)
 
 

@@ -24,6 +24,7 @@ from unisono.planner.price import (
     joined,
     kernels,
     message_bytes,
+    owned,
     row_seconds,
     tied,
     update,
@@ -106,7 +107,7 @@ def lane(bench: MixedShared, plan: Plan, way: Way, micro_batch: int, micros: int
     ]
     data = max(shown, key=lambda traffic: sum(t.exposed for t in traffic.values()))
     updated = max(
-        update(model, plan, bench.mixture.pools[pool].device, stack, share)
+        update(model, bench.mixture.pools[pool].device, stack, owned(plan, share))
         for pool, share in zip(way.where, shares, strict=True)
     )
     ends_seconds = _tied(bench, plan, way, shares[0])

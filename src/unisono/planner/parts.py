@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from unisono.planner.block import PassSeconds
+from unisono.planner.memory import RowShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,27 @@ class Rows:
     def message(self, row: int) -> float:
         """Seconds of one message of a row."""
         return self.send + (self.more[row] if self.more else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """What the passes of a step take on a row: rows, of one micro-batch; the others of the whole step and the mean row.
+
+    handed: bytes of one message between rows. first: what has gradients that meet in a step; every: of these, what each
+    micro-batch has some of. owned: elements that one rank updates. inside: traffic by axis. arithmetic, device, again:
+    seconds of products, of all kernels, of those that are computed a second time; attention, of arithmetic.
+    """
+
+    rows: Rows
+    handed: float
+    first: RowShare
+    every: RowShare
+    owned: float
+    inside: dict[str, Traffic]
+    arithmetic: float
+    device: float
+    again: float
+    attention: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner import block, experts, gathering, replicas
+from unisono.planner import block, experts, gathering, general, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import dealt
 from unisono.planner.collectives import bus, message, uncovered
@@ -18,6 +18,7 @@ from unisono.planner.parts import (
     Blocks,
     Detail,
     Kernels,
+    Passes,
     PipelineSeconds,
     Price,
     Rows,
@@ -27,7 +28,10 @@ from unisono.planner.parts import (
 )
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle
+from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
+
+Model = Transformer | Network
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
 UPDATE_BYTES: Annotated[float, Source("specification", _READ)] = 14.0
@@ -113,53 +117,73 @@ def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float
     )
 
 
-def price(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
-) -> Price:
-    """A step of `micros` micro-batches on every data rank."""
+def passes(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
+) -> Passes:
+    """What the passes of a step take."""
     each = detail(model, plan, cluster, stack, micro_batch)
+    first, layers, share = (
+        share_of(model, plan, 0, stack.balanced),
+        model.n_layer / plan.pp * micros,
+        micros / plan.pp,
+    )
+    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims
+    return Passes(
+        rows=each.rows,
+        handed=message_bytes(model, plan, stack, micro_batch),
+        first=first,
+        every=first,
+        owned=owned(plan, first),
+        inside=inside_blocks(model, plan, cluster, stack, each, micro_batch, micros),
+        arithmetic=each.once("arithmetic") * layers + share * each.kernels.products,
+        device=each.both("device") * layers + share * ends_,
+        again=each.kernels.more.device * layers,
+        attention=each.once("attention") * layers,
+    )
+
+
+def price(
+    model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
+) -> Price:
+    """A step of `micros` micro-batches on every data rank, on devices of their own."""
+    of = passes if isinstance(model, Transformer) else general.passes
+    each = of(model, plan, cluster, stack, micro_batch, micros)  # type: ignore[arg-type]
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
-    first = share_of(model, plan, 0, stack.balanced)
-    messages = whole.messages + tied(model, plan, cluster, stack, first)
+    messages = whole.messages + tied(model, plan, cluster, stack, each.first)
     over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
-    data = replicated(model, plan, cluster, stack, first, over, micros)
-    optimizer = update(model, plan, cluster.device, stack, first)
+    data = replicated(model, plan, cluster, stack, each.first, each.every, over, micros)
+    optimizer = update(model, cluster.device, stack, each.owned)
     fixed = stack.step + stack.micro * micros
     exposed = messages + sum(t.exposed for t in data.values())
-    comm = inside = inside_blocks(model, plan, cluster, stack, each, micro_batch, micros)
-    shown = sum(traffic.exposed for traffic in inside.values())
+    comm = each.inside
     if plan.pp > 1:
-        sent = message_bytes(model, plan, stack, micro_batch) * 2 * chunks(plan.schedule) * micros
-        comm = comm | {"pp": Traffic(sent, messages, messages)}
+        comm = comm | {"pp": Traffic(each.handed * 2 * chunks(plan.schedule) * micros, messages, messages)}
     comm = joined(comm, data)
-    # In the order in which they are told, and those that are there.
-    comm = {axis: comm[axis] for axis in AXES if axis in comm}
-    layers = model.n_layer / plan.pp * micros
-    second = each.kernels.more.device * layers
-    arithmetic = each.once("arithmetic") * layers + micros / plan.pp * each.kernels.products
-    on_device = each.both("device") * layers
-    over = micros / plan.pp * (sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims)
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
-        arithmetic=arithmetic,
-        kernels=on_device - second - arithmetic + over,
-        host=micros * whole.mean - on_device - over - shown,
+        arithmetic=each.arithmetic,
+        kernels=each.device - each.again - each.arithmetic,
+        host=micros * whole.mean - each.device - sum(traffic.exposed for traffic in each.inside.values()),
         idle=whole.idle,
         uneven=micros * (whole.slowest - whole.mean),
         busiest=micros * whole.slowest,
         optimizer=optimizer,
         fixed=fixed,
-        comm=comm,
-        recompute=second,
-        attention=each.once("attention") * layers,
+        comm={axis: comm[axis] for axis in AXES if axis in comm},
+        recompute=each.again,
+        attention=each.attention,
     )
 
 
-def update(model: Transformer, plan: Plan, device: Device, stack: Stack, share: RowShare) -> float:
-    """Seconds of the optimiser's update of what one rank owns."""
-    owned = ((share.blocks + share.ends) / plan.shard + share.routed / max(1, share.ranks)) / share.copies
-    return owned * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
+def owned(plan: Plan, share: RowShare) -> float:
+    """Elements that one rank updates."""
+    return ((share.blocks + share.ends) / plan.shard + share.routed / max(1, share.ranks)) / share.copies
+
+
+def update(model: Model, device: Device, stack: Stack, elements: float) -> float:
+    """Seconds of the optimiser's update of so many elements."""
+    return elements * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
 
 
 def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float) -> float:
@@ -170,7 +194,7 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
     return message(cluster, stride(plan, "pp", cluster.order), moved, stack.p2p, plan.pp)
 
 
-def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> float:
+def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> float:
     """Seconds in which two rows sum the gradients of what both have: the first and the last of a tied weight, those
     that mirror each other of all that DualPipe has twice. share: the first row's; of the plan only mesh and zero are
     read."""
@@ -179,7 +203,7 @@ def tied(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, share: 
     far = stride(plan, "pp", cluster.order) * (plan.pp - 1)
     every = (share.blocks + share.ends + share.routed) / (plan.shard if plan.zero > 1 else 1)
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
-    once = apart * model.stem_parameters[0] / plan.tp if model.tied else 0.0 * apart
+    once = apart * model.tied_elements / plan.tp
     moved = either(share.copies > 1, every, once) * stack.reduce_bytes
     return either(moved > 0, message(cluster, far, moved, stack.dp_bus), 0.0)
 
@@ -256,6 +280,11 @@ def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int, int]]:
     return found
 
 
+def crossing(plan: Plan, share: RowShare) -> float:
+    """Elements of one rank's gradient that meet on dp."""
+    return sum(elements / size for elements, size, _ in _groups(plan, share))
+
+
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str, tuple[float, float]]:
     """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp,
     whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh, zero,
@@ -272,7 +301,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
-        owned = sum(elements / size for elements, size, _ in groups) * stack.reduce_bytes
+        owned = crossing(plan, share) * stack.reduce_bytes
         seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
         parts["dp"] = (net.sent(owned), seconds)
     return parts
@@ -285,23 +314,31 @@ def scatters(plan: Plan) -> bool:
 
 
 def replicated(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, over: replicas.Cover, micros: int
-) -> dict[str, Traffic]:  # fmt: skip
+    model: Model,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    first: RowShare,
+    every: RowShare,
+    over: replicas.Cover,
+    micros: int,
+) -> dict[str, Traffic]:
     """What data ranks tell each other in a step, under the plan's policy and codec."""
-    data = gradients(plan, cluster, stack, first, over.backward, micros)
+    data = gradients(plan, cluster, stack, first, over.backward, micros, every)
     if plan.dp > 1 and not replicas.plain(plan):
-        elements = (first.blocks + first.ends) / plan.shard
-        sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, elements, over)
+        sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, crossing(plan, first), over)
         data["dp"] = Traffic(sent, seconds, shows, shows)
     return data
 
 
 def gradients(
-    plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, cover: float, micros: int
-) -> dict[str, Traffic]:
-    """Gradients meeting beside `cover` seconds of backward pass."""
-    every = scattered(plan, cluster, stack, first) if scatters(plan) else None
-    return meeting(stack, met(plan, cluster, stack, first), every, cover, micros)
+    plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, cover: float, micros: int,
+    every: RowShare | None = None,
+) -> dict[str, Traffic]:  # fmt: skip
+    """Gradients meeting beside `cover` seconds of backward pass. every: of what each pass has
+    gradients, where that is not `first`."""
+    handed = scattered(plan, cluster, stack, every or first) if scatters(plan) else None
+    return meeting(stack, met(plan, cluster, stack, first), handed, cover, micros)
 
 
 def meeting(

@@ -9,13 +9,12 @@ from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MemoryVerdict
-from unisono.planner.price import Price, Rows
+from unisono.planner.parts import Rows
+from unisono.planner.price import Model, Price
 from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
-
-Model = Transformer | Network
 
 
 def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
@@ -49,8 +48,6 @@ def price(
     own = settled(model, plan, stack, cluster, **sizes)
     if shares_cores(model, cluster):
         found = host.price_on_host(model, own, cluster, **sizes)
-    elif isinstance(model, Network):
-        found = general.price(model, own, cluster, stack, **sizes)
     else:
         found = transformers.price(model, own, cluster, stack, **sizes)
     return found
@@ -85,9 +82,7 @@ def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[fl
 def rows(model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:
     """What each row of the pipeline takes for one micro-batch."""
     if isinstance(model, Network):
-        each = general.rows(model, plan, cluster, stack, micro_batch)
-        ways = tuple(row.forward for row in each), tuple(row.backward for row in each)
-        return Rows(*ways, send=general.send(each, plan, cluster, stack, micro_batch))
+        return general.passes(model, plan, cluster, stack, micro_batch, 1).rows
     return transformers.detail(model, plan, cluster, stack, micro_batch).rows
 
 
@@ -104,5 +99,7 @@ def verdict(
         ranks = min(plan.world, cluster.links[0].size if cluster.links else 1)
         return MemoryVerdict(row, held, cluster.device.memory * cluster.host.cores / ranks)
     if isinstance(model, Network):
-        return general.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)
+        return memory.fullest(
+            enumerate(general.rows_of_network(model, plan, stack, micro_batch, micros)), cluster.device
+        )
     return memory.verdict(model, plan, stack, cluster.device, micro_batch=micro_batch, micros=micros)

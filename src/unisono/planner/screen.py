@@ -30,8 +30,10 @@ from unisono.planner.collectives import uncovered
 from unisono.planner.memory import Kept, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
+    crossing,
     line,
     met,
+    owned,
     row_seconds,
     scattered,
     scatters,
@@ -124,7 +126,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
     device = bench.cluster.device
-    updates: list[Array] = [update(bench.model, plan, device, bench.stack, first) for plan in ways]
+    updates: list[Array] = [update(bench.model, device, bench.stack, owned(plan, first)) for plan in ways]
     ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
     fixed = bench.stack.step + bench.stack.micro * micros
     handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden
@@ -160,7 +162,7 @@ def _shown(
         both = total[:, None, None, None, at]
         rest = uncovered(both, over.backward, hidden) * (sharded[:, None, None, None, at] / both)
         plan = like(mesh, sync=pair[0], codec=pair[1])
-        elements = float((array(first.blocks) + array(first.ends))[at]) / mesh.shard
+        elements = float(np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))[at])
         return (
             array(replicas.traffic(bench.model, plan, bench.cluster, bench.stack, elements, over)[2]) + rest
         )

@@ -84,15 +84,6 @@ class Bounds:
         return self.spread * math.sqrt(2 * terms) * self.unit
 
 
-def fidelity_of(plan: Plan) -> Fidelity:
-    """EXACT where every sum keeps its order: stages and recomputation alone, and replicas and shards as far as policy
-    and codec say so. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order."""
-    inside = Fidelity.EXACT if plan.tp * plan.cp == 1 else Fidelity.ROUNDING
-    between = member("sync", plan.sync).fidelity if plan.replicas > 1 else Fidelity.EXACT
-    sent = member("codec", plan.codec).fidelity if plan.dp > 1 else Fidelity.EXACT
-    return min(inside, between, sent)
-
-
 def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     """The bounds that `verify` holds one step of a plan to."""
     unit = ROUNDOFF[plan.precision]

@@ -7,10 +7,11 @@ from typing import Any
 
 from unisono.config import Resolved
 from unisono.models.build import build as build_model
+from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
-from unisono.verify.bounds import bounds_of, fidelity_of
+from unisono.verify.bounds import bounds_of
 from unisono.verify.cause import Case, diagnose
 from unisono.verify.compare import CONTRACT, CompareTerms, judge
 from unisono.verify.path import sizes_of

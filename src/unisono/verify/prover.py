@@ -10,9 +10,9 @@ from typing import Any
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
 from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
-from unisono.verify.bounds import fidelity_of
 
 ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")

@@ -20,6 +20,7 @@ from unisono.config import Resolved
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
 from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import load, read_full
@@ -29,7 +30,7 @@ from unisono.train.run import Run
 from unisono.train.state import pieces_of
 from unisono.train.step import train_step
 from unisono.train.update import Report
-from unisono.verify.bounds import Bounds, bounds_of, fidelity_of
+from unisono.verify.bounds import Bounds, bounds_of
 from unisono.verify.path import sizes_of
 
 

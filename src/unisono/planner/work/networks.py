@@ -29,6 +29,22 @@ class Network:
         return self.tokens
 
     @property
+    def tied_elements(self) -> int:
+        """Of a weight that both ends have."""
+        return self.workload.tied
+
+    def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
+        """(rows and columns of the weights, elements of all weights but tables)."""
+        parts = self.workload.parts
+        shapes = [
+            (float(product.inner), float(product.columns))
+            for part in parts
+            for product in part.products
+            if not product.batched
+        ]
+        return shapes, float(sum(p.parameters - (p.tables.elements if p.tables else 0) for p in parts))
+
+    @property
     def n_head(self) -> int:
         """Nothing that tp could deal out."""
         return 1

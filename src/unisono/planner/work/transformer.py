@@ -216,6 +216,23 @@ class Transformer:
         """The embedding: dealt by vocabulary, positions whole."""
         return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
+    def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
+        """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""
+        h, ff = self.d_model, self.d_ff
+        found = [
+            (h, (h + 2 * self.kv_width) / tp),
+            (h / tp, h),
+            *[(h, ff / tp)] * (2 if self.gated else 1),
+            (ff / tp, h),
+        ]
+        dealt, kept = self.block_parameters
+        return found, dealt / tp + kept
+
+    @property
+    def tied_elements(self) -> int:
+        """Of a weight that both ends have."""
+        return self.stem_parameters[0] if self.tied else 0
+
     @cached_property
     def head_parameters(self) -> tuple[int, int]:
         """The classifier (also where it is tied: the last stage needs a copy of its own), and the last norm."""

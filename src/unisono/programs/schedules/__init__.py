@@ -8,15 +8,17 @@ from pydantic import Field
 from unisono.programs.pipeline import Timetable
 from unisono.programs.pricing import Costs
 from unisono.spec.family import Family, Member
+from unisono.spec.fidelity import Fidelity
 
 
 class Schedule(Member, ABC):
     """A timetable for any number of ranks and micro-batches.
 
-    played: whether a run can play it; the others are drawn and priced. alone: it makes sense for one stage alone.
-    cut: also only priced.
+    fidelity: EXACT where a stage's gradient is summed in the order of its micro-batches. played: whether a run can play
+    it; the others are drawn and priced. alone: it makes sense for one stage alone. cut: also only priced.
     """
 
+    fidelity: ClassVar[Fidelity] = Fidelity.EXACT
     played: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 

@@ -4,6 +4,7 @@ from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import Schedule
 from unisono.programs.two_ways import row
 from unisono.spec.errors import UsageError
+from unisono.spec.fidelity import Fidelity
 
 
 class DualPipe(Schedule):
@@ -19,6 +20,7 @@ class DualPipe(Schedule):
     """
 
     name = "dualpipe"
+    fidelity = Fidelity.ROUNDING
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
         if ranks % 2 or micros % 2 or micros < 2 * ranks:

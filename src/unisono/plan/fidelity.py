@@ -1,0 +1,21 @@
+"""How close a plan promises to come to one device: one word, for who proves it and for who prices it."""
+
+from unisono.plan.grammar import member
+from unisono.plan.plan import Plan
+from unisono.spec.fidelity import Fidelity
+
+
+def fidelity_of(plan: Plan) -> Fidelity:
+    """EXACT where every sum keeps its order: stages and recomputation alone, and replicas and shards as far as policy
+    and codec say so. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order, and `ep` deals
+    tokens to experts in another. What this version lacks counts as LOSSY."""
+    inside = Fidelity.EXACT if plan.tp * plan.cp * plan.ep == 1 else Fidelity.ROUNDING
+    staged = _declared("schedule", plan.schedule) if plan.pp > 1 else Fidelity.EXACT
+    between = _declared("sync", plan.sync) if plan.replicas > 1 else Fidelity.EXACT
+    sent = _declared("codec", plan.codec) if plan.dp > 1 else Fidelity.EXACT
+    return min(inside, staged, between, sent)
+
+
+def _declared(key: str, text: str) -> Fidelity:
+    found = member(key, text)
+    return Fidelity.LOSSY if found is None else found.fidelity
