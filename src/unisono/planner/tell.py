@@ -138,11 +138,7 @@ def more_than(answer: Answer, other: Answer) -> dict[str, float]:
 
 def fidelity(ask: Question) -> tuple[Fidelity, str]:
     """How close the plan's result comes to one device's, and why."""
-    thin = (
-        replicas.low_rank(ask.model, ask.plan.tp)
-        if isinstance(ask.model, Transformer)
-        else (lambda rank: 1.0)
-    )
+    thin = replicas.low_rank(ask.model, ask.plan.tp)
     return replicas.fidelity(
         ask.plan, replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
     )
