@@ -9,6 +9,7 @@ import, signals before the first line or the exit are the point, a test starts a
 
 import atexit
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -141,24 +142,33 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(fd)
 
 
-def serve(line: socket.socket) -> None:
-    """Forks what is asked for, tells its number, and how it ends."""
-    import importlib
-
-    for module in (
-        "launch.rank",
-        "launch.helper",
-        "verbs.train.rank",
-        "verbs.train.run",
-        "train.session",
-        "cli",
-    ):
-        importlib.import_module(f"unisono.{module}")
+def preload() -> None:
+    """Imports what ranks of tests need, once before they are forked: in each of them it would take half a second."""
     import torch
 
+    modules = (
+        "cli",
+        "launch.helper",
+        "launch.rank",
+        "verbs.train.rank",
+        "verbs.train.run",
+        "verify.prover_rank",
+    )
+    for module in modules:
+        importlib.import_module(f"unisono.{module}")
+    from unisono.verify.conformance import families
+
+    for family in families():
+        for name in family.names():
+            family.find(name)
+    torch.set_num_threads(1)
+
+
+def serve(line: socket.socket) -> None:
+    """Forks what is asked for, tells its number, and how it ends."""
     import unisono.launch.nursery
 
-    torch.set_num_threads(1)
+    preload()
     unisono.launch.nursery.subprocess = SimpleNamespace(Popen=_Child, DEVNULL=subprocess.DEVNULL)  # type: ignore
     place = ctypes.CDLL(None).getenv
     place.restype = ctypes.c_void_p

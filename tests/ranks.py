@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import preload
 from unisono.launch.nursery import Nursery
 
 ROOT = str(Path(__file__).parents[1])
@@ -44,6 +45,7 @@ def prepare(argument: dict[str, Any]) -> ModuleType:
     """Runs in the helper: imports the test module, by its file since its name depends on pytest's settings."""
     name = argument["module"]
     if name not in sys.modules:
+        preload()
         spec = importlib.util.spec_from_file_location(name, argument["file"])
         if spec is None or spec.loader is None:
             raise ImportError(argument["file"])
