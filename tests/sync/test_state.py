@@ -80,10 +80,10 @@ def text(tmp_path_factory):
 @pytest.mark.parametrize(
     ("first", "then", "ranks"), [("dp=2", "shard=2", 2), ("shard=2", "tp=2", 2), ("tp=2", "dp=1", 1)]
 )
-def test_what_all_replicas_keep_alike_loads_under_any_layout(first, then, ranks, text, tmp_path, world):
+def test_what_all_replicas_keep_alike_loads_under_any_layout(first, then, ranks, text, tmp_path, threads):
     more = {"text": text, "folder": str(tmp_path)}
-    before = world(saved, 2, plan=f"{first} sync={POLICIES}:Keeping", **more)
-    after = world(resumed, ranks, plan=f"{then} sync={POLICIES}:Keeping", **more)
+    before = threads(saved, 2, plan=f"{first} sync={POLICIES}:Keeping", **more)
+    after = threads(resumed, ranks, plan=f"{then} sync={POLICIES}:Keeping", **more)
     want, got = whole(before), whole([result for _, result, _ in after])
     assert want.keys() == got.keys()
     assert all(torch.equal(want[name], got[name]) for name in want)
@@ -92,20 +92,20 @@ def test_what_all_replicas_keep_alike_loads_under_any_layout(first, then, ranks,
     assert all("steps" in loaded for _, _, loaded in after)
 
 
-def test_a_replica_gets_its_own_back_and_a_new_one_begins_anew(text, tmp_path, world):
+def test_a_replica_gets_its_own_back_and_a_new_one_begins_anew(text, tmp_path, threads):
     more = {"text": text, "folder": str(tmp_path)}
     plan = f"sync={POLICIES}:Apart"
-    before = world(saved, 2, plan=f"dp=2 {plan}", **more)
+    before = threads(saved, 2, plan=f"dp=2 {plan}", **more)
     assert [result["steps"] for result in before] == [3, 33]
     names = tensor_names(tmp_path / "checkpoints" / "step-000003")
     assert {"sync/0/steps", "sync/1/steps"} <= set(names)
-    assert [result["steps"] for _, result, _ in world(resumed, 2, plan=f"dp=2 {plan}", **more)] == [3, 33]
-    four = world(resumed, 4, plan=f"dp=4 {plan}", **more)
+    assert [result["steps"] for _, result, _ in threads(resumed, 2, plan=f"dp=2 {plan}", **more)] == [3, 33]
+    four = threads(resumed, 4, plan=f"dp=4 {plan}", **more)
     assert [result["steps"] for _, result, _ in four] == [3, 33, 0, 0]
     assert [bool(loaded) for _, _, loaded in four] == [True, True, False, False]
 
 
-def test_policies_that_keep_nothing_add_nothing(text, tmp_path, world):
+def test_policies_that_keep_nothing_add_nothing(text, tmp_path, threads):
     class Nobody:
         rank, world, local_rank = 0, 1, 0
 

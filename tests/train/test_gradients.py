@@ -88,10 +88,10 @@ def weights(results):
     return whole
 
 
-def same_as_one_device(world, text, kind, plan, ranks, **more):
+def same_as_one_device(threads, text, kind, plan, ranks, **more):
     (one,), many = (
-        world(stepped, 1, text=text, kind=kind, plan="dp=1", **more),
-        world(stepped, ranks, text=text, kind=kind, plan=plan, **more),
+        threads(stepped, 1, text=text, kind=kind, plan="dp=1", **more),
+        threads(stepped, ranks, text=text, kind=kind, plan=plan, **more),
     )
     want, got = weights([one]), weights(many)
     for name, tensor in want.items():
@@ -120,21 +120,21 @@ def same_as_one_device(world, text, kind, plan, ranks, **more):
     ],
 )
 def test_a_parameter_without_a_gradient_is_skipped_and_one_that_some_rank_has_is_summed(
-    kind, plan, ranks, text, world
+    kind, plan, ranks, text, threads
 ):
-    one, _ = same_as_one_device(world, text, kind, plan, ranks)
+    one, _ = same_as_one_device(threads, text, kind, plan, ranks)
     assert one["updates"][SPARE] == 0
     assert 0 < one["updates"][SELDOM] < one["updates"]["blocks.0.up.weight"] == 4
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_under_sharding_too(zero, text, world):
-    one, _ = same_as_one_device(world, text, "still", f"dp=2 shard=2 zero={zero}", 4)
+def test_under_sharding_too(zero, text, threads):
+    one, _ = same_as_one_device(threads, text, "still", f"dp=2 shard=2 zero={zero}", 4)
     assert one["updates"][SPARE] == 0
 
 
-def test_a_tied_weight_of_two_stages_without_a_gradient_is_skipped(text, world):
-    one, many = same_as_one_device(world, text, "twins", "pp=2", 2)
+def test_a_tied_weight_of_two_stages_without_a_gradient_is_skipped(text, threads):
+    one, many = same_as_one_device(threads, text, "twins", "pp=2", 2)
     assert one["updates"][SPARE] == 0
     assert all(result["updates"]["head.spare"] == 0 for result in many if "head.spare" in result["updates"])
 
@@ -186,41 +186,41 @@ CHANGES = {"silent": Silent, "coarse": Coarse, "elsewhere": Elsewhere, "refusing
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2 sync=canonical"])
 @pytest.mark.parametrize("change", ["silent", "elsewhere"])
-def test_losses_and_the_wish_to_stop_are_told_though_nothing_is_summed(change, plan, text, world):
-    (one,) = world(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=1)
-    first, second = world(stepped, 2, text=text, kind="gpt", plan=plan, steps=3, change=change)
+def test_losses_and_the_wish_to_stop_are_told_though_nothing_is_summed(change, plan, text, threads):
+    (one,) = threads(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=1)
+    first, second = threads(stepped, 2, text=text, kind="gpt", plan=plan, steps=3, change=change)
     assert first["losses"] == second["losses"]
     assert first["losses"][0] == pytest.approx(one["losses"][0], rel=1e-12)
     assert first["stops"] == second["stops"] == [False, False, True]
 
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2 sync=canonical"])
-def test_a_codec_does_not_see_the_losses(plan, text, world):
-    (one,) = world(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=1)
-    for result in world(stepped, 2, text=text, kind="gpt", plan=plan, steps=3, change="coarse"):
+def test_a_codec_does_not_see_the_losses(plan, text, threads):
+    (one,) = threads(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=1)
+    for result in threads(stepped, 2, text=text, kind="gpt", plan=plan, steps=3, change="coarse"):
         assert result["losses"][0] == pytest.approx(one["losses"][0], rel=1e-12)
         assert result["norms"] == [0.0, 0.0, 0.0] and result["stops"][2]
 
 
 @pytest.mark.parametrize("plan", ["dp=2 pp=2", "dp=2 pp=2 sync=canonical"])
-def test_a_last_stage_with_nothing_to_train_tells_its_loss(plan, text, world):
-    _, many = same_as_one_device(world, text, "frozen", plan, 4)
+def test_a_last_stage_with_nothing_to_train_tells_its_loss(plan, text, threads):
+    _, many = same_as_one_device(threads, text, "frozen", plan, 4)
     assert [result["stops"][2] for result in many] == [True] * 4
 
 
 @pytest.mark.parametrize(("plan", "ranks"), [("tp=2", 2), ("tp=2 pp=2", 4), ("tp=2 sync=canonical", 2)])
-def test_a_loss_of_the_models_own_is_what_it_is_on_one_device(plan, ranks, text, world):
+def test_a_loss_of_the_models_own_is_what_it_is_on_one_device(plan, ranks, text, threads):
     """The vocabulary does not divide by two, so ranks hold parts of two sizes."""
-    same_as_one_device(world, text, "smoothed", plan, ranks)
+    same_as_one_device(threads, text, "smoothed", plan, ranks)
 
 
 # What counts as a step -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("change", "made"), [("elsewhere", 3), ("refusing", 0)])
-def test_an_update_made_elsewhere_counts_and_a_discarded_one_does_not(change, made, text, world):
-    (start,) = world(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=0)
-    (result,) = world(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=3, change=change)
+def test_an_update_made_elsewhere_counts_and_a_discarded_one_does_not(change, made, text, threads):
+    (start,) = threads(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=0)
+    (result,) = threads(stepped, 1, text=text, kind="gpt", plan="dp=1", steps=3, change=change)
     assert result["made"] == made
     assert result["boxes"] == start["boxes"]
 
@@ -235,8 +235,8 @@ def overflowing(ctx, text):
     return [report.verdict.value, report.finite, run.step, same]
 
 
-def test_the_update_judges_what_is_not_finite(text, world):
-    assert world(overflowing, 1, text=text) == [["discard", False, 0, True]]
+def test_the_update_judges_what_is_not_finite(text, threads):
+    assert threads(overflowing, 1, text=text) == [["discard", False, 0, True]]
 
 
 # What the prover sees ------------------------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def _norm(seen, kind):
 
 
 @pytest.mark.parametrize("plan", ["dp=1", "dp=1 sync=canonical"])
-def test_a_proof_watches_the_update_that_training_makes(plan, text, world):
-    (((trained, watched), norms),) = world(proved, 1, text=text, plan=plan)
+def test_a_proof_watches_the_update_that_training_makes(plan, text, threads):
+    (((trained, watched), norms),) = threads(proved, 1, text=text, plan=plan)
     assert trained > 1.0 and watched > 1.0
     assert norms["raw"] > 0.1
     assert norms["grad"] == pytest.approx(0.01, rel=1e-4)

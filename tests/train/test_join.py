@@ -85,9 +85,9 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("alone", [0, 1])
-def test_canonical_bits_are_the_same_whoever_takes_part(world: Any, folder: str, alone: int) -> None:
-    (expected,) = world(straight, 1, group=False, folder=folder, plan="dp=1 sync=canonical")
-    ends = world(comes_and_goes, 2, folder=folder, plan="dp=2 sync=canonical", alone=alone)
+def test_canonical_bits_are_the_same_whoever_takes_part(threads: Any, folder: str, alone: int) -> None:
+    (expected,) = threads(straight, 1, group=False, folder=folder, plan="dp=1 sync=canonical")
+    ends = threads(comes_and_goes, 2, folder=folder, plan="dp=2 sync=canonical", alone=alone)
     assert [end["bits"] for end in ends] == [expected["bits"]] * 2
     assert ends[alone]["losses"] == expected["losses"]
     assert all(end["step"] == 6 and end["epoch"] == 2 for end in ends)
@@ -108,9 +108,9 @@ def leaves_three(ctx: Any, folder: str) -> Any:
 
 
 @pytest.mark.timeout(180)
-def test_of_three_replicas_one_leaves_and_leaves_are_dealt_by_speed(world: Any, folder: str) -> None:
-    (expected,) = world(straight, 1, group=False, folder=folder, plan="dp=1", batch=12)
-    first, gone, last = world(leaves_three, 3, folder=folder)
+def test_of_three_replicas_one_leaves_and_leaves_are_dealt_by_speed(threads: Any, folder: str) -> None:
+    (expected,) = threads(straight, 1, group=False, folder=folder, plan="dp=1", batch=12)
+    first, gone, last = threads(leaves_three, 3, folder=folder)
     assert gone is None and first["losses"] == last["losses"]
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert last["leaves"] == list(range(3)) and first["leaves"] == list(range(3, 12))
@@ -129,6 +129,6 @@ def refuses(ctx: Any, folder: str, members: list[int], **dealt: Any) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_what_would_change_the_bits_is_refused(world: Any, folder: str) -> None:
-    said = world(refuses, 2, folder=folder, members=[0, 1], speeds=[1.0, 3.0])
+def test_what_would_change_the_bits_is_refused(threads: Any, folder: str) -> None:
+    said = threads(refuses, 2, folder=folder, members=[0, 1], speeds=[1.0, 3.0])
     assert all("power of two" in words for words in said), "on every rank, or the others would wait"
