@@ -72,6 +72,8 @@ def test_few_plain_lines_the_first_and_the_last_always() -> None:
 def test_quiet_shows_only_what_ranks_print() -> None:
     stream = io.StringIO()
     with Screen(2, 2, quiet=True, stream=stream) as screen:
+        screen.event(0, {"kind": "note", "text": "collective: engine, as asked for"})
+        screen.event(-1, {"kind": "imported", "threads": 2})
         screen.event(0, step(1))
         screen.event(1, {"kind": "output", "text": "[red]hello"})
     assert stream.getvalue() == "rank 1 | [red]hello\n"

@@ -95,6 +95,13 @@ def tied(vocab, context):
     return model
 
 
+def tied_frozen(vocab, context):
+    """A tied weight that does not learn."""
+    model = tied(vocab, context)
+    model.head.out.weight.requires_grad_(False)
+    return model
+
+
 class Twins(Odd):
     """Two uses of one weight, of which none is ever made."""
 

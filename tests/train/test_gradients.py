@@ -139,6 +139,14 @@ def test_a_tied_weight_of_two_stages_without_a_gradient_is_skipped(text, threads
     assert all(result["updates"]["head.spare"] == 0 for result in many if "head.spare" in result["updates"])
 
 
+@pytest.mark.parametrize("plan", ["dp=2", "pp=2", "dp=2 sync=canonical"])
+def test_a_tied_weight_that_does_not_learn_stays_under_both_names(plan, text, threads):
+    one, many = same_as_one_device(threads, text, "tied_frozen", plan, 2)
+    for result in (one, *many):
+        assert not {"stem.table.weight", "head.out.weight"} & result["updates"].keys()
+        assert result["updates"]
+
+
 # What travels beside gradients ---------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ class Screen:
     """Hears the events of a run (`event`) and shows them.
 
     Live on a terminal with colour; else plain lines, at most one per ten seconds, the first and the last always;
-    with `quiet`, only what ranks print and what goes wrong.
+    with `quiet`, only what ranks print, what goes wrong, and the answer to Ctrl-C.
     """
 
     def __init__(
@@ -67,20 +67,22 @@ class Screen:
             case "output":
                 self.say(f"rank {rank} | {event['text']}" if self._ranks > 1 else event["text"])
             case "note":
-                self.say(f"note  {event['text']}" + (f" (rank {rank})" if rank >= 0 else ""))
+                self._note(event["text"] + (f" (rank {rank})" if rank >= 0 else ""))
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
                 self.say(f"stopping after this step, then saving{how}")
             case "imported":
                 self.board.expect(self._ranks)
                 if event["threads"] > 1:
-                    self.say(
-                        f"note  the program's import started {event['threads'] - 1} threads; forks may hang"
-                    )
+                    self._note(f"the program's import started {event['threads'] - 1} threads; forks may hang")
                 self._show(news=False)
             case _:
                 self.board.hear(rank, event, self._clock())
                 self._show(news=event["kind"] == "step" and rank == self.board.speaker())
+
+    def _note(self, text: str) -> None:
+        if not self._quiet:
+            self.say(f"note  {text}")
 
     def say(self, line: str) -> None:
         """One line, above the table where there is one."""
