@@ -206,3 +206,67 @@ def test_schema_knows_every_key() -> None:
     found = config.schema()
     assert {"name", "seed", "plan", "extends", "model", "train"} <= set(found["properties"])
     assert found["additionalProperties"] is False
+
+
+OWN = '''
+from typing import ClassVar
+
+from pydantic import Field
+
+from unisono.spec.model import ModelConfig
+
+
+class Wide(ModelConfig):
+    """A layer of a user's own."""
+
+    name: ClassVar[str] = "wide"
+
+    width: int = Field(default=8, gt=0, description="of the layer")
+    rates: tuple[float, ...] = Field(default=(), description="a few")
+    gated: bool = Field(default=False, description="with a gate")
+
+    def build(self, facts):
+        from torch import nn
+
+        from unisono.models.chain import Chain
+        from unisono.spec.layout import Anatomy
+
+        stem = nn.Embedding(facts.vocab, self.width)
+        return Chain(stem, nn.ModuleList(), nn.Linear(self.width, facts.vocab), Anatomy())
+'''
+
+
+def test_a_kind_of_a_users_own_has_keys_of_its_own(write) -> None:
+    write("mine.py", OWN)
+    write("my.toml", '[model]\nkind = "mine.py:Wide"\nwidth = 16\nrates = [0.5, 0.25]\n')
+    got = load("my.toml", [("model.gated", "true")], {"UNISONO_MODEL_WIDTH": "32"})
+    model = dict(got.recipe.model)
+    assert model == {"kind": "mine.py:Wide", "width": 32, "rates": (0.5, 0.25), "gated": True}
+    assert got.origins["model.rates"] == "my.toml:4" and got.origins["model.gated"] == "flag --model.gated"
+    first = load("my.toml", environ={})
+    write("again.toml", config.resolved_toml(config.resolve(first.recipe, first.plan)))
+    assert load("again.toml", environ={}).recipe.model == first.recipe.model
+    other = load("my.toml", [("model.width", "9")], {}).recipe
+    assert config.differences(got.recipe, other)[0] == ("model.width", 32, 9)
+
+
+def test_mistakes_in_keys_of_a_users_own_kind_are_told_where_they_were_made(write) -> None:
+    write("mine.py", OWN)
+    write("my.toml", '[model]\nkind = "mine.py:Wide"\nwidth = "16"\nwidht = 3\n')
+    found = problems("my.toml", [("model.gated", "perhaps"), ("model.rates", "0.5,x")])
+    assert {where: problem.code for where, problem in found.items()} == {
+        "my.toml:3": "C02",
+        "my.toml:4": "C01",
+        "flag --model.gated": "C02",
+        "flag --model.rates": "C02",
+    }
+    assert "unknown key model.widht" in found["my.toml:4"].what
+    assert "with a gate, default False" in found["flag --model.gated"].fix
+
+
+def test_keys_of_a_users_own_kind_mean_nothing_to_others(write) -> None:
+    write("my.toml", '[model]\nkind = "gpt"\nwidth = 16\n')
+    assert problems("my.toml")["my.toml:3"].code == "C01"
+    write("net.py", "def net(vocab):\n    pass\n")
+    write("own.toml", '[model]\nkind = "net.py:net"\nwidth = 16\n')
+    assert problems("own.toml")["own.toml:3"].code == "C01"

@@ -31,6 +31,11 @@ class Key:
     def boolean(self) -> bool:
         return self.annotation is bool
 
+    @property
+    def about(self) -> str:
+        """Its meaning and default, for remedies."""
+        return f"{self.name}{f': {self.description}' if self.description else ''}, default {self.default}"
+
 
 @cache
 def keys() -> Mapping[str, Key]:
@@ -38,19 +43,20 @@ def keys() -> Mapping[str, Key]:
     found: dict[str, Key] = {}
     for name, info in Recipe.model_fields.items():
         if name == "model":
-            found |= {f"model.{leaf}": _key(f"model.{leaf}", field) for leaf, field in model_keys().items()}
+            found |= {f"model.{leaf}": key_of(f"model.{leaf}", field) for leaf, field in model_keys().items()}
             found["model.kind"] = replace(found["model.kind"], description=listed())
         elif (
             name in SECTIONS and isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel)
         ):
             for leaf, inner in info.annotation.model_fields.items():
-                found[f"{name}.{leaf}"] = _key(f"{name}.{leaf}", inner)
+                found[f"{name}.{leaf}"] = key_of(f"{name}.{leaf}", inner)
         else:
-            found[name] = _key(name, info)
+            found[name] = key_of(name, info)
     return found
 
 
-def _key(name: str, field: FieldInfo) -> Key:
+def key_of(name: str, field: FieldInfo) -> Key:
+    """A key from what a model says of it."""
     return Key(name, field.annotation, field.default, field.description or "")
 
 

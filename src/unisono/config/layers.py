@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from unisono.config.fields import SECTIONS, TOP, from_text, keys, suggestion
+from unisono.config.fields import SECTIONS, TOP, Key, from_text, keys, suggestion
 from unisono.config.toml import faults, key_lines, line_of
 from unisono.spec.errors import Problem
 
@@ -29,6 +29,10 @@ class Setting:
 
     value: Any
     origin: str
+
+
+class Words(str):
+    """What a flag or a variable says under a key whose type is not known yet."""
 
 
 Layer = dict[str, Setting]
@@ -141,7 +145,7 @@ def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain:
 
 
 def _put(layer: Layer, name: str, value: Any, origin: str, problems: list[Problem]) -> None:
-    if name in keys():
+    if name in keys() or name.startswith("model."):  # perhaps a key of a user's own kind
         layer[name] = Setting(tuple(value) if isinstance(value, list) else value, origin)
         return
     problems.append(unknown(name, origin))
@@ -160,23 +164,20 @@ def unknown(name: str, origin: str) -> Problem:
 
 
 def _put_text(layer: Layer, name: str, text: str, origin: str, problems: list[Problem]) -> None:
-    if name not in keys():
+    if name in keys():
+        put_text(layer, keys()[name], text, origin, problems)
+    elif name.startswith("model."):
+        layer[name] = Setting(Words(text), origin)
+    else:
         problems.append(unknown(name, origin))
-        return
+
+
+def put_text(layer: Layer, key: Key, text: str, origin: str, problems: list[Problem]) -> None:
+    """The value that a text stands for under this key."""
     try:
-        layer[name] = Setting(from_text(keys()[name], text), origin)
+        layer[key.name] = Setting(from_text(key, text), origin)
     except ValueError as error:
-        problems.append(Problem("C02", f"{name} = {text!r} {error}", origin, about(name)))
-
-
-def about(name: str) -> str:
-    """A key's meaning and default, for remedies."""
-    key = keys()[name]
-    return (
-        f"{name}: {key.description}, default {key.default}"
-        if key.description
-        else f"{name}, default {key.default}"
-    )
+        problems.append(Problem("C02", f"{key.name} = {text!r} {error}", origin, key.about))
 
 
 def env_layer(environ: Mapping[str, str], problems: list[Problem]) -> Layer:
@@ -199,7 +200,7 @@ def flag_layer(flags: Sequence[Flag], problems: list[Problem]) -> Layer:
     layer: Layer = {}
     for name, text in flags:
         if text is None and name in keys():
-            problems.append(Problem("C04", f"--{name} lacks its value", f"flag --{name}", about(name)))
+            problems.append(Problem("C04", f"--{name} lacks its value", f"flag --{name}", keys()[name].about))
             continue
         _put_text(layer, name, text or "", f"flag --{name}", problems)
     return layer

@@ -4,6 +4,7 @@ import inspect
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,8 +12,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from unisono.config.fields import SECTIONS, keys
-from unisono.config.layers import Flag, Layer, Setting, about, env_layer, file_layer, flag_layer
+from unisono.config.fields import SECTIONS, key_of, keys
+from unisono.config.layers import (
+    Flag,
+    Layer,
+    Setting,
+    Words,
+    env_layer,
+    file_layer,
+    flag_layer,
+    put_text,
+    unknown,
+)
 from unisono.config.models import Recipe
 from unisono.config.toml import toml
 from unisono.plan import Plan
@@ -20,6 +31,7 @@ from unisono.plan.grammar import nearest
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
+from unisono.spec.model import kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +64,32 @@ def load(
     unread = len(problems) if not layer else 0
     layer |= env_layer(environ, problems)
     layer |= flag_layer(flags, problems)
+    _settle_own(layer, problems)
     origins = {name: setting.origin for name, setting in layer.items()}
     recipe = _validate(layer, problems)
     plan = _plan(layer, problems)
     if problems or recipe is None or plan is None:
         raise ConfigProblems(problems[:unread] if unread else problems)
-    return Loaded(recipe, plan, {name: origins.get(name, "default") for name in keys()})
+    return Loaded(recipe, plan, {**dict.fromkeys(keys(), "default"), **origins})
+
+
+def _settle_own(layer: Layer, problems: list[Problem]) -> None:
+    """Keys of `[model]` that none of our kinds has: values for a user's own kind that has them, else problems."""
+    strange = [name for name in layer if name.startswith("model.") and name not in keys()]
+    if not strange:
+        return
+    own: Mapping[str, Any] = {}
+    with suppress(UsageError):  # of a kind of model that there is not: told where the recipe is made
+        own = kind_of(str(layer.get("model.kind", Setting("gpt", "")).value)).model_fields
+    for name in strange:
+        value, origin = layer[name].value, layer[name].origin
+        field = own.get(name.partition(".")[2])
+        if field is None:
+            problems.append(unknown(name, origin))
+            del layer[name]
+        elif isinstance(value, Words):
+            del layer[name]
+            put_text(layer, key_of(name, field), value, origin, problems)
 
 
 def _source_layer(source: str, problems: list[Problem]) -> Layer:
@@ -164,7 +196,7 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
             continue
         given = setting.value if setting else item.get("input")
         value, message = _shown(given), _in_words(item)
-        fix = about(name) if name in keys() else ""
+        fix = keys()[name].about if name in keys() else ""
         if item["type"] == "string_pattern_mismatch":
             named = re.sub(r"[^A-Za-z0-9]+", "-", str(given)).strip("-")
             fix = f'{name} = "{named or "run"}"; {fix}'

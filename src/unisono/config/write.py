@@ -50,7 +50,8 @@ def value_of(recipe: Recipe, name: str) -> Any:
 
 def differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """(dotted key, value in a, value in b) for every key that differs."""
-    both = ((name, value_of(a, name), value_of(b, name)) for name in keys())
+    own = (f"model.{leaf}" for recipe in (a, b) for leaf in dict(recipe.model))
+    both = ((name, value_of(a, name), value_of(b, name)) for name in dict.fromkeys((*keys(), *own)))
     return [(name, x, y) for name, x, y in both if x != y]
 
 

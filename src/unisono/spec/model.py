@@ -202,7 +202,7 @@ def _declares(path: Path, name: str) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False  # the recipe's problems say so
     bases = [b for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name for b in n.bases]
-    return any(ast.unparse(base).endswith(("ModelConfig", "PictureModel")) for base in bases)
+    return any(ast.unparse(base).endswith(("Config", "PictureModel")) for base in bases)
 
 
 @cache
