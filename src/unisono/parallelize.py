@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
 from unisono.programs.pipeline import Timetable
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
 
@@ -109,7 +111,7 @@ def parallelize(
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-    blocks = _blocks_of(model, timetable.length)
+    blocks = _blocks_of(model, timetable.length, SCHEDULES.read(plan.schedule).blocks)
     site = Site(
         plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, leafwise, compiled
     )
@@ -132,13 +134,19 @@ def parallelize(
     return Local(stages, site.owners, tuple(slots), counted, site.sharding, ties, wires, device, halves)
 
 
-def _blocks_of(model: nn.Module, stages: int) -> list[range]:
-    """The blocks of each stage."""
+def _blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:
+    """The blocks of each stage, balanced by cost unless the plan has said how many each has."""
     count = len(model.blocks)  # type: ignore[arg-type]
     if stages > max(1, count):
         what = f"{stages} pipeline stages need as many blocks, this model shows {count}"
         fix = "pp=1, or a model with stem, blocks and head"
         raise UsageError(what, where="plan.pp, plan.schedule, model.kind", fix=fix, code="P13")
+    if said:
+        if (len(said), sum(said)) != (stages, count):
+            what = f"the plan cuts {sum(said)} blocks into {len(said)} stages, here {count} lie in {stages}"
+            fix = f"{stages} numbers that add up to {count}, or schedule without cut"
+            raise UsageError(what, where="plan.schedule", fix=fix, code="P13")
+        return [range(end - blocks, end) for blocks, end in zip(said, accumulate(said), strict=True)]
     return cut(model, stages) if stages > 1 else [range(count)]
 
 

@@ -46,6 +46,31 @@ def test_boxes_tile_the_model_once_a_replica(threads: World, tmp_path: Path, dp,
         assert bool((count == (0 if name == "head.out.weight" else dp)).all()), name
 
 
+def test_the_order_of_the_axes_says_which_ranks_are_neighbours(threads: World, tmp_path: Path):
+    """With pp innermost, ranks 0 and 1 are the stages of one replica; as usual, the replicas of one stage."""
+    usual, turned = (recipe(tmp_path), recipe(tmp_path))
+    turned = turned.model_copy(update={"launch": turned.launch.model_copy(update={"order": "pp,dp"})})
+    names = [
+        [{slot[0] for slot in rank} for rank in threads(held, 4, told=told, plan="dp=2 pp=2")]
+        for told in (usual, turned)
+    ]
+    (a, b, c, d), (e, f, g, h) = names
+    assert a == b != c == d and e == g != f == h
+    assert {frozenset(one) for one in names[0]} == {frozenset(one) for one in names[1]}
+
+
+def test_a_cut_that_the_plan_says_is_taken(threads: World, tmp_path: Path):
+    told = recipe(tmp_path)
+    model = told.model.model_copy(update={"n_layer": 3})
+    told = told.model_copy(update={"model": model})
+    for cut, first in (("1/2", {0}), ("2/1", {0, 1})):
+        ranks = threads(held, 2, told=told, plan=f"pp=2 schedule=1f1b:cut={cut}")
+        blocks = [
+            {int(slot[0].split(".")[1]) for slot in rank if slot[0].startswith("blocks.")} for rank in ranks
+        ]
+        assert blocks == [first, {0, 1, 2} - first]
+
+
 @pytest.mark.parametrize("plan", ["tp=2", "shard=2", "pp=2"])
 def test_a_rank_holds_less_than_one_device(threads: World, tmp_path: Path, plan: str):
     told = recipe(tmp_path)

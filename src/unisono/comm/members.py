@@ -73,6 +73,20 @@ class Shape:
         ]
 
 
+def ordered(shape: Shape, order: Iterable[str]) -> Members:
+    """All ranks of a shape as it begins. order: axes along which ranks are numbered, the innermost first; the others
+    follow, tp before pp."""
+    axes = tuple(dict.fromkeys((*order, *reversed(AXES))))
+
+    def rank(place: int) -> int:
+        at, number = shape.coordinates(place), 0
+        for axis in reversed(axes):
+            number = number * getattr(shape, axis) + at[axis]
+        return number
+
+    return Members(0, tuple(rank(place) for place in range(shape.world)))
+
+
 def assign(leaves: int, shape: Shape, members: Members, speeds: Sequence[float] | None = None) -> Assignment:
     """Deal the leaves of a step to members: to each replica a stretch of them, which its shards share out in turn.
 

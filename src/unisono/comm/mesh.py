@@ -83,8 +83,10 @@ class Mesh:
         return [self.members.ranks[place] for place in places]
 
     def group(self, name: str, axes: Iterable[str]) -> Group:
-        """The group of this rank over the given axes. Every member of the group calls it, or it hangs."""
-        return self.group_of(name, self.peers(axes))
+        """The group of this rank over the given axes, over several of them by rank, which torch sorts by too. Every
+        member of the group calls it, or it hangs."""
+        axes = tuple(axes)
+        return self.group_of(name, self.peers(axes) if len(axes) == 1 else sorted(self.peers(axes)))
 
     def group_of(self, name: str, ranks: list[int]) -> Group:
         """A group of the given ranks, of which this one is a member."""

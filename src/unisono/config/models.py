@@ -135,6 +135,11 @@ class LaunchConfig(BaseModel):
         description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU",
     )
     timeout: Positive = Field(default=600.0, description="seconds that a collective may take")
+    order: str = Field(
+        default="",
+        pattern=r"^((pp|dp|shard|cp|tp)(,(pp|dp|shard|cp|tp))*)?$",
+        description="axes by which ranks are numbered, the innermost first: pp,dp; absent: tp,cp,shard,dp,pp",
+    )
 
 
 class OutConfig(BaseModel):

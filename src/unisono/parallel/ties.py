@@ -91,6 +91,6 @@ def ties_of(slots: Sequence[Slot], site: Site) -> tuple[Tie, ...]:
         here = tuple(by_name[name] for name in (owner, alias) if name in by_name)
         if here:
             rows = [site.placement[stage_of(name, site.blocks)] for name in (owner, alias)]
-            ranks = {mesh.shape.rank({**mesh.at, "pp": row}) for row in rows}
+            ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
             ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))
     return tuple(ties)

@@ -166,6 +166,13 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.pp > 1 and schedule is not None and schedule.alone:
         what = f"schedule={plan.schedule} is the timetable of one stage, pp={plan.pp} has {plan.pp}"
         yield Problem("P13", what, "plan.schedule, plan.pp", "schedule=1f1b or schedule=gpipe")
+    said = schedule.blocks if schedule is not None and plan.pp > 1 else ()
+    if said and (len(said) % plan.pp or depth not in (None, sum(said))):
+        what = (
+            f"schedule={plan.schedule} cuts {sum(said)} blocks into {len(said)} stages; the model has {depth}"
+        )
+        fix = f"as many numbers as there are stages, {plan.pp} or some times that, whose sum is {depth}"
+        yield Problem("P13", what, "plan.schedule, plan.pp", fix)
     if depth is not None and plan.pp > depth:
         what = f"pp={plan.pp} stages need at least {plan.pp} blocks, the model has {depth}"
         yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"pp={depth} or less, or a deeper model")

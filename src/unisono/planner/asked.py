@@ -41,6 +41,8 @@ def question(
     ask = simulate.Question(
         model, plan, where, made, batch.micro_batch, batch.micros, loaded.recipe.train.steps
     )
+    if order is None and where.host is None:
+        order = loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
@@ -77,7 +79,7 @@ def problems(model: Model, plan: Plan) -> list[Problem]:
     """What keeps a plan from being priced: axes of a network of parts, and a cut that does not suit the model."""
     found: list[Problem] = []
     if not isinstance(model, Network):
-        wrong = cut_problem(model, plan.schedule, plan.pp)
+        wrong = cut_problem(plan.schedule)
         return [*_context(model, plan), *([wrong] if wrong else [])]
     for axis in ("tp", "cp"):
         if getattr(plan, axis) > 1:

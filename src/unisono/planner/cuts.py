@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from functools import cache
 
-from unisono.plan import choice
 from unisono.planner.timetables import chunks, name_of
 from unisono.planner.work.transformer import Transformer
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import Problem
 
 CUTTABLE = ("1f1b", "gpipe", "zb1p", "zb2p")  # timetables with one stage a rank, which may be cut anywhere
@@ -50,14 +50,9 @@ def head_share(model: Transformer) -> float:
 
 
 @cache
-def given(schedule: str) -> tuple[int, ...] | None:
-    """Blocks by stage that a plan says, `cut=13/12/12/11` among the schedule's options; None where it says none."""
-    parts = choice(schedule).options.get("cut", "").split("/")
-    return (
-        tuple(int(part) for part in parts)
-        if all(part.isascii() and part.isdigit() for part in parts)
-        else None
-    )
+def given(schedule: str) -> tuple[int, ...]:
+    """Blocks by stage that a plan says, `cut=13/12/12/11` among the schedule's options; () where it says none."""
+    return SCHEDULES.read(schedule).blocks
 
 
 def with_cut(schedule: str, blocks: Sequence[int]) -> str:
@@ -65,21 +60,12 @@ def with_cut(schedule: str, blocks: Sequence[int]) -> str:
     return f"{name_of(schedule)}:cut={'/'.join(str(count) for count in blocks)}"
 
 
-def cut_problem(model: Transformer, schedule: str, ranks: int) -> Problem | None:
-    """What is wrong with the cut that a plan says, if it says one."""
-    if "cut" not in choice(schedule).options:
+def cut_problem(schedule: str) -> Problem | None:
+    """What keeps the cut that a plan says from being priced."""
+    if not given(schedule) or name_of(schedule) in CUTTABLE:
         return None
-    told = given(schedule)
-    if name_of(schedule) not in CUTTABLE:
-        what, fix = "a cut is for timetables with one stage a rank", f"one of {' '.join(CUTTABLE)}"
-    elif told is None or 0 in told:
-        what, fix = "a cut is whole numbers above 0 between slashes", "cut=13/12/12/11"
-    elif len(told) != ranks or sum(told) != model.n_layer:
-        what = f"{len(told)} stages, {sum(told)} blocks; the plan has {ranks} stages, the model {model.n_layer} blocks"
-        fix = f"{ranks} numbers whose sum is {model.n_layer}"
-    else:
-        return None
-    return Problem("P13", f"schedule={schedule}: {what}", "plan.schedule", fix)
+    what = f"schedule={schedule}: a cut has a price for timetables with one stage a rank"
+    return Problem("P13", what, "plan.schedule", f"one of {' '.join(CUTTABLE)}")
 
 
 def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
@@ -89,7 +75,7 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
     (`1f1b:cut=13/12/12/11`) is taken as it is.
     """
     told = given(schedule)
-    if told is not None and len(told) == ranks and sum(told) == model.n_layer:
+    if len(told) == ranks and sum(told) == model.n_layer:
         return told
     v = chunks(schedule)
     if not is_balanced or ranks == 1 or ranks * v > model.n_layer:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import is_apart
-from unisono.comm.members import Members, Shape
+from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
 from unisono.models.build import build as build_model
@@ -63,7 +63,8 @@ def facts_of(corpus: Corpus) -> Facts:
 
 def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
     """A run at step 0 in which all ranks take part. recipe and plan are resolved. Every rank calls it, or it hangs."""
-    return join(replica_of(recipe, plan, place, corpus, recorder), Members.first(place.world))
+    replica = replica_of(recipe, plan, place, corpus, recorder)
+    return join(replica, replica.mesh.members)
 
 
 def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Replica:
@@ -71,7 +72,8 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     policy = POLICIES.read(plan.sync)
     collective = COLLECTIVES.read(plan.collective)
-    mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective)
+    members = ordered(shape, filter(None, recipe.launch.order.split(",")))
+    mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective, members)
     model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed, loss=recipe.train.loss)
     values = initial_values(model, recipe.seed)
     train, dtype = recipe.train, dtype_of(plan.precision)

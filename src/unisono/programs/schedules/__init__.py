@@ -15,14 +15,16 @@ class Schedule(Member, ABC):
     """A timetable for any number of ranks and micro-batches.
 
     fidelity: EXACT where a stage's gradient is summed in the order of its micro-batches. played: whether a run can play
-    it; the others are drawn and priced. alone: it makes sense for one stage alone. cut: also only priced.
+    it; the others are drawn and priced. alone: it makes sense for one stage alone.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.EXACT
     played: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
-    cut: str = Field("", description="blocks of each stage, such as 13/12/12/11; priced, not played")
+    cut: str = Field(
+        "", pattern=r"^([1-9]\d*(/[1-9]\d*)*)?$", description="blocks of each stage: 13/12/12/11"
+    )
 
     @abstractmethod
     def timetable(self, ranks: int, micros: int) -> Timetable:
@@ -37,7 +39,12 @@ class Schedule(Member, ABC):
     @property
     def later(self) -> bool:
         """Whether this version refuses to play it so."""
-        return not self.played or bool(self.cut)
+        return not self.played
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks of each stage as `cut` says them; () where they are for us to choose."""
+        return tuple(map(int, self.cut.split("/"))) if self.cut else ()
 
 
 class Looped(Schedule):
