@@ -118,7 +118,7 @@ def _be(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoRetu
     try:
         os.environ.clear()
         os.environ.update(environ)
-        for number in (signal.SIGTERM, signal.SIGCHLD):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = [module, *words]

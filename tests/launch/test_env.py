@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from unisono.launch import env
 from unisono.launch.starters import STARTERS, slurm
 from unisono.spec.errors import UsageError
@@ -162,23 +163,21 @@ def test_plain_variables_and_a_rank_that_raises(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.launch.in_env", "raise"],
-            cwd=ROOT,
-            env=clean_environ(
+        Forked(
+            ["-m", "tests.launch.in_env", "raise"],
+            ROOT,
+            clean_environ(
                 RANK=str(rank),
                 WORLD_SIZE="2",
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
                 TORCHELASTIC_ERROR_FILE=str(tmp_path / f"{rank}" / "error.json"),
             ),
-            stdout=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     ]
-    said = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
+    said = [json.loads(rank.stdout.read().splitlines()[-1]) for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [1, 1]
     assert said[1]["error"]["what"] == "ValueError: no more" and "in_env.py" in said[1]["error"]["where"]
     assert said[0]["error"]["likely"].startswith("another process")
     told = json.loads((tmp_path / "1" / "error.json").read_text())
@@ -195,15 +194,11 @@ def test_a_port_in_use_is_one_clear_error(starter: dict[str, str]) -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         port = str(busy.getsockname()[1])
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.launch.in_env", "add"],
-            cwd=ROOT,
-            env=clean_environ(RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **starter),
-            capture_output=True,
-            text=True,
-            check=False,
+        environ = clean_environ(
+            RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **starter
         )
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert done.returncode == 2 and said["error"]["code"] == "U-L01"
+        rank = Forked(["-m", "tests.launch.in_env", "add"], ROOT, environ)
+        said = json.loads(rank.stdout.read().splitlines()[-1])
+    assert rank.wait() == 2 and said["error"]["code"] == "U-L01"
     assert f"port {port} is in use" in said["error"]["what"]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in rank.stderr.read()

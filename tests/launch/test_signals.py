@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
+
 pytestmark = pytest.mark.timeout(90)
 
 ROOT = Path(__file__).parents[2]
@@ -20,14 +22,15 @@ ROOT = Path(__file__).parents[2]
 class Run:
     """A supervisor with three ranks that are stepping, and pidfds of everyone in it."""
 
-    def __init__(self, how: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.launch.supervised", how],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def __init__(self, how: str, real: bool) -> None:
+        argv = ["-m", "tests.launch.supervised", how]
+        self.process: Forked | subprocess.Popen[str]
+        if real:
+            self.process = subprocess.Popen(
+                [sys.executable, *argv], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+        else:
+            self.process = Forked(argv, ROOT, os.environ)
         self.pids: list[int] = []
         self.pidfds: list[int] = []
 
@@ -45,9 +48,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def begun(how: str) -> Iterator[Run]:
-    """A run that has just been started; a test that fails leaves none of it behind."""
-    run = Run(how)
+def begun(how: str, *, real: bool = True) -> Iterator[Run]:
+    """A run that has just been started; a test that fails leaves none of it behind. real: it imports torch itself."""
+    run = Run(how, real)
     try:
         yield run
     finally:
@@ -59,7 +62,7 @@ def begun(how: str) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def running(how: str) -> Iterator[Run]:
-    with begun(how) as run:
+    with begun(how, real=False) as run:
         run.meet()
         yield run
 
