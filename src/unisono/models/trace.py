@@ -115,11 +115,11 @@ def trace(
     """
     passes = [_pass(model, inputs(size), forward or model, loss) for size in BATCHES]
     names, own = passes[0][0], dict(units(model))
-    tallies = [_of_one(*pair) for pair in zip(*(tallies for _, tallies in passes), strict=True)]
+    (_, small), (_, large) = passes
     parts = _merged(
         [
-            (tally.name_as(name, elements), name in own and own[name])
-            for (name, elements), tally in zip(_parameters(model, names), tallies, strict=True)
+            (_of_one(name, elements, *both), own.get(name, False))
+            for (name, elements), *both in zip(_parameters(model, names), small, large, strict=True)
         ]
     )
     total = sum(p.numel() for p in model.parameters())
@@ -183,33 +183,20 @@ def _pass(
     return names, tallies
 
 
-@dataclass(frozen=True, slots=True)
-class _One:
-    """A part's numbers for one sample."""
-
-    products: tuple[Product, ...]
-    activations: int
-    moved: int
-    kernels: int
-    output: int
-
-    def name_as(self, name: str, parameters: int) -> WorkPart:
-        return WorkPart(
-            name, parameters, sum(p.flops for p in self.products), self.activations, self.output,
-            products=self.products, moved=self.moved, kernels=self.kernels,
-        )  # fmt: skip
-
-
-def _of_one(small: PassWork, large: PassWork) -> _One:
+def _of_one(name: str, parameters: int, small: PassWork, large: PassWork) -> WorkPart:
     """What one more sample adds."""
     more = BATCHES[1] - BATCHES[0]
-    products = [_grown(a, b) for a, b in zip(small.products, large.products, strict=True)]
-    return _One(
-        products=tuple(p for p in products if p is not None),
-        activations=(large.kept - small.kept) // (4 * more),
+    grown = (_grown(a, b) for a, b in zip(small.products, large.products, strict=True))
+    products = tuple(p for p in grown if p is not None)
+    return WorkPart(
+        name,
+        parameters,
+        sum(p.flops for p in products),
+        (large.kept - small.kept) // (4 * more),
+        (large.output - small.output) // more,
+        products=products,
         moved=(large.moved - small.moved) // more,
         kernels=small.kernels,
-        output=(large.output - small.output) // more,
     )
 
 

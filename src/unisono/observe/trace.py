@@ -55,15 +55,8 @@ def write(
     place = " ".join(f"{axis}={at}" for axis, at in (coords or {}).items())
     events = _names(rank, f"rank {rank}" + (f" ({place})" if place else ""), host)
     events += [_event(span, rank, epoch_ns - base_ns) for span in kept]
-    document = {
-        "schemaVersion": 1,
-        "displayTimeUnit": "ms",
-        "baseTimeNanoseconds": base_ns,
-        "distributedInfo": {"backend": backend, "rank": rank, "world_size": world},
-        "host": host,
-        "traceEvents": events,
-    }
-    return write_whole(path, gzip.compress(json.dumps(document, separators=(",", ":")).encode(), 6))
+    info = {"backend": backend, "rank": rank, "world_size": world}
+    return _write(path, events, baseTimeNanoseconds=base_ns, distributedInfo=info, host=host)
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,11 @@ def write_groups(path: str | Path, groups: Mapping[str, Sequence[TraceLane]]) ->
             pid += 1
             events += _names(pid, f"{group} {lane.name}".strip(), "")
             events += [_event(span, pid, 0) for span in lane.spans]
-    document = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceEvents": events}
+    return _write(path, events)
+
+
+def _write(path: str | Path, events: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+    document = {"schemaVersion": 1, "displayTimeUnit": "ms", **more, "traceEvents": events}
     content = json.dumps(document, separators=(",", ":")).encode()
     return write_whole(path, gzip.compress(content, 6) if str(path).endswith(".gz") else content)
 

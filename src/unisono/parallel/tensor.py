@@ -53,55 +53,39 @@ def scatter_sum(x_BTD: Tensor, group: Group) -> Tensor:
     return group.reduce_scatter(x_BTD.transpose(0, 1)).transpose(0, 1).contiguous()
 
 
-class GatherSequence(torch.autograd.Function):
-    """Gather positions forward; the gradients of all ranks are summed and scattered backward."""
+def summed(x: Tensor, group: Group) -> Tensor:
+    """A sum over the ranks, in a tensor of its own."""
+    return group.all_reduce(x.contiguous().clone())
+
+
+def as_it_is(x: Tensor, group: Group) -> Tensor:
+    return x.view_as(x)
+
+
+class Crossing(torch.autograd.Function):
+    """`there(x, group)` forward, `back(grad, group)` backward."""
 
     @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        ctx.group = group
-        return gather_sequence(x, group)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return scatter_sum(grad, ctx.group), None
-
-
-class ScatterSum(torch.autograd.Function):
-    """Sum and scatter positions forward; gather backward."""
-
-    @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        ctx.group = group
-        return scatter_sum(x, group)
+    def forward(ctx, x, group, there, back):  # type: ignore[override]
+        ctx.group, ctx.back = group, back
+        return there(x, group)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        return gather_sequence(grad, ctx.group), None
+        return ctx.back(grad, ctx.group), None, None, None
 
 
-class Enter(torch.autograd.Function):
-    """Into a split layer without sequence parallelism: nothing forward, a sum backward."""
-
-    @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return ctx.group.all_reduce(grad.contiguous().clone()), None
+def enter(x: Tensor, group: Group, sequence: bool) -> Tensor:
+    """Into a split layer. With sequence parallelism positions are gathered, and the gradients of all ranks summed and
+    scattered; without it gradients are summed."""
+    ways = (gather_sequence, scatter_sum) if sequence else (as_it_is, summed)
+    return Crossing.apply(x, group, *ways)  # type: ignore[return-value]
 
 
-class Leave(torch.autograd.Function):
-    """Out of a split layer without sequence parallelism: a sum forward, nothing backward."""
-
-    @staticmethod
-    def forward(ctx, x, group):  # type: ignore[override]
-        return group.all_reduce(x.contiguous().clone())
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return grad, None
+def leave(x: Tensor, group: Group, sequence: bool) -> Tensor:
+    """Out of a split layer: the other way round."""
+    ways = (scatter_sum, gather_sequence) if sequence else (summed, as_it_is)
+    return Crossing.apply(x, group, *ways)  # type: ignore[return-value]
 
 
 # Modules ---------------------------------------------------------------------------------------------------
@@ -122,8 +106,7 @@ class ColumnLinear(nn.Module):
         self.cuts = {"weight": cut, "bias": cut}
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (GatherSequence if self.sequence else Enter).apply(x, self.group)
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(enter(x, self.group, self.sequence), self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -139,7 +122,7 @@ class RowLinear(nn.Module):
         self.cuts = {"weight": Cut(1, start, size, whole.in_features)}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = (ScatterSum if self.sequence else Leave).apply(F.linear(x, self.weight), self.group)
+        y = leave(F.linear(x, self.weight), self.group, self.sequence)
         return y if self.bias is None else y + self.bias
 
 
@@ -158,7 +141,7 @@ class VocabEmbedding(nn.Module):
         foreign_BT = (local_BT < 0) | (local_BT >= self.weight.shape[0])
         x_BTD = F.embedding(local_BT.masked_fill(foreign_BT, 0), self.weight)
         x_BTD = x_BTD.masked_fill(foreign_BT.unsqueeze(-1), 0.0)
-        return (ScatterSum if self.sequence else Leave).apply(x_BTD, self.group)
+        return leave(x_BTD, self.group, self.sequence)
 
 
 class VocabCrossEntropy(torch.autograd.Function):

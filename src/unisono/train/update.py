@@ -51,14 +51,24 @@ class Update:
         if not finite:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_rate(self.optimizer, lr)
             clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
         return Report(step, numbers.loss, numbers.norm, lr, verdict, numbers.stop, finite)
 
 
 def update_of(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: bool = False) -> Update:
-    """The recipe's update over the local tensors of a rank's slots; matrices decay, vectors do not, as in GPT-2.
+    """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
+    return Update(make(train, slots, device, even=even), slots, train.rate(), train.clip)
+
+
+def set_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: bool = False) -> Optimizer:
+    """The recipe's optimiser; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
     same bits wherever a tensor is cut (see `_evened`).
@@ -82,7 +92,7 @@ def update_of(train: TrainConfig, slots: Sequence[Slot], device: torch.device, e
         optimizer.state[parameter] = member.state(parameter)
     if pairs:
         _pair(optimizer, pairs)
-    return Update(optimizer, slots, train.rate(), train.clip)
+    return optimizer
 
 
 def _evened(master: nn.Parameter) -> nn.Parameter:

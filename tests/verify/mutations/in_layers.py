@@ -12,15 +12,15 @@ from unisono.models.gpt.net import Positions
 from unisono.parallel import shard, tensor
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.tensor import (
-    GatherSequence,
+    Crossing,
     RowLinear,
-    ScatterSum,
     VocabCrossEntropy,
     VocabEmbedding,
 )
 
 SLOTS, LOSS = parallelize.slots_of, tensor.vocab_loss
 GATHER, SEND_F, SEND_B = Group.all_gather, StagePlayer._send_activation, StagePlayer._send_gradient
+BACK = Crossing.backward
 FSDP_GATHER = shard.ShardGather.__call__
 
 
@@ -35,7 +35,7 @@ def row_bias_added_on_every_rank(patch):
     """The bias of a row-parallel layer is added before the sum: tp times."""
 
     def forward(self, x):
-        return ScatterSum.apply(F.linear(x, self.weight, self.bias), self.group)
+        return tensor.leave(F.linear(x, self.weight, self.bias), self.group, self.sequence)
 
     patch(RowLinear, "forward", forward)
 
@@ -78,7 +78,8 @@ def foreign_tokens_not_masked(patch):
     def forward(self, tokens):
         local = tokens - self.start
         foreign = (local < 0) | (local >= self.weight.shape[0])
-        return ScatterSum.apply(F.embedding(local.masked_fill(foreign, 0), self.weight), self.group)
+        x = F.embedding(local.masked_fill(foreign, 0), self.weight)
+        return tensor.leave(x, self.group, self.sequence)
 
     patch(VocabEmbedding, "forward", forward)
 
@@ -111,10 +112,12 @@ def column_backward_not_summed(patch):
     """Backward of a column-parallel layer keeps this rank's part of the input's gradient."""
 
     def backward(ctx, grad):
+        if ctx.back is not tensor.scatter_sum:
+            return BACK(ctx, grad)
         size = grad.shape[1] // ctx.group.size
-        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None
+        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None, None, None
 
-    patch(GatherSequence, "backward", staticmethod(backward))
+    patch(Crossing, "backward", staticmethod(backward))
 
 
 @bug("tp=2", "forward")

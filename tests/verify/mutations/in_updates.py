@@ -7,10 +7,10 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.config import TrainConfig
-from unisono.train import build, update
+from unisono.train import update
 from unisono.train.clip import ByTensor
 
-MAKE, SET_RATE, RATE = build.make, update.set_rate, TrainConfig.rate
+MAKE, SET_RATE, RATE = update.make, update.set_rate, TrainConfig.rate
 
 
 def after(change):
@@ -109,25 +109,25 @@ def schedule_counts_per_rank(patch):
 @bug("dp=2", "weight_decay")
 def decay_on_norms(patch):
     """Weight decay on vectors too."""
-    patch(build, "make", with_groups(weight_decay=0.1))
+    patch(update, "make", with_groups(weight_decay=0.1))
 
 
 @bug("shard=2", "weight_decay")
 def no_decay_on_flat_shards(patch):
     """A flattened shard has one dim, and dims decide what decays."""
-    patch(build, "make", with_groups(weight_decay=0.0))
+    patch(update, "make", with_groups(weight_decay=0.0))
 
 
 @bug("dp=2", "weight_decay", "learning_rate", optimizer="sgd")
 def decay_in_sgd_doubled(patch):
     """Decay in the optimiser and in the loss."""
-    patch(build, "make", with_groups(weight_decay=0.2))
+    patch(update, "make", with_groups(weight_decay=0.2))
 
 
 @bug("dp=2", "moments", optimizer="sgd")
 def momentum_of_another_value(patch):
     """The momentum of a default, not of the recipe."""
-    patch(build, "make", with_groups(momentum=0.5))
+    patch(update, "make", with_groups(momentum=0.5))
 
 
 # Adam -----------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def steps_counted_per_micro_batch(patch):
         for p in params(optimizer):
             optimizer.state[p]["step"] += 3
 
-    patch(build, "make", before(count))
+    patch(update, "make", before(count))
 
 
 @bug("dp=2", "step_count")
@@ -154,7 +154,7 @@ def stepped_twice(patch):
         optimizer.step = lambda: (plain(), plain())
         return optimizer
 
-    patch(build, "make", make)
+    patch(update, "make", make)
 
 
 @bug("dp=2", "update_rule")
@@ -165,7 +165,7 @@ def eps_inside_the_root(patch):
         b1, b2 = group["betas"]
         p.addcdiv_(m, (v / (1 - b2**t) + group["eps"]).sqrt(), value=-group["lr"] / (1 - b1**t))
 
-    patch(build, "make", by_hand(formula))
+    patch(update, "make", by_hand(formula))
 
 
 @bug("dp=2", "learning_rate", "update_rule")
@@ -175,13 +175,13 @@ def no_bias_correction(patch):
     def formula(p, m, v, t, group):
         p.addcdiv_(m, v.sqrt() + group["eps"], value=-group["lr"])
 
-    patch(build, "make", by_hand(formula))
+    patch(update, "make", by_hand(formula))
 
 
 @bug("dp=2", "moments")
 def betas_exchanged(patch):
     """The two decays in the wrong order."""
-    patch(build, "make", with_groups(betas=(0.95, 0.9)))
+    patch(update, "make", with_groups(betas=(0.95, 0.9)))
 
 
 @bug("shard=2", "moments")
@@ -192,7 +192,7 @@ def moments_forgotten(patch):
         for p in params(optimizer):
             optimizer.state[p]["exp_avg"].zero_()
 
-    patch(build, "make", before(forget))
+    patch(update, "make", before(forget))
 
 
 @bug("shard=2", "moments")
@@ -204,7 +204,7 @@ def moments_of_the_neighbour(patch):
             m = optimizer.state[p]["exp_avg"]
             m.copy_(m.flatten().roll(1).view_as(m))
 
-    patch(build, "make", before(roll))
+    patch(update, "make", before(roll))
 
 
 @bug("dp=2", "weight_decay")
@@ -229,7 +229,7 @@ def coupled_decay(patch):
         optimizer.step = stepped
         return optimizer
 
-    patch(build, "make", make)
+    patch(update, "make", make)
 
 
 # Copies ---------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def replicas_updated_differently(patch):
     def drift(optimizer):
         params(optimizer)[2].mul_(1 + 1e-12 * rank())
 
-    patch(build, "make", after(drift))
+    patch(update, "make", after(drift))
 
 
 @bug("tp=2", "replicas_drifted")
@@ -252,14 +252,14 @@ def whole_tensors_drift_over_tp(patch):
     def drift(optimizer):
         next(p for p in params(optimizer) if p.dim() == 1).add_(1e-10 * rank())
 
-    patch(build, "make", after(drift))
+    patch(update, "make", after(drift))
 
 
 @bug("pp=2", "tied_copies_differ")
 def second_stage_does_not_step_its_tie(patch):
     """The last stage's copy of the embedding is left out of its optimiser."""
     patch(
-        build,
+        update,
         "make",
         lambda train, slots, device, **more: MAKE(train, [s for s in slots if not s.alias], device, **more),
     )
@@ -272,7 +272,7 @@ def a_tensor_is_left_out(patch):
     def make(train, slots, device, **more):
         return MAKE(train, [s for s in slots if s.name != "blocks.1.mlp.up.weight"], device, **more)
 
-    patch(build, "make", make)
+    patch(update, "make", make)
 
 
 @bug("pp=2", "precision_lost")
@@ -283,7 +283,7 @@ def master_weights_in_single(patch):
         for p in params(optimizer):
             p.copy_(p.float())
 
-    patch(build, "make", after(single))
+    patch(update, "make", after(single))
 
 
 @bug("dp=2", "update_rule", "few_elements")
@@ -294,7 +294,7 @@ def one_weight_off_by_a_billionth(patch):
         p = params(optimizer)[1]
         p.view(-1)[3] += 1e-9 * p.abs().max()
 
-    patch(build, "make", after(flip))
+    patch(update, "make", after(flip))
 
 
 @bug("shard=2 zero=3", "update_rule", "few_elements", "moments")
@@ -305,7 +305,7 @@ def one_moment_off_by_a_billionth(patch):
         v = optimizer.state[params(optimizer)[1]]["exp_avg_sq"]
         v.view(-1)[3] += 1e-9 * v.abs().max()
 
-    patch(build, "make", after(flip))
+    patch(update, "make", after(flip))
 
 
 @bug("dp=2", "not_a_number")
