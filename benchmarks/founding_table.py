@@ -118,7 +118,7 @@ def gpt3_175b() -> Row:
 def gpt3_hours(cluster: str, precision: str) -> tuple[float, float]:
     """Device-hours of GPT-3 on 1,024 devices under the best plan that fits, less and more the mean error."""
     where = of_size(cluster, 1024)
-    made = stack(where.stack)
+    made = stack({"dgx-a100": "megatron-2022", "dgx-v100": "megatron-2021"}[cluster])  # as that of 2020 ran
     space = Space(gpt3(), where, made, GPT3_BATCH, None, Plan.parse(f"precision={precision}"))
     best = search(space, top=1).best[0]
     hours = best.price.step * GPT3_TOKENS / (GPT3_BATCH * 2048) * 1024 / 3600

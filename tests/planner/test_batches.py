@@ -13,7 +13,7 @@ from unisono.planner.studies import batches
 def asked(plan: str = "dp=8 tp=2 pp=4") -> Question:
     where = cluster("dgx-a100:8")
     return Question(
-        gpt(24, 16, 2048, 1024), Plan.parse(f"{plan} precision=bf16"), where, stack(where.stack), 1, 8
+        gpt(24, 16, 2048, 1024), Plan.parse(f"{plan} precision=bf16"), where, stack("megatron-2022"), 1, 8
     )
 
 
@@ -36,7 +36,7 @@ def test_each_row_is_the_fastest_split() -> None:
     row = got.rows[4]
     share = row.batch // 8
     steps = []
-    for size in (1, 2, 4, 8, 16):
+    for size in (n for n in range(1, 17) if share % n == 0):
         plan = Plan.parse(f"{ask.plan} micros={share // size}")
         answer = simulate(Question(ask.model, plan, ask.cluster, ask.stack, size, share // size))
         steps.append(answer.price.step)

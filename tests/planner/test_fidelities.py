@@ -20,7 +20,7 @@ from unisono.spec.fidelity import Fidelity
 
 def space(name: str = "dgx-a100:4", held: str = "", batch: int = 64) -> Space:
     where = cluster(name)
-    return Space(gpt(24, 16, 2048, 1024), where, stack(where.stack), batch, None, Plan.parse(held))
+    return Space(gpt(24, 16, 2048, 1024), where, stack("megatron-2022"), batch, None, Plan.parse(held))
 
 
 def both(within: Space) -> tuple[Ranking, FidelityCosts]:
@@ -117,7 +117,7 @@ def test_the_command_says_what_is_given_up(capsys: pytest.CaptureFixture[str]) -
 def test_where_only_less_exact_plans_fit_the_object_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
     flags = (
         "--model.kind gpt --model.n_layer 8 --model.n_head 16 --model.d_model 2048 --model.context 98304"
-        " --model.vocab 51200 --train.global_batch 8 --cluster dgx-a100:1 --any-fidelity"
+        " --model.vocab 51200 --train.global_batch 8 --cluster dgx-a100:1 --stack megatron-2022 --any-fidelity"
     ).split()
     assert main(["plan", *flags, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

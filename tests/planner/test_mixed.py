@@ -229,7 +229,7 @@ def test_a_name_joins_pools_by_the_slower_of_their_links() -> None:
         and "the slower of the pools' own" in found.join.sources["bandwidth"].text
     )
     assert mixture("dgx-v100+dgx-a100:2").join.bandwidth == 6.25e9
-    assert mixture("dgx-v100+dgx-a100").stack == "megatron-2022"
+    assert mixture("dgx-v100+dgx-a100").stack == "plain"
     assert is_mixture("a+b") and not is_mixture("dgx-a100:4")
 
 

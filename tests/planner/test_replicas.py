@@ -20,7 +20,7 @@ POLICIES = {"local_sgd": "local_sgd:h=8", "diloco": "diloco:h=8", "quorum": "quo
 def dp(words: str, ranks: int = 16):
     plan = Plan.parse(f"dp={ranks} precision=bf16 {words}".strip())
     where = cluster("dgx-a100:8")
-    return simulate(Question(MODEL, plan, where, stack(where.stack), 4, 4)).price.comm["dp"]
+    return simulate(Question(MODEL, plan, where, stack("megatron-2022"), 4, 4)).price.comm["dp"]
 
 
 @pytest.mark.parametrize("name", [name for name in known("codec") if name != "plain"])

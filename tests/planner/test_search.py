@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from tests.planner.published import gpt
+from tests.planner.test_host import MODEL, here
 from unisono.cli import main
 from unisono.plan import Plan
+from unisono.planner import ties
 from unisono.planner.bench import SearchShared
-from unisono.planner.clusters import cluster
+from unisono.planner.clusters import cluster, names
 from unisono.planner.price import price
 from unisono.planner.screen import screen
 from unisono.planner.search import Space, candidates, on_fewer, search
@@ -29,7 +31,7 @@ def space(nodes: int = 2, **given: object) -> Space:
     where = cluster(f"dgx-a100:{nodes}")
     model = gpt(24, 16, 2048, 1024)
     held = Plan.parse("precision=bf16")
-    return Space(model, where, stack(where.stack), 64, None, held, **given)  # type: ignore[arg-type]
+    return Space(model, where, stack("megatron-2022"), 64, None, held, **given)  # type: ignore[arg-type]
 
 
 def test_every_candidate_uses_all_devices_and_deals_the_batch() -> None:
@@ -197,3 +199,20 @@ def test_of_a_file_the_smallest_number_of_nodes_is_named(
     for count, code in ((nodes, 0), (nodes // 2, 5)):
         path.write_text(f'like = "dgx-a100"\nnodes = {count}\n')
         assert main(["plan", *GPT3, "--cluster", str(path), "--plan", "precision=bf16", "--quiet"]) == code
+
+
+@pytest.mark.parametrize("batch", [12, 36, 100])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_best_plan_costs_no_more_than_what_train_does_by_itself(batch: int, ranks: int) -> None:
+    """Which is one micro-batch of all that a rank has."""
+    where = here(ranks=ranks)
+    within = Space(MODEL, where, stack("plain-cpu"), batch, None, Plan())
+    best = search(within, top=1).best[0]
+    for text in (f"dp={ranks}", f"shard={ranks}"):
+        own = simulate(Question(MODEL, Plan.parse(text), where, within.stack, batch // ranks, 1))
+        assert best.price.step <= own.price.step * (1 + ties.margin(own.question) + 1e-9), text
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name != "laptop"])
+def test_accelerators_are_priced_with_our_own_software_unless_another_is_named(name: str) -> None:
+    assert cluster(name).stack == "plain"

@@ -17,7 +17,7 @@ from unisono.planner.studies.sensitivity import Change, sensitivities, told
 def asked(plan: str, nodes: int = 16, micro_batch: int = 1, micros: int = 32) -> Question:
     where = cluster(f"dgx-a100:{nodes}")
     made = Plan.parse(f"{plan} precision=bf16 micros={micros}")
-    return Question(gpt(48, 64, 8192, 2048), made, where, stack(where.stack), micro_batch, micros)
+    return Question(gpt(48, 64, 8192, 2048), made, where, stack("megatron-2022"), micro_batch, micros)
 
 
 def roomier(ask: Question, size: float) -> Cluster:

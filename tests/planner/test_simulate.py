@@ -29,7 +29,9 @@ def _said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, di
 
 
 def test_a_model_by_flags_alone_has_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    code, got = _said([*GPT3, "--plan", FITS, "--cluster", "dgx-a100:128"], capsys)
+    code, got = _said(
+        [*GPT3, "--plan", FITS, "--cluster", "dgx-a100:128", "--stack", "megatron-2022"], capsys
+    )
     assert code == 0 and got["schema_version"] == 1
     assert {"step_s", "tflops_per_device", "mfu", "mem_gib", "bubble", "comm", "days_to_train"} <= set(got)
     assert {"params", "grads", "optim", "activations", "total"} <= set(got["mem_gib"])
@@ -48,13 +50,26 @@ def test_a_model_by_flags_alone_has_the_object_of_the_contract(capsys: pytest.Ca
 def test_what_does_not_fit_leaves_with_five_and_a_remedy_that_fits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, got = _said([*GPT3, "--plan", "dp=128 tp=8 precision=bf16", "--cluster", "dgx-a100:128"], capsys)
+    code, got = _said(
+        [
+            *GPT3,
+            "--plan",
+            "dp=128 tp=8 precision=bf16",
+            "--cluster",
+            "dgx-a100:128",
+            "--stack",
+            "megatron-2022",
+        ],
+        capsys,
+    )
     assert code == got["exit"] == 5
     assert got["short_gib"] == pytest.approx(got["mem_gib"]["total"] - got["capacity_gib"])
     assert "short by" in got["what"] and got["try"]
     plan = got["try"].partition(":")[0].strip()
     again = " ".join([plan, "tp=8", "precision=bf16"])
-    code, got = _said([*GPT3, "--plan", again, "--cluster", "dgx-a100:128"], capsys)
+    code, got = _said(
+        [*GPT3, "--plan", again, "--cluster", "dgx-a100:128", "--stack", "megatron-2022"], capsys
+    )
     assert code == 0, (again, got)
 
 
@@ -167,7 +182,10 @@ def test_lengths_of_time_are_said_in_a_unit_that_suits_them(seconds: float, said
 
 
 def test_the_page_leaves_out_what_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", *GPT3, "--plan", FITS, "--cluster", "dgx-a100:128"]) == 0
+    assert (
+        main(["simulate", *GPT3, "--plan", FITS, "--cluster", "dgx-a100:128", "--stack", "megatron-2022"])
+        == 0
+    )
     page = capsys.readouterr().out
     shares = [
         float(line.split(" %")[0].split()[-1]) for line in page.splitlines() if "#" in line and " %" in line

@@ -21,7 +21,7 @@ MODEL = gpt(24, 16, 2048, 1024)
 
 def space(devices: int = 8, held: str = "precision=bf16", batch: int = 256) -> Space:
     where = of_size("dgx-a100", devices)
-    return Space(MODEL, where, stack(where.stack), batch, None, Plan.parse(held))
+    return Space(MODEL, where, stack("megatron-2022"), batch, None, Plan.parse(held))
 
 
 def sized(devices: int):

@@ -95,7 +95,7 @@ def test_a_timetable_that_nobody_could_look_at_is_refused() -> None:
 def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
     where = cluster("dgx-a100:1")
     plan = Plan.parse(f"dp=2 pp=4 schedule={schedule} precision=bf16")
-    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack(where.stack), 1, micros)
+    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, micros)
     return ask, price(ask.model, plan, where, ask.stack, micro_batch=1, micros=micros)
 
 
@@ -106,6 +106,6 @@ def asked(schedule: str, micros: int = 16) -> tuple[Question, Price]:
 def test_without_a_pipeline_a_simulated_step_is_as_long_as_its_price(mesh: str) -> None:
     """Nothing that is priced is left out of the picture."""
     where, plan = cluster("dgx-a100:1"), Plan.parse(f"{mesh} precision=bf16")
-    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack(where.stack), 1, 8)
+    ask = Question(gpt(16, 16, 1024, 1024), plan, where, stack("megatron-2022"), 1, 8)
     got = price(ask.model, plan, where, ask.stack, micro_batch=1, micros=8)
     assert timeline(ask, got).length == pytest.approx(got.step, rel=1e-9)

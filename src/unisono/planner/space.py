@@ -24,8 +24,6 @@ from unisono.planner.priced import Model
 from unisono.planner.stack import Stack, stack
 from unisono.planner.work.transformer import Transformer
 
-_MICRO_BATCHES = (1, 2, 4, 8, 16)
-
 
 @dataclass(frozen=True, slots=True)
 class Space:
@@ -187,7 +185,7 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
         return (space.micro_batch,) if share % space.micro_batch == 0 else ()
     if "micros" in space.held.said and space.held.micros:
         return (share // space.held.micros,) if share % space.held.micros == 0 else ()
-    return [size for size in _MICRO_BATCHES if share % size == 0]
+    return divisors(share)
 
 
 def space_of(
