@@ -131,7 +131,8 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
         key, equals, value = word.partition("=")
         if not equals or not value:
             what = f"{word!r} is not of the form key=value"
-            example = word.replace(":", "=", 1) if word.partition(":")[0] in KEYS else "dp=2 pp=2 micros=8"
+            known = word.partition(":")[0] in KEYS and word not in KEYS
+            example = word.replace(":", "=", 1) if known else "dp=2 pp=2 micros=8"
             problems.append(Problem("P05", what, where, f'for example "{example}"'))
         elif len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1 and all(
             p.partition("=")[0] in KEYS for p in parts

@@ -86,7 +86,10 @@ def number(environ: Environ, name: str, default: int | None = None) -> int:
         return int(text)
     except ValueError:
         raise UsageError(
-            f"{name} is {text!r}, not a number", where="process environment", code="L02"
+            f"{name} is {text!r}, not a number",
+            where=f"process environment: {name}",
+            fix=f"unset {name}, or start with torchrun, which sets it",
+            code="L02",
         ) from None
 
 
@@ -99,4 +102,7 @@ def checked(place: Started) -> Started:
             fix="ranks count from 0 and stay below the size",
             code="L02",
         )
+    if not 0 <= place.port < 1 << 16:
+        what = f"{place.source} says port {place.port}"
+        raise UsageError(what, where="process environment: MASTER_PORT", fix="a port below 65536", code="L02")
     return place

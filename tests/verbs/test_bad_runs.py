@@ -1,0 +1,41 @@
+"""Mistakes that ranks find: every row of the table of bad runs, a sample of them in `make test`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.verbs import bad_runs
+from tests.verbs.bad_runs import PLAYED, SOME, BadRun, Place
+
+pytestmark = pytest.mark.timeout(150)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with bad_runs.place() as made:
+        yield made
+
+
+def marked(bad: BadRun) -> object:
+    return pytest.param(bad, id=bad.name, marks=[] if bad.name in SOME else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("bad", [marked(bad) for bad in PLAYED])
+def test_answered(bad: BadRun, place: Place) -> None:
+    answer, problems = place.play(bad)
+    assert problems == [], answer.err
+
+
+def test_a_run_folder_has_one_writer(place: Place) -> None:
+    run = place.finished_copy()
+    with bad_runs.held(run):
+        answer = place.call("train", "--resume", run, "--train.steps", "6")
+    assert answer.code == 2 and answer.row("").startswith("error U-O02  another run writes into this folder")
+    assert (answer.row("where"), answer.left) == (run, ())
+    assert place.call("train", "--resume", run, "--train.steps", "6").code == 0
+    assert sorted(path.name for path in Path(run, "checkpoints").iterdir())[-1] == "step-000006"
+
+
+def test_names_are_unique() -> None:
+    assert len({bad.name for bad in PLAYED}) == len(PLAYED) and set(SOME) <= {bad.name for bad in PLAYED}
