@@ -9,6 +9,7 @@ import, signals before the first line or the exit are the point, a test starts a
 
 import atexit
 import ctypes
+import fcntl
 import importlib
 import json
 import os
@@ -30,21 +31,36 @@ BLANK = "0" * 16
 
 
 class Forked:
-    """A Python at work. mark: 16 letters that stand as MARK in the environment of it and of all that it starts."""
+    """A Python at work: argv as after `python`.
 
-    def __init__(self, argv: Sequence[str], cwd: Path, environ: Mapping[str, str], mark: str = BLANK) -> None:
+    mark: 16 letters that stand as MARK in the environment of it and of all that it starts. fds: it has these open too,
+    under the same numbers. streams: what its stdout and stderr are; pipes where they are absent.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        environ: Mapping[str, str],
+        mark: str = BLANK,
+        *,
+        fds: Sequence[int] = (),
+        streams: tuple[int, int] | None = None,
+    ) -> None:
         self._status, theirs = socket.socketpair()
-        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         order = {"argv": list(argv), "cwd": str(cwd), "environ": {**environ, MARK: mark}, "mark": mark}
-        payload = json.dumps(order).encode()
+        payload = json.dumps({**order, "fds": list(fds)}).encode()
+        (out, out_end), (err, err_end) = (os.pipe(), os.pipe()) if streams is None else ((0, 0), (0, 0))
         with theirs:
             head = len(payload).to_bytes(8, "big")
-            socket.send_fds(_server(), [head], [theirs.fileno(), out_end, err_end])
-            _server().sendall(payload)
-        os.close(out_end)
-        os.close(err_end)
-        self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
-        self.stderr: IO[str] = os.fdopen(err, encoding="utf-8")
+            sent = [theirs.fileno(), *(streams or (out_end, err_end)), *fds]
+            socket.send_fds(_server()[0], [head], sent)
+            _server()[0].sendall(payload)
+        if streams is None:
+            os.close(out_end)
+            os.close(err_end)
+            self.stdout: IO[str] = os.fdopen(out, encoding="utf-8")
+            self.stderr: IO[str] = os.fdopen(err, encoding="utf-8")
         self.pid = self._told()
         self.returncode: int | None = None
 
@@ -70,9 +86,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def helper(argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> Forked:
+    """In the place of `subprocess.Popen`: the helper of a Nursery that is made in this process."""
+    terms = {**json.loads(argv[-1]), "parent": _server()[1]}  # with whom it dies, and who dies with us
+    return Forked([*argv[1:-1], json.dumps(terms)], Path.cwd(), env, fds=pass_fds, streams=(2, 2))
+
+
 @cache
-def _server() -> socket.socket:
-    """The line to the process that forks, one for this process; it ends with it."""
+def _server() -> tuple[socket.socket, int]:
+    """The line to the process that forks, one for this process, and its number; it ends with us."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -85,23 +107,20 @@ def _server() -> socket.socket:
             start_new_session=True,
         )
     atexit.register(lambda: (ours.close(), process.wait()))
-    return ours
+    return ours, process.pid
 
 
 class _Child:
     """What Nursery knows of its helper's process: as `subprocess.Popen`, but forked."""
 
     def __init__(self, argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> None:
-        _, _, minus_m, module, *words = argv
-        assert minus_m == "-m"
         self.pid = os.fork()
         if self.pid:
             return
         os.setsid()
         os.dup2(2, 1)
         _close_all_but({0, 1, 2, *pass_fds})
-        sys.path[:] = [place for place in sys.path if place != os.getcwd()]  # as -P says
-        _be(module, words, env)
+        _be(argv[1:], env)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -112,18 +131,27 @@ class _Child:
             os.waitpid(self.pid, 0)
 
 
-def _be(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """`python -m module words` in this process, which is new."""
+def _be(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """`python -m MODULE ...`, `python -P -m MODULE ...` or `python SCRIPT ...` in this process, which is new."""
     code = 1
     try:
+        sys.path[0] = os.getcwd() if argv[0] == "-m" else str(Path(argv[0]).parent)
+        if argv[0] == "-P":
+            del sys.path[0]
         os.environ.clear()
         os.environ.update(environ)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = [module, *words]
+        module, words = argv[0].startswith("-"), list(argv)
+        if module:
+            words = words[words.index("-m") + 1 :]
+        sys.argv = words
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            if module:
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(words[0], run_name="__main__")
             code = 0
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -183,7 +211,7 @@ def serve(line: socket.socket) -> None:
                     status.sendall(code.to_bytes(8, "big", signed=True))
                 os.close(fd)
                 continue
-            head, fds, _, _ = socket.recv_fds(line, 8, 3)
+            head, fds, _, _ = socket.recv_fds(line, 8, 16)
             if not head:
                 return
             text = line.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
@@ -192,22 +220,21 @@ def serve(line: socket.socket) -> None:
                 _begin(json.loads(text), fds, marked)
             status = socket.socket(fileno=fds[0])
             status.sendall(pid.to_bytes(8, "big", signed=True))
-            os.close(fds[1])
-            os.close(fds[2])
+            for fd in fds[1:]:
+                os.close(fd)
             alive[os.pidfd_open(pid)] = (pid, status)
 
 
 def _begin(order: dict[str, Any], fds: list[int], marked: int) -> NoReturn:
     os.setsid()
-    os.dup2(fds[1], 1)
-    os.dup2(fds[2], 2)
-    _close_all_but({0, 1, 2})
+    kept = [fcntl.fcntl(fd, fcntl.F_DUPFD, 1000) for fd in fds[1:]]  # out of the way of the numbers wanted
+    _close_all_but({0, *kept})
+    for fd, number in zip(kept, [1, 2, *order["fds"]], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
     os.chdir(order["cwd"])
     ctypes.memmove(marked, order["mark"].encode(), len(BLANK))  # where /proc/PID/environ shows it
-    sys.path[0] = order["cwd"]
-    minus_m, module, *words = order["argv"]
-    assert minus_m == "-m"
-    _be(module, words, order["environ"])
+    _be(order["argv"], order["environ"])
 
 
 if __name__ == "__main__":

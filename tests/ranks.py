@@ -13,15 +13,16 @@ Arguments and results are JSON. A rank that raises makes the call raise, naming 
 
 import importlib.util
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.forked import preload
+from tests.forked import helper, preload
 from unisono.launch.nursery import Nursery
 
 ROOT = str(Path(__file__).parents[1])
@@ -55,10 +56,19 @@ def prepare(argument: dict[str, Any]) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery(helpers_forked: None) -> Iterator[Nursery]:
     """One helper for the whole session; tests that need no Gloo group use it directly."""
     with Nursery("tests.ranks:entry", path=[ROOT]) as made:
         yield made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def helpers_forked() -> Iterator[None]:
+    """Helpers of nurseries are forked from the process that has torch imported, rather than importing it."""
+    with pytest.MonkeyPatch.context() as patch:
+        forked = SimpleNamespace(Popen=helper, DEVNULL=subprocess.DEVNULL)
+        patch.setattr("unisono.launch.nursery.subprocess", forked)
+        yield
 
 
 @pytest.fixture(scope="session")
