@@ -138,6 +138,8 @@ def _be(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         sys.path[0] = os.getcwd() if argv[0] == "-m" else str(Path(argv[0]).parent)
         if argv[0] == "-P":
             del sys.path[0]
+        places = environ.get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[1:1] = [place for place in places if place and place not in sys.path]
         os.environ.clear()
         os.environ.update(environ)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):

@@ -1,6 +1,5 @@
 """The examples do what they say, on tiny settings."""
 
-import json
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 from tests.library import scenes
 from tests.ranks import World
+from tests.verbs.jobs import unisono
 from unisono import config
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -55,13 +55,12 @@ def test_text_is_the_same_each_time_and_trains(tmp_path: Path) -> None:
         subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
     assert len((tmp_path / "english.txt").read_bytes()) == 20000
     assert (tmp_path / "english.txt").read_bytes() == (tmp_path / "again.txt").read_bytes()
-    done = subprocess.run(
-        [sys.executable, "-m", "unisono", "train", str(EXAMPLES / "nanogpt_cpu.toml"), "--json",
-         "--train.steps", "3", "--train.eval_batches", "1", "--out.report", "false"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+    done = unisono(
+        tmp_path, "train", str(EXAMPLES / "nanogpt_cpu.toml"), "--json",
+        "--train.steps", "3", "--train.eval_batches", "1", "--out.report", "false",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ranks"] == 2
+    assert done.code == 0, done.err
+    assert done.object["ranks"] == 2
 
 
 def test_nanogpt_recipe_has_the_size_of_its_model() -> None:

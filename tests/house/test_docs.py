@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from unisono import config
 from unisono.cli import summaries
 from unisono.config.fields import keys
@@ -96,15 +97,9 @@ def test_python_compiles(snippet: Snippet) -> None:
 def test_python_runs(snippet: Snippet, tmp_path: Path) -> None:
     script = tmp_path / "snippet.py"
     script.write_text(snippet.body, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = Forked([str(script)], tmp_path, environment())
+    said = done.stderr.read()
+    assert done.wait() == 0, said
 
 
 @of("toml")

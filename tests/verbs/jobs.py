@@ -258,16 +258,20 @@ class Job:
 
 @contextlib.contextmanager
 def started(
-    cwd: Path, *argv: str, program: Sequence[str] | None = None, environ: dict[str, str] | None = None
+    cwd: Path,
+    *argv: str,
+    program: Sequence[str] | None = None,
+    environ: dict[str, str] | None = None,
+    module: str = "unisono",
 ) -> Iterator[Job]:
-    """A command under way; whatever the test does, it is gone at the end. Where no program is given, it is `unisono`,
-    forked from a process that has torch imported; UNISONO is that as a user starts it."""
+    """A command under way; whatever the test does, it is gone at the end. Where no program is given, it is a module,
+    forked from a process that has torch imported; UNISONO is the command as a user starts it."""
     mark = secrets.token_hex(8)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("UNISONO_", "SLURM_", "OMPI_", "PMI_"))}
     kept |= environ or {}
     process: Forked | subprocess.Popen[str]
     if program is None:
-        process = Forked([*UNISONO[1:], *argv], cwd, kept, mark)
+        process = Forked(["-m", module, *argv], cwd, kept, mark)
     else:
         process = subprocess.Popen(
             [*program, *argv],

@@ -6,7 +6,9 @@ import shutil
 import signal
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.verbs import jobs
 from tests.verbs.jobs import checkpoints, losses, started, unisono
 
 ROOT = Path(__file__).parents[2]
+ODD = ("data", "backend", "checkpoint")
 pytestmark = pytest.mark.timeout(150)
 
 TORCHRUN = (
@@ -61,8 +64,8 @@ def test_sigterm_to_ranks_started_by_others_saves(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def by_hand(place: Path, *argv: str):
-    """Two ranks that meet at a port which was free a moment ago."""
+def by_hand(place: Path, *argv: str, count: int = 2, **more: Any):
+    """Ranks that meet at a port which was free a moment ago."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -73,23 +76,23 @@ def by_hand(place: Path, *argv: str):
                     place,
                     *argv,
                     environ={
-                        "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                        "RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}:{ROOT}/src",
                     },
+                    **more,
                 )
             )
-            for rank in range(2)
+            for rank in range(count)
         ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "odd",
-    [
-        "data",
-        pytest.param("backend", marks=pytest.mark.slow),
-        pytest.param("checkpoint", marks=pytest.mark.slow),
-    ],
+    ("odd", "how"),
+    [("data", "by hand"), *(pytest.param(odd, "torchrun", marks=pytest.mark.slow) for odd in ODD)],
 )
-def test_one_rank_of_four_that_differs_is_named_before_the_first_step(tmp_path: Path, odd: str) -> None:
+def test_one_rank_of_four_that_differs_is_named_before_the_first_step(
+    tmp_path: Path, odd: str, how: str
+) -> None:
     """Rank 2 has another file, another backend, or a checkpoint that it cannot read. All refuse; rank 0 says it all."""
     place = jobs.folder_with(
         tmp_path / "all", jobs.USERS.replace("text:{text}", "text:words.txt"), function="good"
@@ -119,13 +122,16 @@ def test_one_rank_of_four_that_differs_is_named_before_the_first_step(tmp_path: 
         (tmp_path / "rank2/nccl").touch()
     else:
         (tmp_path / "rank2" / run.relative_to(place) / "checkpoints/step-000003/manifest.json").unlink()
-    torchrun = [word.replace("=2", "=4") if "nproc" in word else word for word in TORCHRUN[:-1]]
-    done = unisono(
-        place,
-        *argv,
-        program=[*torchrun, "tests.verbs.odd_rank"],
-        environ={"PYTHONPATH": f"{ROOT}:{ROOT}/src"},
-    )
+    if how == "torchrun":
+        torchrun = [word.replace("=2", "=4") if "nproc" in word else word for word in TORCHRUN[:-1]]
+        environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+        done = unisono(place, *argv, program=[*torchrun, "tests.verbs.odd_rank"], environ=environ)
+    else:
+        with by_hand(place, *argv, count=4, module="tests.verbs.odd_rank") as ranks:
+            ends = [rank.done() for rank in ranks]
+        done = replace(
+            ends[0], err="".join(end.err for end in ends), left=tuple(pid for end in ends for pid in end.left)
+        )
     what = {
         "data": "U-L05  ranks differ: data is ",
         "backend": "U-L05  ranks differ: backend is nccl, the others have gloo",
@@ -137,5 +143,7 @@ def test_one_rank_of_four_that_differs_is_named_before_the_first_step(tmp_path: 
     head = block.splitlines()[0]
     assert head.startswith(f"error {what}") and ", rank 2, host " in head, done.err
     for rank in (1, 2, 3):
-        assert f"rank {rank} stops: {what.partition('  ')[2]}" in done.err
+        # By hand, rank 0 keeps the store where ranks meet: once it has left, others know only that it has.
+        words = what.partition("  ")[2] if how == "torchrun" else ""
+        assert f"rank {rank} stops: {words}" in done.err
     assert [list(losses(run)) for run in jobs.runs_of(place)] == ([[0, 1, 2]] if odd == "checkpoint" else [])
