@@ -11,7 +11,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from unisono.observe.private import without_secrets
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.frames import known
 from unisono.spec.settings import Settings, answer, open_streams, silence, tell
+from unisono.spec.words import meant
 from unisono.verbs import VERBS, Verb
 
 # What the contract names besides; one that has a file is listed by that.
@@ -90,8 +90,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
 
 def _verb(name: str) -> type[Verb]:
     if name not in VERBS.names() and ".py:" not in name:
-        close = get_close_matches(name, [*VERBS.names(), *later()], n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = meant(name, [*VERBS.names(), *later()])
         raise UsageError(f"unknown verb {name}{hint}", where="unisono", fix="unisono --help", code="C04")
     return VERBS.find(name)
 

@@ -27,11 +27,11 @@ from unisono.config.layers import (
 from unisono.config.models import Recipe
 from unisono.config.toml import toml
 from unisono.plan import Plan
-from unisono.plan.grammar import nearest
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
 from unisono.spec.model import kind_of
+from unisono.spec.words import meant
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +125,10 @@ def call(path: Path, name: str) -> Any:
         names = [
             n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__
         ]
-        close = nearest(name, names)
-        hint = f"; did you mean {close}?" if close else ""
         fix = f"functions there: {' '.join(names) or 'none'}"
-        raise UsageError(f"{path} has no function {name}{hint}", where=where, fix=fix, code="C03")
+        raise UsageError(
+            f"{path} has no function {name}{meant(name, names)}", where=where, fix=fix, code="C03"
+        )
     value = _guarded(where, function)
     pair = value if isinstance(value, tuple) else (value, None)
     if len(pair) == 2 and isinstance(pair[0], Recipe) and isinstance(pair[1], (Plan, str, type(None))):

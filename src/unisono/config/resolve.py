@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
@@ -139,10 +138,8 @@ def _user_model(path: Path, name: str) -> list[Problem]:
     )
     if name in names or wild:
         return []
-    close = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
     fix = f"found there: {' '.join(names) or 'nothing'}"
-    return [Problem("C06", f"{path} has no function {name}{hint}", "model.kind", fix)]
+    return [Problem("C06", f"{path} has no function {name}{meant(name, names)}", "model.kind", fix)]
 
 
 def _data(recipe: Recipe) -> list[Problem]:

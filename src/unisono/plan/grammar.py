@@ -11,14 +11,14 @@ imported by name, since they stand on higher floors.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache, lru_cache
 from typing import Any
 
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.finder import family_in, names_in, split
+from unisono.spec.words import meant
 
 SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
 
@@ -139,19 +139,6 @@ def problem_of(key: str, text: str) -> Problem | None:
         what = f"{key}={text} is not yet in this version"
         return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
     return None
-
-
-def nearest(word: str, words: Sequence[str]) -> str:
-    """The word that was probably meant, or ""; among near ones, one with the same first letter."""
-    close = get_close_matches(word.lower(), words, n=3, cutoff=0.5)
-    same = [c for c in close if c[0] == word[:1].lower()]
-    return (same or close or [""])[0]
-
-
-def meant(word: str, words: Sequence[str]) -> str:
-    """`, did you mean X?` or nothing."""
-    close = nearest(word, words)
-    return f"; did you mean {close}?" if close else ""
 
 
 def size_problem(key: str, value: object, where: str) -> Problem | None:

@@ -7,13 +7,13 @@ A member's file (see `spec.finder`) holds one class. Its fields are the member's
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder, split
+from unisono.spec.words import meant
 
 
 class Member(BaseModel):
@@ -73,8 +73,7 @@ class Family(Finder[M]):
             option = ".".join(map(str, first["loc"]))
             what = f"{self.noun} {member.name}: {option}: {first['msg'].lower()}"
             if first["type"] == "extra_forbidden":
-                close = get_close_matches(option, member.model_fields, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = meant(option, member.model_fields)
                 what = f"{self.noun} {member.name} takes no option {option}{hint}"
             elif first["type"] == "missing":
                 what = f"{self.noun} {member.name} lacks its option {option}"

@@ -11,7 +11,6 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import of_user
+from unisono.spec.words import meant
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -60,10 +60,8 @@ class Finder(Generic[C]):
             return member
         names = self.names()
         if name not in names:
-            close = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
             raise UsageError(
-                f"there is no {self.noun} {name!r}{hint}",
+                f"there is no {self.noun} {name!r}{meant(name, names)}",
                 where=where or self.key,
                 fix=f"one of: {' '.join(names)}, or FILE.py:NAME",
                 code=self.codes[0],

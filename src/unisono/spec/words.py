@@ -1,5 +1,7 @@
-"""Numbers as people read them."""
+"""Numbers and names as people read them."""
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 PART_NAMES = {
@@ -63,3 +65,22 @@ def number(value: Any, digits: int = 4) -> str:
 def is_number(value: Any) -> bool:
     """A figure, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def listed(items: Sequence[object], most: int = 6) -> str:
+    """1, 2, 3 … and 5 more."""
+    shown = ", ".join(map(str, items[:most]))
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The word that was probably meant, or ""; among near ones, one with the same first letter."""
+    close = get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
+    same = [c for c in close if c[0] == word[:1].lower()]
+    return (same or close or [""])[0]
+
+
+def meant(word: str, words: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    close = nearest(word, words)
+    return f"; did you mean {close}?" if close else ""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.spec.errors import UserCodeError
+from unisono.spec.words import listed
 from unisono.train.run import Run
 from unisono.train.state import pieces_of
 
@@ -252,10 +253,10 @@ def _error(
     if split.odd:
         word = "the copy of rank" if len(split.odd) == 1 else "the copies of ranks"
         what = (
-            f"before step {step}: {word} {_listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
+            f"before step {step}: {word} {listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
         )
     else:
-        what = f"before step {step}: the copies of {held.name} on ranks {_listed(split.ranks)} differ"
+        what = f"before step {step}: the copies of {held.name} on ranks {listed(split.ranks)} differ"
         where = f"{where}; two copies cannot tell which is right" if len(split.ranks) == 2 else where
     return UserCodeError(
         what,
@@ -268,9 +269,4 @@ def _error(
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
-
-
-def _listed(ranks: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, ranks[:most]))
-    return shown if len(ranks) <= most else f"{shown} and {len(ranks) - most} more"
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

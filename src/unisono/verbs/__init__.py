@@ -9,12 +9,12 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, ClassVar, NoReturn
 
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
 from unisono.spec.settings import Settings
+from unisono.spec.words import meant
 
 Result = Mapping[str, Any] | None
 
@@ -51,9 +51,7 @@ class Parser(argparse.ArgumentParser):
             return args
         flags = [name for action in self._actions for name in action.option_strings]
         word = left[0].partition("=")[0]
-        close = get_close_matches(word, flags, n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        self.error(f"unknown {'flag' if word.startswith('-') else 'argument'} {word}{hint}")
+        self.error(f"unknown {'flag' if word.startswith('-') else 'argument'} {word}{meant(word, flags)}")
 
 
 class Verb(ABC):

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from unisono.spec.words import listed
 from unisono.verify.evidence import Evidence, box_of
-from unisono.verify.solve import Cause, factor, fit, listed, lower_precision, ratio
+from unisono.verify.solve import Cause, factor, fit, lower_precision, ratio
 
 NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
 

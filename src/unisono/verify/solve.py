@@ -1,7 +1,7 @@
 """Small least squares: which mixture of known tensors is the observed one?"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -95,9 +95,3 @@ def lower_precision(x: Tensor, like: Tensor) -> str:
         if torch.equal(x.to(dtype).to(x.dtype), x) and not torch.equal(like.to(dtype).to(like.dtype), like):
             return word
     return ""
-
-
-def listed(items: Sequence[object], most: int = 6) -> str:
-    """1, 2, 3 … and 5 more."""
-    shown = ", ".join(map(str, items[:most]))
-    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"

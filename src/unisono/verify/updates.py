@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unisono.spec.words import listed
 from unisono.verify.compare import state_before
-from unisono.verify.solve import AXES, Cause, axis_text, fit, listed, lower_precision
+from unisono.verify.solve import AXES, Cause, axis_text, fit, lower_precision
 
 if TYPE_CHECKING:
     from unisono.verify.cause import Case

@@ -18,10 +18,10 @@ from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError, VerifyMismatch
+from unisono.spec.words import listed
 from unisono.verify.bounds import BoundTerms, bounds_of
 from unisono.verify.evidence import Evidence, RecordedBox
 from unisono.verify.gradients import explain
-from unisono.verify.solve import listed
 
 _PRECISION = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"

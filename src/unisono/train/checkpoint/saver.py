@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -36,8 +37,8 @@ class Saver:
         keep: int | None = None,
         patience: float = 600.0,
     ) -> None:
-        self._run_dir, self._rank, self._world = run_dir, rank, world
-        self._token, self._keep, self._patience = token, keep, patience
+        self._token = token
+        self._write = partial(save, run_dir, rank=rank, world=world, keep=keep, patience=patience)
         self._tries: Counter[int] = Counter()
         self._staging: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -57,7 +58,7 @@ class Saver:
         self._tries[step] += 1
         token = f"{self._token}/{step}/{self._tries[step]}" if self._token else ""
         if blocking:
-            return self._write(step, pieces, state, token)
+            return self._write(step, pieces, state, token=token)
         staged = self._stage(pieces)
         self._thread = threading.Thread(
             target=self._run,
@@ -84,22 +85,9 @@ class Saver:
             raise error
         return done
 
-    def _write(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str) -> Path:
-        return save(
-            self._run_dir,
-            step,
-            pieces,
-            state,
-            rank=self._rank,
-            world=self._world,
-            token=token,
-            keep=self._keep,
-            patience=self._patience,
-        )
-
     def _run(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str) -> None:
         try:
-            self._done = self._write(step, pieces, state, token)
+            self._done = self._write(step, pieces, state, token=token)
         except BaseException as error:  # carried to the thread that asked
             self._error = error
 
