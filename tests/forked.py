@@ -101,7 +101,12 @@ def _server() -> tuple[socket.socket, int]:
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=Path(__file__).parents[1],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, MARK: BLANK, "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                MARK: BLANK,
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,

@@ -2,35 +2,30 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import Forked
 
 pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "gpu.py")
 
 
-def play(*flags: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, SCRIPT, *flags],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-    )
+def play(*flags: str, **environment: str) -> str:
+    done = Forked([SCRIPT, *flags], Path.cwd(), {**os.environ, **environment})
+    out, err = done.stdout.read(), done.stderr.read()
+    assert done.wait() == 0, err
+    return out
 
 
 def test_without_a_gpu_it_says_so():
-    assert "no GPU here" in play(CUDA_VISIBLE_DEVICES="").stdout
+    assert "no GPU here" in play(CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.slow
 def test_the_same_code_runs_on_a_processor():
-    rows = json.loads(play("--device", "cpu", "--tiny", "--seconds", "1", "--block", "0.1", "--json").stdout)[
-        "rows"
-    ]
+    rows = json.loads(play("--device", "cpu", "--tiny", "--seconds", "1", "--block", "0.1", "--json"))["rows"]
     assert [row["peer"] for row in rows] == ["plain loop", "DDP", "FSDP2"]
     assert all(row["loss_difference"] < 1e-2 for row in rows)

@@ -140,6 +140,7 @@ def clean_environ(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
+@pytest.mark.slow  # tests/verbs/test_by_others.py trains under torchrun each time
 @pytest.mark.timeout(90)
 def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     done = subprocess.run(
