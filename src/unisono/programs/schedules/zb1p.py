@@ -1,5 +1,7 @@
 """Zero bubble in 1F1B's memory: weight gradients fill a part of the bubble (ZB-1p; Qi et al., 2024, 2401.10241)."""
 
+from typing import ClassVar
+
 from unisono.programs.pipeline import Timetable
 from unisono.programs.pricing import Costs
 from unisono.programs.schedules import Schedule
@@ -14,13 +16,15 @@ class Zb1p(Schedule):
     """
 
     name = "zb1p"
+    memory: ClassVar[int] = 1  # in micro-batches, over the ranks
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
         return self.fitted(ranks, micros, Costs())
 
     def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
-        return automatic(ranks, micros, 1, costs, kept)
+        return automatic(ranks, micros, self.memory, costs, kept)
 
     def by_hand(self, ranks: int, micros: int) -> Timetable:
-        """The paper's ZB-H1, whatever the costs: the same bubble and memory where messages cost nothing."""
-        return handcrafted(ranks, micros, 1)
+        """The paper's order, whatever the costs. ZB-H1: the same bubble and memory where messages cost nothing. ZB-H2:
+        bubble (ranks-1)(F+B-2W), at most 2 ranks - 1 micro-batches held."""
+        return handcrafted(ranks, micros, self.memory)
