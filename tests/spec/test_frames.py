@@ -64,6 +64,7 @@ def _without_frames(error: Exception) -> Exception:
     [
         (PermissionError(13, "Permission denied", "/x"), UsageError, "E02"),
         (ModuleNotFoundError("no", name="sklearn"), UsageError, "E01"),
+        (OSError(24, "Too many open files"), UsageError, "E02"),
         (MemoryError(), Infeasible, "M01"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Infeasible, "M01"),
         (KeyboardInterrupt(), Interrupted, "S02"),

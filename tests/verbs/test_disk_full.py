@@ -25,6 +25,10 @@ def test_a_disk_that_fills_up_between_checkpoints(tmp_path: Path) -> None:
         assert checkpoints(run) == ["step-000002"]
         assert f"kept    checkpoints/step-000002: unisono train --resume runs/tiny/{run.name}" in done.err
         assert whole(run / "checkpoints" / "step-000002")
+        assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"], (
+            "half of step 4 is gone"
+        )
+        assert (run.parent / "latest").read_text().strip() == run.name
 
 
 def test_a_disk_that_is_full_already(tmp_path: Path) -> None:
@@ -49,6 +53,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step(tmp_path: Path) -> None:
         assert "Traceback" not in done.err
         (run,) = jobs.runs_of(place)
         assert not list(run.glob(".*")), "no half of an error.json"
+        assert not (run.parent / "latest").exists(), "it holds nothing to go on from"
 
 
 def whole(folder: Path) -> bool:

@@ -25,7 +25,8 @@ _TOLD = ("what", "where", "likely", "fix", "code", "rank", "host")
 
 def describe(error: BaseException) -> Record:
     """An error as plain data, from inside its `except` block."""
-    echo = not isinstance(error, errors.UnisonoError) and is_echo(type(error).__name__, str(error))
+    own = isinstance(error, errors.UnisonoError) or frames.is_crowded(error)
+    echo = not own and is_echo(type(error).__name__, str(error))
     if echo:
         told = errors.UserCodeError(frames.words(error), where=frames.place(error), likely=ECHO, code="R03")
     else:

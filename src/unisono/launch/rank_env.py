@@ -153,7 +153,9 @@ def _tell_torchrun(path: str, record: crossing.Record) -> None:
     """The error in torch's own shape, so that torchrun's summary shows it."""
     if not path:
         return
-    info = {"py_callstack": record["shown"], "timestamp": str(int(time.time()))}
+    # One line, since the traceback stands above. torchrun calls the earliest the root cause, and its clock ticks in
+    # seconds: an echo is later than what it echoes.
+    info = {"py_callstack": record["where"], "timestamp": str(int(time.time()) + record["echo"])}
     message = {"message": record["what"], "extraInfo": info}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,9 @@ def known(error: BaseException) -> errors.UnisonoError:
             likely = "the plan does not fit this machine's memory"
             fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
             return errors.Infeasible(words(error), where=place(error), likely=likely, fix=fix)
+        case _ if is_crowded(error):
+            what, fix = "too many open files", "ulimit -n 4096, or fewer ranks"
+            return errors.UsageError(what, where=place(error), fix=fix, code="E02")
         case _ if users(error):
             return of_user(error)
         case ModuleNotFoundError() if error.name and not error.name.startswith("unisono"):
@@ -105,6 +108,11 @@ def known(error: BaseException) -> errors.UnisonoError:
     )
     made.shown = made.trace = whole(error)
     return made
+
+
+def is_crowded(error: BaseException) -> bool:
+    """Whether the system gives no file or socket more, in its own words or in Gloo's."""
+    return "too many open files" in str(error).lower()
 
 
 def _is_memory(error: BaseException) -> bool:

@@ -17,6 +17,10 @@ _WHY = {
     errno.ENOSPC: ("the disk is full", _FULL),
     errno.EDQUOT: ("your quota is used up", _FULL),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", _ELSEWHERE),
+    errno.EFBIG: (
+        "files may not be that large here",
+        "ulimit -f unlimited, or another file system by --out.dir",
+    ),
     errno.ENAMETOOLONG: ("a name in the path is too long", "a shorter --name or --out.dir"),
     errno.ENOENT: ("such a folder cannot be made there", _ELSEWHERE),
     errno.EROFS: _FORBIDDEN,

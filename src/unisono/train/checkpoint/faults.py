@@ -46,6 +46,11 @@ def not_written(checkpoints: Path, step: int, reason: str, number: int | None, r
             f"the disk is full{_free(checkpoints)}",
             "free some space, keep fewer checkpoints, or set out.dir",
         )
+    elif number == errno.EFBIG:
+        likely, fix = (
+            "files may not be that large here",
+            "ulimit -f unlimited, or out.dir on another file system",
+        )
     elif number in _FORBIDDEN:
         likely, fix = "the folder is read-only for this user", "set out.dir to a folder that you may write"
     return UsageError(
