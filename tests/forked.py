@@ -10,6 +10,7 @@ import, signals before the first line or the exit are the point, a test starts a
 import atexit
 import ctypes
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -197,6 +198,8 @@ def preload() -> None:
         for name in family.names():
             family.find(name)
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # who is forked shares these pages; a collection would write to all of them
 
 
 def serve(line: socket.socket) -> None:
