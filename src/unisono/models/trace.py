@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unisono.spec.workload import Product, Workload, WorkPart
+from unisono.spec.workload import Product, Workload, WorkPart, joined
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _FREE = frozenset(("_unsafe_view", "detach", "alias", "lift_fresh", "_reshape_alias", "empty", "new_empty"))
@@ -252,7 +252,7 @@ def _merged(parts: list[tuple[WorkPart, bool]]) -> tuple[WorkPart, ...]:
         if part.parameters or not blocks:
             blocks.append(part)
         else:
-            blocks[-1] = _joined(blocks[-1].name, [blocks[-1], part])
+            blocks[-1] = joined(blocks[-1].name, [blocks[-1], part])
     stem, head = [part for part, _ in parts[:first]], [part for part, _ in parts[last:]]
     # A chain of elements alone has its first and its last as ends.
     if not stem and len(blocks) > 1:
@@ -260,21 +260,8 @@ def _merged(parts: list[tuple[WorkPart, bool]]) -> tuple[WorkPart, ...]:
     if not head and len(blocks) > 1:
         head = [blocks.pop()]
     if not blocks:
-        blocks, stem = [_joined("model", stem)], []
-    return _joined("stem", stem), *blocks, _joined("head", head)
-
-
-def _joined(name: str, parts: list[WorkPart]) -> WorkPart:
-    return WorkPart(
-        name,
-        sum(p.parameters for p in parts),
-        sum(p.flops for p in parts),
-        sum(p.activations for p in parts),
-        parts[-1].output if parts else 0,
-        products=tuple(product for p in parts for product in p.products),
-        moved=sum(p.moved for p in parts),
-        kernels=sum(p.kernels for p in parts),
-    )
+        blocks, stem = [joined("model", stem)], []
+    return joined("stem", stem), *blocks, joined("head", head)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ keeps for the backward pass (compare Korthikanti et al., "Reducing activation re
 recomputation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +66,20 @@ class WorkPart:
     def backward_flops(self) -> int:
         """Each product has two gradients of its own size."""
         return 2 * self.flops
+
+
+def joined(name: str, parts: Sequence[WorkPart]) -> WorkPart:
+    """Parts one after the other as one."""
+    return WorkPart(
+        name,
+        sum(p.parameters for p in parts),
+        sum(p.flops for p in parts),
+        sum(p.activations for p in parts),
+        parts[-1].output if parts else 0,
+        products=tuple(product for p in parts for product in p.products),
+        moved=sum(p.moved for p in parts),
+        kernels=sum(p.kernels for p in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)
