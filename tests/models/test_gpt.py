@@ -51,6 +51,11 @@ def test_weights_come_from_seed_and_name_alone():
         assert torch.equal(weight, deep.state_dict()[name]), name
 
 
+def test_no_two_layers_begin_alike():
+    drawn = [x for x in small(n_layer=3, tie_embeddings=False).parameters() if x.dim() > 1]
+    assert len({tuple(x.flatten()[:4].tolist()) for x in drawn}) == len(drawn)
+
+
 def test_initialisation_is_gpt2s():
     model = GPT(GPTConfig(vocab=512, n_layer=2, n_head=4, d_model=128))
     initialise(model, seed=0)

@@ -5,8 +5,8 @@ part, so every layout begins from the same model, and nothing has to be broadcas
 """
 
 import math
-import zlib
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,10 @@ def draw(name: str, shape: tuple[int, ...], rule: Rule, seed: int) -> Tensor:
         return torch.zeros(shape)
     if kind == "ones":
         return torch.ones(shape)
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) << 31 ^ seed)
+    key = blake2b(
+        f"{seed} {name}".encode(), digest_size=4
+    ).digest()  # 32 bits: torch's CPU generator takes no more
+    generator = torch.Generator().manual_seed(int.from_bytes(key, "little"))
     if kind == "normal":
         return torch.empty(shape).normal_(0.0, scale, generator=generator)
     if kind == "uniform":
