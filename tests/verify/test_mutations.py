@@ -1,13 +1,15 @@
 """Every planted bug is caught, most with the right cause. The catalogue is in `mutations/`."""
 
 import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.threads import ThreadNursery
 from tests.verify.mutations.entry import CATALOGUE
 from tests.verify.mutations.planting import Bug, Planting
-from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.verify.prover import Proof, ProofRanks, prove_on
 
@@ -24,24 +26,45 @@ QUICK = (
 )
 
 
-def recipe(dropout: float, optimizer: str) -> Recipe:
-    model = ModelConfig(n_layer=2, n_head=2, d_model=16, context=8, dropout=dropout)
-    train = TrainConfig(
-        steps=6, global_batch=8, micro_batch=1, dtype="float64", lr=1e-2, warmup_steps=2, clip=0.5, optimizer=optimizer
-    )  # fmt: skip
-    return Recipe(seed=3, model=model, train=train)
+def recipe(bug: Bug, folder: Path) -> Recipe:
+    model = {"n_layer": 2, "n_head": 2, "d_model": 16, "context": 8, "dropout": bug.dropout}
+    train = {
+        "steps": 6, "global_batch": 8, "micro_batch": 1, "dtype": "float64", "lr": 1e-2, "warmup_steps": 2,
+        "clip": 0.5, "optimizer": bug.optimizer,
+    }  # fmt: skip
+    data = {}
+    if bug.text:
+        data["source"] = f"text:{folder / 'text.txt'}"
+        (folder / "text.txt").write_text(bug.text * 60)
+    sections = {"model": model, "train": train, "data": data}
+    for key, value in bug.recipe.items():
+        section, _, name = key.partition(".")
+        sections[section][name] = value
+    if "kind" in model:
+        sections["model"] = {"kind": model["kind"], "context": 8}
+    return Recipe(seed=3, **sections)
 
 
 def prove_with(bugs: list[Bug], steps: int = 2) -> dict[str, Proof]:
     """Name → what came of its plan."""
     found: dict[str, Proof] = {}
     nursery = ThreadNursery("tests.verify.mutations.entry:main")
-    for kind in sorted({(b.dropout, b.optimizer) for b in bugs}):
-        chosen = [b for b in bugs if (b.dropout, b.optimizer) == kind]
+    for chosen in alike(bugs):
         plans = [Plan.parse(b.plan) for b in chosen]
-        proofs = prove_on(nursery, recipe(*kind), plans, steps, stage=STAGE, marks=[b.name for b in chosen])
+        with TemporaryDirectory() as folder:
+            given = recipe(chosen[0], Path(folder))
+            proofs = prove_on(nursery, given, plans, steps, stage=STAGE, marks=[b.name for b in chosen])
         found |= dict(zip([b.name for b in chosen], proofs, strict=True))
     return found
+
+
+def alike(bugs: list[Bug]) -> list[list[Bug]]:
+    """Bugs of one recipe together: they share a reference. A bug that the reference has too is alone."""
+    kinds: dict[object, list[Bug]] = {}
+    for bug in bugs:
+        kind = bug.dropout, bug.optimizer, str(bug.recipe), bug.text, bug.both and bug.name
+        kinds.setdefault(kind, []).append(bug)
+    return list(kinds.values())
 
 
 def table(proofs: dict[str, Proof]) -> str:

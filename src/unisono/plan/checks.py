@@ -42,6 +42,11 @@ class Batch:
     micros: int
     replicas: int
 
+    @property
+    def leaves(self) -> int:
+        """Micro-batches of one step, over all replicas."""
+        return self.global_batch // self.micro_batch
+
     def __str__(self) -> str:
         return (
             f"global_batch {self.global_batch} = micro_batch {self.micro_batch}"

@@ -133,7 +133,6 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     val_losses: list[tuple[int, float]] = []
     if order.resume is not None:
         state = restore(run, order.resume)
-        run.step = int(state["step"])
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     feed, val = feeds(recipe, plan, corpus, place.device)
     check = install(run, recipe.train.guard, partial(_note, order))

@@ -42,12 +42,13 @@ def kept_of(run: Run) -> list[Box]:
 
 
 def restore(run: Run, folder: Path) -> dict[str, Any]:
-    """Fill the run from a checkpoint; returns the saved state. What the policy keeps and the checkpoint does not have,
-    as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
+    """Fill the run from a checkpoint, its step too; returns the saved state. What the policy keeps and the checkpoint
+    does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
     state, known = dict(run.sync.state()), set(tensor_names(folder))
     kept = [(key, box) for key, box in _kept(run, state) if box.name in known]
     saved = load(folder, [*pieces_of(run), *(box for _, box in kept)])
     run.sync.load({key: state[key] for key, _ in kept})
+    run.step = int(saved.get("step", run.step))
     return saved
 
 

@@ -96,6 +96,8 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     )  # fmt: skip
     good = sum(proof.passed for proof in proofs)
     settings.say(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")
+    for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
+        settings.say(f"note: {text}")
     return {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
 
 
@@ -128,7 +130,7 @@ def _lines(proof: "Proof", width: int) -> str:
 
     errors = [*(proof.max_rel_err[kind] for kind in KINDS), proof.bound]
     numbers = " ".join(f"{_short(error):>8}" for error in errors)
-    word = "ok" if proof.passed else "FAIL"
+    word = {"proven": "ok", "unproven": "UNPROVEN"}.get(proof.verdict, "FAIL")
     text = f"{proof.plan:<{width}} {proof.ranks:>5} {proof.fidelity:<9} {numbers}  {word}"
     if proof.first_divergence:
         text += f"\n    first   {proof.first_divergence}"

@@ -31,9 +31,10 @@ of the tensor. A tensor all of whose entries are below bound * G, G the largest 
 for rounding, like the gradient of a key's bias; it is held to bound * G.
 
 **u** is 2^-53 for float64, 2^-24 for float32. In bf16, matrix products read numbers rounded to 2^-8 but add in float32:
-then the path has two parts, sqrt(rounded tensors) * 2^-8 and sqrt(path) * 2^-24. With `tp` this often reaches 1, and a
-proof whose bound is 1 proves nothing: prove such a plan in float64, and in bf16 only without tp, where the bound is
-that of float32, because inside a micro-batch nothing changes.
+then the path has two parts, sqrt(rounded tensors) * 2^-8 and sqrt(path) * 2^-24. With `tp` this often reaches 1. A
+proof whose bound has room for half a micro-batch shows nothing, and says so (`Bounds.shows_nothing`). Prove such a
+plan in float64, and in bf16 only without tp, where the bound is that of float32, because inside a
+micro-batch nothing changes.
 
 After the update, bounds are per element, from the optimiser's own formula (`verify/laws.py`).
 """
@@ -72,16 +73,23 @@ class BoundTerms:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Largest relative errors. unit: roundoff of sums and of the optimiser. spread: lambda."""
+    """Largest relative errors. unit: roundoff of sums and of the optimiser. spread: lambda. lost: of `grad`, what a
+    codec says that it loses."""
 
     loss: float
     grad: float
     unit: float
     spread: float
+    lost: float = 0.0
 
     def total(self, terms: int) -> float:
         """Of a sum of `terms` positive numbers, taken once more in another order."""
         return self.spread * math.sqrt(2 * terms) * self.unit
+
+    def shows_nothing(self, leaves: int) -> bool:
+        """Whether the bound has room for half of what one of the step's micro-batches adds to a gradient: then a plan
+        that loses it would pass."""
+        return self.grad - self.lost > 0.5 / leaves
 
 
 def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
@@ -101,4 +109,4 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     codec = member("codec", plan.codec)
     lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves) + lost
-    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread)
+    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread, lost)

@@ -2,19 +2,20 @@
 
 Names (new ones may be added, none changes its meaning):
 
-    leaf_missing leaf_twice wrong_samples                     what went in
+    leaf_missing leaf_twice wrong_samples samples_renumbered  what went in
     initialisation                                            what the run began with
-    masks_differ stale_parameters leaves_permuted forward     the forward pass
+    masks_differ stale_parameters leaves_permuted vocabulary forward     the forward pass
     loss_reduction not_a_number
     factor_of_axis factor                                     a gradient, or all, times a constant
     missing_micro_batch missing_share counted_twice           parts of the sum over micro-batches
     not_reduced replicas_drifted                              copies that should be equal
     tied_use_missing tied_use_twice tied_copies_differ        a weight under two names
     rank_slice permuted few_elements precision_lost           parts of one tensor
-    stale_gradient carried_over summation_order gradient
+    stale_gradient carried_over summation_order kept_activation gradient
     partial_norm norm_counted_twice norm clipping             clipping
     learning_rate weight_decay step_count moments not_updated update_rule   the update
-    buffer raised
+    lost_between_steps validation checkpoint resume           what a run does besides steps (`beyond.py`)
+    bound_too_wide buffer raised
 """
 
 import math
@@ -29,8 +30,10 @@ from unisono.verify.compare import Divergence
 from unisono.verify.evidence import Evidence
 from unisono.verify.gradients import are, explain
 from unisono.verify.record import Record
-from unisono.verify.solve import AXES, Cause, axis_text, factor, fit, plan_sizes, ratio
+from unisono.verify.solve import AXES, Cause, axis_text, factor, fit, listed, plan_sizes, ratio
 from unisono.verify.updates import explain_update
+
+NOISE = 1e3  # units: what is less apart differs by rounding alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Case:
 
     leaves: tensor → [leaves, ...], the reference's gradient of each leaf. old_losses: the step's losses under the
     parameters of the step before, if there is one. calm: whether the plan passes without dropout; None: not tried.
-    crossed: [inputs of leaf, targets of leaf], what the losses would be.
+    crossed: [inputs of leaf, targets of leaf], what the losses would be. tokens: of each leaf, in its inputs and in its
+    targets. foreign: names of modules that draw their own dropout.
     """
 
     plan: Plan
@@ -58,6 +62,8 @@ class Case:
     old_losses: Sequence[float] | None = None
     calm: bool | None = None
     crossed: Tensor | None = None
+    tokens: Sequence[tuple[frozenset[int], frozenset[int]]] = ()
+    foreign: Sequence[str] = ()
 
 
 def diagnose(case: Case) -> Cause:
@@ -82,6 +88,12 @@ def _data(case: Case) -> Cause:
     kinds = [d.what for d in case.found if d.kind == "data"]
     twice = [w for w in kinds if "times" in w]
     nobody = [w for w in kinds if "nobody" in w]
+    ours = case.seen.leaves().values()
+    if twice and all(len({leaf["inputs"] for leaf in leaves}) == len(leaves) for leaves in ours):
+        text = f"{len(twice)} numbers are given to several micro-batches that differ"
+        return Cause(
+            "samples_renumbered", f"{text}: ranks number samples on their own, so their dropout is alike"
+        )
     if twice:
         also = f", and {len(nobody)} by nobody" if nobody else ""
         return Cause("leaf_twice", f"{len(twice)} micro-batches are computed more than once{also}")
@@ -119,6 +131,12 @@ def _loss(case: Case) -> Cause:
         return factor("the loss of every micro-batch is", c, plan_sizes(case.plan, len(order)))
     if bool((got[wrong] == 0).all()):
         return Cause("leaf_missing", f"{int(wrong.sum())} micro-batches are never computed: their loss is 0")
+    c = ratio(got[wrong], want[wrong], slack)
+    if c is not None and (int(wrong.sum()) > 1 or min(abs(c - 0.5), abs(c - 2)) < slack):
+        bad = listed([i for i in range(len(order)) if wrong[i]])
+        return Cause(
+            "factor", f"micro-batches {bad} of {len(order)} count {c:.6g} times in the loss, the others once"
+        )
     if case.old_losses is not None:
         old = torch.tensor(case.old_losses, dtype=torch.float64)
         if torch.allclose(got[wrong], old[wrong], rtol=slack, atol=0.0):
@@ -133,10 +151,24 @@ def _loss(case: Case) -> Cause:
         )
     if case.crossed is not None and _is_crossed(got[wrong], case.crossed, slack):
         return Cause("leaves_permuted", "inputs and targets of different micro-batches meet in the loss")
+    if case.foreign:
+        text = f"{listed(case.foreign, 3)} of the model is torch's own dropout, whose masks depend on rank and order"
+        return Cause("masks_differ", f"{text}: unisono.models.noise.Dropout draws them by sample")
     if case.calm:
         return Cause(
             "masks_differ", "without dropout the plan is right: its masks are not those of one device"
         )
+    return _forward(case, wrong)
+
+
+def _forward(case: Case, wrong: Tensor) -> Cause:
+    """Losses differ; by the tokens of those that do, if they tell."""
+    for word, sides in zip(("input", "target"), zip(*case.tokens, strict=True), strict=False):
+        bad, good = ([t for t, w in zip(sides, wrong.tolist(), strict=True) if w is b] for b in (True, False))
+        guilty = sorted(frozenset.intersection(*bad) - frozenset().union(*good)) if case.plan.tp > 1 else []
+        if guilty and good and len(bad) > 1:
+            text = f"the losses of just those micro-batches are wrong that have token {listed(guilty, 3)} as an {word}"
+            return Cause("vocabulary", f"{text}: a rank's slice of the vocabulary lacks it")
     return Cause(
         "forward", f"the forward pass itself differs{_in_words(case, wrong)}, before any gradient is made"
     )
@@ -178,7 +210,7 @@ def _gradient(case: Case) -> Cause:
     names = list(dict.fromkeys(d.name.removeprefix("raw/") for d in wrong))
     if all(d.kind == "missing" for d in wrong):
         return Cause("missing_share", f"{are(names)} not there, or only in part")
-    if case.exact and max(d.error for d in wrong) < 1e3 * case.unit:
+    if case.exact and max(d.error for d in wrong) < NOISE * case.unit:
         return Cause(
             "summation_order", f"{are(names)} off by rounding alone: a sum is taken in another order"
         )
@@ -187,7 +219,18 @@ def _gradient(case: Case) -> Cause:
         return Cause(
             "masks_differ", f"{are(names)} wrong, and right without dropout: backward sees other masks"
         )
-    return cause
+    return (_received(case, names) or cause) if cause.name == "gradient" else cause
+
+
+def _received(case: Case, names: Sequence[str]) -> Cause | None:
+    """Wrong in no pattern, behind a boundary between stages, though every loss is right."""
+    stages = sorted({part.at["pp"] for name in names for part in case.seen.parts.get(f"raw/{name}", ())})
+    if case.plan.pp == 1 or not stages or not stages[-1]:
+        return None
+    text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward of stage {stages[-1]}"
+    return Cause(
+        "kept_activation", f"{text} sees other activations than its forward, as where a buffer is used again"
+    )
 
 
 def _evidence(case: Case) -> Evidence:
@@ -232,6 +275,10 @@ def _norm(case: Case) -> Cause:
     for text, square in _partial_norms(case):
         if math.isclose(math.sqrt(square), got, rel_tol=1e-5 if case.unit > 1e-10 else 1e-9):
             return Cause("partial_norm", f"the norm that rank {note.rank} clips by is that of {text} alone")
+    if case.exact and math.isclose(got, want, rel_tol=NOISE * case.unit):
+        return Cause(
+            "summation_order", "the norm is off by rounding alone: its sum is taken in another order"
+        )
     squared = (got / want) ** 2 if want else math.inf
     text = axis_text(squared, case.plan, len(case.ref.leaves()))
     if text:

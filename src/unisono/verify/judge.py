@@ -2,8 +2,13 @@
 
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from unisono.config import Resolved
 from unisono.models.build import build as build_model
@@ -11,11 +16,13 @@ from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
+from unisono.verify.beyond import beyond
 from unisono.verify.bounds import bounds_of
 from unisono.verify.cause import Case, diagnose
-from unisono.verify.compare import CONTRACT, CompareTerms, judge
+from unisono.verify.compare import CONTRACT, CompareTerms, Divergence, judge
+from unisono.verify.lawful import unlawful, unlawful_run
 from unisono.verify.path import sizes_of
-from unisono.verify.play import crossed_losses, losses_with, play_leaves, record_of
+from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
 from unisono.verify.solve import Cause
 
@@ -29,12 +36,43 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     return CompareTerms(resolved.recipe.train, bounds, exact, dict(ties))
 
 
+def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:
+    """The one device itself, held to formulas. Keys: first (text, or None), cause, explanation, notes."""
+    terms = terms_of(resolved, corpus)
+    first, cause, before = None, Cause("", ""), None
+    for step in range(steps):
+        seen = Record(record_of(folder, step))
+        found, right = unlawful(terms, step, seen, before)
+        if found:
+            first = str(found[0])
+            cause = diagnose(_case(terms, resolved, step, found, right, before, seen))
+            break
+        before = seen
+    if first is None:
+        first, cause = next(unlawful_run(terms, resolved, folder), (None, cause))
+    told = {} if first is None else {"cause": cause.name, "explanation": cause.text}
+    said = first and f"one device itself: {first}"
+    return {"first": said, **told, "notes": _notes(resolved, corpus, Record(record_of(folder, 0)))}
+
+
+def _notes(resolved: Resolved, corpus: Corpus, first: Record) -> list[str]:
+    """What a user should know about a proof of this recipe that is neither right nor wrong."""
+    chance, loss = math.log(max(corpus.classes, 1)), first.notes[0].loss
+    if ":" not in resolved.recipe.model.kind or not chance or 0.5 < loss / chance < 2:
+        return []
+    return [
+        f"the first loss is {loss:.3g} nats a target, guessing among {corpus.classes} classes gives {chance:.3g}:"
+        " is the model's loss a sum over targets, not a mean, and is the model untrained?"
+    ]
+
+
 def judge_plan(
     resolved: Resolved, corpus: Corpus, steps: int, folder: Path, reference: Path
 ) -> dict[str, Any]:
     """Every step of a plan, as plain data. Records of a step that is right are deleted.
 
-    Keys: bound, errors (by the contract's kinds), bit_identical, first (text, or None), step (of it), kind.
+    Keys: bound, errors (by the contract's kinds), bit_identical, wide (whether the bound shows nothing), first (text,
+    or None), step (of it), kind.
     """
     terms = terms_of(resolved, corpus)
     errors = dict.fromkeys(CONTRACT, 0.0)
@@ -53,7 +91,35 @@ def judge_plan(
     finite = {k: v if math.isfinite(v) else 1e308 for k, v in errors.items()}  # JSON has no infinity
     return {
         "bound": terms.bounds.grad, "errors": finite, "bit_identical": same, "first": first, "step": at, "kind": kind,
+        "wide": terms.bounds.shows_nothing(resolved.batch.leaves),
     }  # fmt: skip
+
+
+def judge_stretch(
+    resolved: Resolved, one: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path
+) -> dict[str, Any]:
+    """What of the stretch is wrong, with its cause, as the keys of `judge_plan` that change; none if all is right.
+    one, place: of the one device, whose twin is played here where it is needed."""
+    terms = terms_of(resolved, corpus)
+    twin = None if terms.exact else _twin(terms, one, place, corpus, steps, reference)
+    found = next(beyond(terms, resolved.plan, resolved.batch.leaves, steps, folder, reference, twin), None)
+    if found is None:
+        return {}
+    fault, cause = found
+    return {
+        "bit_identical": False, "first": str(fault), "step": fault.step, "kind": fault.kind, "cause": cause.name,
+        "explanation": cause.text,
+    }  # fmt: skip
+
+
+def _twin(
+    terms: CompareTerms, one: Resolved, place: Place, corpus: Corpus, steps: int, reference: Path
+) -> Path:
+    """The stretch of one device whose gradients are off by the plan's bound, played once for each bound."""
+    folder = reference / f"twin-{terms.bounds.grad:.6e}"
+    if not folder.exists():
+        play_twin(one, place, corpus, steps, folder, reference, terms.bounds.grad)
+    return folder
 
 
 def find_cause(
@@ -72,25 +138,51 @@ def find_cause(
     ref, seen = Record(record_of(reference, step)), Record(record_of(folder, step))
     before = Record(record_of(reference, step - 1)) if step else None
     judgement = judge(terms, step, ref, before, seen)
+    case = replace(
+        _case(terms, asked, step, judgement.found, ref, before, seen),
+        leaves=play_leaves(one, place, corpus, step, reference),
+        exact=terms.exact,
+        old_losses=losses_with(one, place, corpus, step, reference, step - 1) if step else None,
+        calm=calm,
+    )
+    if judgement.found[0].kind == "loss":
+        case = replace(
+            case,
+            crossed=crossed_losses(one, place, corpus, step, reference),
+            tokens=tokens_of(one, corpus, step) if corpus.vocab else (),
+            foreign=torch_dropouts(build_model(one.recipe.model, facts_of(corpus))),
+        )
+    return diagnose(case)
+
+
+def torch_dropouts(model: nn.Module) -> list[str]:
+    """Names of modules that draw from torch's own generator."""
+    return [name for name, module in model.named_modules() if isinstance(module, _DropoutNd) and module.p]
+
+
+def _case(
+    terms: CompareTerms,
+    asked: Resolved,
+    step: int,
+    found: Sequence[Divergence],
+    ref: Record,
+    before: Record | None,
+    seen: Record,
+) -> Case:
+    """What is known before anything is played again."""
     train = asked.recipe.train
-    case = Case(
+    return Case(
         plan=asked.plan,
         step=step,
-        found=judgement.found,
+        found=found,
         ref=ref,
         before=before,
         seen=seen,
-        leaves=play_leaves(one, place, corpus, step, reference),
+        leaves={},
         owners=terms.owners,
         clip=train.clip,
         decay=train.weight_decay,
         rate=train.rate()(step),
         unit=terms.bounds.unit,
-        exact=terms.exact,
-        old_losses=losses_with(one, place, corpus, step, reference, step - 1) if step else None,
-        calm=calm,
-        crossed=crossed_losses(one, place, corpus, step, reference)
-        if judgement.found[0].kind == "loss"
-        else None,
+        exact=False,
     )
-    return diagnose(case)

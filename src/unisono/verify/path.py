@@ -23,7 +23,7 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
         rounded=rounded,
         elements=sum(p.numel() for p in model.parameters()),
         tokens=batch.global_batch * (getattr(getattr(model, "anatomy", None), "sequence", 0) or 1),
-        leaves=batch.global_batch // batch.micro_batch,
+        leaves=batch.leaves,
     )
 
 

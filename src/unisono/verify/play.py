@@ -27,12 +27,15 @@ from unisono.train.checkpoint import load, save
 from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
+from unisono.train.loop import train
 from unisono.train.numbers import Numbers
 from unisono.train.run import Run
 from unisono.train.state import pieces_of
 from unisono.train.step import train_step
 from unisono.train.update import Report, Update
 from unisono.verify.record import Observed
+from unisono.verify.replay import make_twin
+from unisono.verify.stretch import play_stretch
 
 
 @dataclass(slots=True)
@@ -122,6 +125,7 @@ def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
 
 def rewind(run: Run, reference: Path, step: int) -> None:
     """Give the run the reference's state before step `step`, cut for this rank."""
+    run.step = step
     if step:
         load(checkpoint_of(reference, step - 1), pieces_of(run))
 
@@ -132,17 +136,32 @@ def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int,
     for step in range(steps):
         watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
         save(folder, step, pieces_of(run), {}, rank=0, world=1, token="reference")
+    play_stretch(run, resolved, place, corpus, folder)
 
 
 def play_plan(
     resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path
-) -> None:
-    """All ranks of a plan; the records are complete when this returns."""
+) -> Run:
+    """All ranks of a plan; the records are complete when this returns the run, as it stands after the last step."""
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
         rewind(run, reference, step)
         watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
     run.mesh.world.barrier()
+    return run
+
+
+def play_twin(
+    resolved: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path, reference: Path, bound: float
+) -> None:
+    """One process: the reference's stretch once more, with all gradients from the last compared step on pushed as far
+    as `bound` allows."""
+    run, feed = start(resolved, place, corpus)
+    rewind(run, reference, steps - 1)
+    make_twin(run, bound)
+    for _ in train(run, feed, steps):
+        pass
+    play_stretch(run, resolved, place, corpus, folder)
 
 
 def play_leaves(
@@ -176,6 +195,14 @@ def play_leaves(
     run.player.after_backward = done
     run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
     return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
+
+
+def tokens_of(resolved: Resolved, corpus: Corpus, step: int) -> list[tuple[frozenset[int], frozenset[int]]]:
+    """The tokens of each leaf of step `step`: in its inputs, in its targets."""
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, torch.device("cpu"))
+    leaves = feed.fetch(step, range(resolved.batch.leaves))
+    sides = [(leaf.inputs.flatten().tolist(), leaf.targets.flatten().tolist()) for leaf in leaves]
+    return [(frozenset(inputs), frozenset(targets)) for inputs, targets in sides]
 
 
 def losses_with(

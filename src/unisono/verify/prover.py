@@ -23,7 +23,9 @@ class Proof:
     """What came of one plan.
 
     max_rel_err: per kind of tensor, the largest error over its tensor's largest entry, over all steps. bound: that of
-    gradients. cause: a name of `verify/cause.py`, explanation: one sentence; None where all is right.
+    gradients. cause: a name of `verify/cause.py`, explanation: one sentence; None where all is right. verdict: proven,
+    wrong, or unproven, where nothing wrong was found and the bound is so wide that this shows nothing. notes: what the
+    user should know besides.
     """
 
     plan: str
@@ -36,6 +38,8 @@ class Proof:
     first_divergence: str | None
     cause: str | None = None
     explanation: str | None = None
+    verdict: str = "proven"
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The contract's object."""
@@ -111,6 +115,7 @@ class _Prover:
         self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
         self._references: dict[tuple[str, str], Path] = {}
         self._proofs: dict[int, Proof] = {}
+        self._judged: dict[Path, dict[str, Any]] = {}  # what came of each reference itself
 
     def prove(self, recipe: Recipe, plans: Sequence[Plan], marks: Sequence[str]) -> list[Proof]:
         """As the function."""
@@ -122,9 +127,9 @@ class _Prover:
         for world in sorted({work.resolved.plan.world for work in works}):
             todo = [work for work in works if work.resolved.plan.world == world]
             self._play(todo)
-            failed = [work for work in todo if work.number not in self._proofs]
-            for work in failed:
-                self._conclude(work, self._explain(work))
+            for work in [work for work in todo if work.number not in self._proofs]:
+                faulty = self._judged[work.reference]["first"] is not None and not work.error
+                self._conclude(work, {} if faulty else self._explain(work))
         return [self._proofs[i] for i in range(len(plans))]
 
     def _work(self, number: int, resolved: Resolved, mark: str, name: str) -> _Work:
@@ -141,6 +146,7 @@ class _Prover:
             "steps": self._steps,
             "folder": str(folder),
             "reference": str(work.reference),
+            "one": str(one_device(work.resolved.plan)),
             "mark": work.mark,
             **more,
         }
@@ -148,8 +154,13 @@ class _Prover:
     def _make_references(self, works: Sequence[_Work]) -> None:
         new = {work.reference: work for work in works if not work.reference.exists()}
         jobs = [self._job(work, one_device(work.resolved.plan), folder) for folder, work in new.items()]
+        folders = {work.number: folder for folder, work in new.items()}
+
+        def done(job: int, result: dict[str, Any]) -> None:
+            self._judged[folders[job]] = result
+
         if jobs:
-            _, error = self._run("reference", jobs, 1, lambda job, result: None)
+            _, error = self._run("reference", jobs, 1, done)
             if error is not None:
                 raise error
 
@@ -197,7 +208,10 @@ class _Prover:
         return last, outcome.error
 
     def _explain(self, work: _Work) -> dict[str, Any]:
-        """The likely cause of a plan's failure, found by one process that plays the reference once more."""
+        """The likely cause of a plan's failure, found by one process that plays the reference once more; for what was
+        met behind the compared steps it is known already."""
+        if "cause" in work.result:
+            return work.result
         if work.error is not None or not work.result:
             return {
                 "cause": "raised",
@@ -233,21 +247,40 @@ class _Prover:
     def _conclude(self, work: _Work, why: dict[str, Any]) -> None:
         plan, result = work.resolved.plan, work.result
         raised = f"raised: {work.error.what}" if work.error is not None else None
+        first, judged = result.get("first") or raised, self._judged[work.reference]
+        if judged["first"] is not None and not work.error:
+            first, why = judged["first"], judged
+        same = result.get("bit_identical", False)
+        verdict = "wrong" if first else "unproven" if result["wide"] and not same else "proven"
+        if verdict == "unproven":
+            why = _unproven(result["bound"], work.resolved)
         proof = Proof(
             plan=str(plan),
             ranks=plan.world,
             fidelity=fidelity_of(plan).name,
             bound=result.get("bound", 0.0),
-            bit_identical=result.get("bit_identical", False),
+            bit_identical=same,
             max_rel_err=result.get("errors", dict.fromkeys(KINDS, 1e308)),
-            passed=bool(result) and result["first"] is None,
-            first_divergence=result.get("first") or raised,
+            passed=verdict == "proven",
+            first_divergence=first,
             cause=why.get("cause"),
             explanation=why.get("explanation"),
+            verdict=verdict,
+            notes=tuple(judged["notes"]),
         )
         shutil.rmtree(work.folder, ignore_errors=True)
         self._proofs[work.number] = proof
         self._each(proof)
+
+
+def _unproven(bound: float, resolved: Resolved) -> dict[str, Any]:
+    text = (
+        f"rounding alone may be {bound:.1g} of a gradient, which {resolved.batch.leaves} micro-batches make"
+    )
+    return {
+        "cause": "bound_too_wide",
+        "explanation": f"{text}; nothing is shown: prove it with --dtype float64",
+    }
 
 
 def one_device(plan: Plan) -> Plan:
@@ -271,4 +304,4 @@ def summary(proof: Proof) -> str:
     """One proof as one line."""
     errors = "  ".join(f"{kind} {error:.0e}" for kind, error in proof.max_rel_err.items())
     same = "bit-identical to one process" if proof.bit_identical else f"against one process: {errors}"
-    return f"{proof.plan}  {same}  {'PASS' if proof.passed else 'FAIL'}"
+    return f"{proof.plan}  {same}  {'PASS' if proof.passed else 'UNPROVEN' if proof.verdict == 'unproven' else 'FAIL'}"

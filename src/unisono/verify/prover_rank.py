@@ -21,8 +21,9 @@ from unisono.train.build import Place, connect, facts_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.session import place_of
-from unisono.verify.judge import find_cause, judge_plan
+from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference
+from unisono.verify.stretch import play_stretch
 
 Around = Callable[[dict[str, Any]], AbstractContextManager[object]]
 
@@ -57,8 +58,8 @@ def main(
 ) -> dict[str, Any]:
     """Do the jobs in turn, each on all ranks of this call; rank 0 tells of each as it ends.
 
-    around: entered while a plan is played; tests plant their bugs there. References, comparisons and the search for a
-    cause stay outside of it.
+    around: entered while a plan or a reference is played; tests plant their bugs there. Comparisons and the search for
+    a cause stay outside of it.
     """
     for number, job in enumerate(argument["jobs"]):
         recipe = Recipe.model_validate_json(job["recipe"])
@@ -70,18 +71,30 @@ def main(
             ctx.channel.send("begun", job=job["id"])
         match argument["do"]:
             case "reference":
-                play_reference(resolved, place, corpus, job["steps"], folder)
-                result = {}
+                with around(job):
+                    play_reference(resolved, place, corpus, job["steps"], folder)
+                result = judge_reference(resolved, corpus, job["steps"], folder)
             case "prove":
                 # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
                 connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
-                with around(job):
-                    play_plan(resolved, place, corpus, job["steps"], folder, reference)
-                if ctx.world > 1:
-                    dist.destroy_process_group()
                 result = {}
+                with around(job):
+                    run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
                 if ctx.rank == 0:
                     result = judge_plan(resolved, corpus, job["steps"], folder, reference)
+                right = not run.mesh.world.all_reduce(
+                    torch.tensor(float(result.get("first") is not None))
+                ).item()
+                if right:
+                    with around(job):
+                        play_stretch(run, resolved, place, corpus, folder)
+                        run.mesh.world.barrier()
+                if ctx.world > 1:
+                    dist.destroy_process_group()
+                if right and ctx.rank == 0:
+                    one = resolve(recipe, job["one"])
+                    alone = place_of(0, 1, 0, ctx.backend, timeout)
+                    result |= judge_stretch(resolved, one, alone, corpus, job["steps"], folder, reference)
             case _:
                 result = _explain(job, resolved, place, corpus)
         if ctx.rank == 0:

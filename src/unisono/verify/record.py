@@ -16,7 +16,9 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
 import json
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,18 @@ class Record:
         if key not in self._wholes:
             self._wholes[key] = joined(self.parts.get(key, ()), self.shapes.get(key, ()))
         return self._wholes[key]
+
+    def with_tensors(self, wholes: Mapping[str, Tensor], norm: float) -> "Record":
+        """A copy that has these tensors whole, each in the dtype of its own, and this norm."""
+        other = copy(self)
+        other._wholes = {}
+        other.notes = [replace(self.notes[0], norm=norm), *self.notes[1:]]
+        other.parts = self.parts | {
+            key: [RecordedBox(0, self.notes[0].at, (0,) * x.dim(), x.to(self.parts[key][0].tensor.dtype))]
+            for key, x in wholes.items()
+            if key in self.parts
+        }
+        return other
 
     def copies(self, key: str) -> list[list[RecordedBox]]:
         """The boxes of a tensor, each with all ranks that hold it."""

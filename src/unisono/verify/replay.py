@@ -89,20 +89,21 @@ class _Actor:
     run: Run
     feed: Feed
 
-    def step(self, push: float = 0.0, noise: torch.Generator | None = None) -> Report:
-        run, measure = self.run, self.run.measure
+    def step(self) -> Report:
+        return train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
 
-        def pushing(slots: Sequence[Slot], extra: torch.Tensor) -> list[float]:
-            numbers = measure(slots, extra)
-            if noise is not None:
-                _push(run, push, noise)
-            return numbers
 
-        run.measure = pushing
-        try:
-            return train_step(run, self.feed.fetch(run.step, run.leaves))
-        finally:
-            run.measure = measure
+def make_twin(run: Run, bound: float) -> Run:
+    """The run itself, which from now on pushes all its gradients as far as rounding may push them."""
+    measure, noise = run.measure, torch.Generator().manual_seed(0)
+
+    def pushing(slots: Sequence[Slot], extra: torch.Tensor) -> list[float]:
+        numbers = measure(slots, extra)
+        _push(run, bound, noise)
+        return numbers
+
+    run.measure = pushing
+    return run
 
 
 @torch.no_grad()
@@ -125,14 +126,15 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
     actor = _started(task, place, corpus)
     begun = actor.run.step
     twin = None if exact else _started(task, place, corpus)
-    noise = torch.Generator().manual_seed(0)
+    if twin is not None:
+        make_twin(twin.run, bounds.grad)
     drift = {"loss": 0.0, "grad": 0.0}
-    leaves = task.resolved.batch.global_batch // task.resolved.batch.micro_batch
+    leaves = task.resolved.batch.leaves
     while actor.run.step <= task.step and found.first is None:
         step = actor.run.step
         report = actor.step()
         if twin is not None:
-            other = twin.step(bounds.grad, noise)
+            other = twin.step()
             drift["loss"] = max(drift["loss"], _apart(other.loss, report.loss))
             drift["grad"] = max(drift["grad"], _apart(other.norm, report.norm))
         line = task.recorded.get(step)

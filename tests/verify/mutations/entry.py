@@ -2,17 +2,24 @@
 
 from typing import Any
 
-from tests.verify.mutations import in_clipping, in_data, in_layers, in_sums, in_updates
+from tests.verify.mutations import in_both, in_clipping, in_data, in_layers, in_runs, in_sums, in_updates
 from tests.verify.mutations.planting import Planting, bugs_of
 from unisono.verify import prover_rank as verify_rank
 from unisono.verify.prover_rank import prepare
 
-__all__ = ["CATALOGUE", "main", "prepare"]
+__all__ = ["CATALOGUE", "UNSEEN", "main", "prepare"]
 
-CATALOGUE = bugs_of(in_data, in_sums, in_layers, in_clipping, in_updates)
+CATALOGUE = bugs_of(in_data, in_sums, in_layers, in_clipping, in_updates, in_runs)
+UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
 
 
 def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
-    """As the real one; the bug is there only while a plan is played."""
-    return verify_rank.main(ctx, argument, corpus, around=lambda job: PLANTING.of(CATALOGUE.get(job["mark"])))
+    """As the real one; the bug is there only while a plan is played, or one device too if it is a bug of both."""
+
+    def around(job: Any) -> Any:
+        bug = CATALOGUE.get(job["mark"])
+        planted = bug is not None and (bug.both or argument["do"] == "prove")
+        return PLANTING.of(bug if planted else None)
+
+    return verify_rank.main(ctx, argument, corpus, around=around)

@@ -9,10 +9,10 @@ A bug is one function that patches one place of the running system, with the pla
 The function's name is that of the class of bug; its docstring says where such a bug was met or what it looks like.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -23,21 +23,36 @@ Patch = Callable[[Any, str, Any], None]
 
 @dataclass(frozen=True)
 class Bug:
-    """plan: under which it shows. causes: names that `verify` may rightly give it. dropout: of the model."""
+    """plan: under which it shows. causes: names that `verify` may rightly give it. dropout: of the model. both: whether
+    one device has it too. recipe: `section.key` → value, where it needs another. text: that is read, if not the usual
+    one. test: the quick test that finds it, where `verify` cannot."""
 
     name: str
     plan: str
     causes: tuple[str, ...]
     dropout: float
     optimizer: str
+    both: bool
+    recipe: Mapping[str, Any]
+    text: str
+    test: str
     plant: Callable[[Patch], None]
 
 
 def bug(
-    plan: str, *causes: str, dropout: float = 0.1, optimizer: str = "adamw"
+    plan: str = "",
+    *causes: str,
+    dropout: float = 0.1,
+    optimizer: str = "adamw",
+    both: bool = False,
+    recipe: Mapping[str, Any] = MappingProxyType({}),
+    text: str = "",
+    test: str = "",
 ) -> Callable[[Callable[[Patch], None]], Bug]:
     """Makes a function a Bug."""
-    return lambda plant: Bug(plant.__name__, plan, causes, dropout, optimizer, plant)
+    return lambda plant: Bug(
+        plant.__name__, plan, causes, dropout, optimizer, both, recipe, text, test, plant
+    )
 
 
 def bugs_of(*modules: ModuleType) -> dict[str, Bug]:

@@ -1,0 +1,151 @@
+"""The stretch of a plan beside that of one device: the first thing that is wrong, and its likely cause.
+
+A plan that promises EXACT must have the same bits. Elsewhere errors pass from step to step through the weights; how far
+is measured by a *twin*: one device, all of whose gradients are pushed as far as rounding may push them. As in
+`replay.py`, a number may differ by the bound of its own step, plus lambda times as much as the twin's differs.
+
+What a run saves and goes on from is compared with itself, to the last bit: the same tensors under another cut, and the
+same step made again.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unisono.plan import Plan
+from unisono.train.checkpoint import Box, load, read_full, tensor_names
+from unisono.verify.compare import CompareTerms, Divergence
+from unisono.verify.solve import Cause, axis_text, listed
+from unisono.verify.stretch import ROW, Met, saved_by, told_by
+
+Fault = tuple[Divergence, Cause]
+
+
+def beyond(
+    terms: CompareTerms, plan: Plan, leaves: int, steps: int, folder: Path, reference: Path, twin: Path | None
+) -> Iterator[Fault]:
+    """leaves: of a global batch. steps: those compared before. twin: where the twin's stretch lies; None if EXACT."""
+    (one,) = told_by(reference, 1)
+    (other,) = (one,) if twin is None else told_by(twin, 1)
+    look = _Stretch(terms, plan, leaves, steps, one, other)
+    seen = told_by(folder, plan.world)
+    for rank, told in enumerate(seen):
+        yield from look.row(rank, told, range(ROW))
+    for rank, told in enumerate(seen):
+        yield from look.validation(rank, told)
+    yield from look.saved(saved_by(folder, steps), saved_by(reference, steps), twin and saved_by(twin, steps))
+    for rank, told in enumerate(seen):
+        yield from look.row(rank, told, range(ROW, ROW + 1))
+    for rank, told in enumerate(seen):
+        yield from look.resumed(rank, told)
+
+
+class _Stretch:
+    def __init__(self, terms: CompareTerms, plan: Plan, leaves: int, first: int, one: Met, twin: Met) -> None:
+        self.terms, self.plan, self.leaves, self.first, self.one, self.twin = (
+            terms, plan, leaves, first, one, twin
+        )  # fmt: skip
+        bounds = terms.bounds
+        self.spread = 0.0 if terms.exact else bounds.spread
+        own = 0.0 if terms.exact else bounds.loss + bounds.total(leaves)
+        self.own = {"loss": own, "norm": bounds.grad * self.spread, "lr": 0.0}
+
+    def row(self, rank: int, told: Met, which: range) -> Iterator[Fault]:
+        """Steps from the plan's own state: what they read, then their numbers."""
+        for i in which:
+            step = self.first + i
+            if i >= len(told.steps) or told.steps[i]["step"] != step:
+                text = f"rank {rank} does not come to step {step}"
+                yield self._fault(i, "step", text, Cause("lost_between_steps", text))
+                return
+            got, want, twin = told.steps[i], self.one.steps[i], self.twin.steps[i]
+            if not {tuple(pair) for pair in got["read"]} <= {tuple(pair) for pair in want["read"]}:
+                text = f"rank {rank} reads samples in step {step} that one device does not, at the end of an epoch"
+                yield self._fault(i, "data", text, Cause("wrong_samples", text))
+            for kind in ("lr", "loss", "norm"):
+                room = self.own[kind] + self.spread * _apart(twin[kind], want[kind])
+                if not _apart(got[kind], want[kind]) <= room:
+                    text = f"{kind} on rank {rank} is {got[kind]:.9g} instead of {want[kind]:.9g}"
+                    yield self._fault(i, kind, text, self._lost(text))
+
+    def validation(self, rank: int, told: Met) -> Iterator[Fault]:
+        """Loss and metrics on batches that nothing is learnt from."""
+        for name, want in self.one.validation.items():
+            got = told.validation.get(name, torch.nan)
+            room = self.own["loss"] + self.spread * _apart(self.twin.validation[name], want)
+            if not _apart(got, want) <= room:
+                text = axis_text(got / want, self.plan, self.leaves) if want else ""
+                about = f", {text} times as much" if text else ""
+                what = f"validation {name} on rank {rank} is {got:.9g} instead of {want:.9g}{about}"
+                yield self._fault(ROW, "loss", what, Cause("validation", f"training is right, {what}"))
+
+    def saved(self, mine: Path, right: Path, twin: Path | None) -> Iterator[Fault]:
+        """The state after the steps in a row, as it was saved."""
+        names = tensor_names(mine)
+        state = read_full(mine, names)
+        for name in _read_otherwise(mine, state):
+            text = f"{name}, read back in parts, is not what is read as a whole"
+            yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
+        pushed: Mapping[str, Tensor] = {} if twin is None else read_full(twin)
+        for name, want in read_full(right).items():
+            if name not in state:
+                text = f"{name} is not in the checkpoint"
+                yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
+            elif want.numel() and not torch.equal(state[name], want):
+                error, top = _gap(state[name], want), want.double().abs().max().item() or 1.0
+                room = (
+                    self.spread * (_gap(pushed[name], want) + top * self.terms.bounds.unit) if twin else 0.0
+                )
+                if not error <= room or self.terms.exact:
+                    text = f"{name} is off by {error / top:.1e} of its largest entry after {ROW + 1} steps in a row"
+                    yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))
+
+    def resumed(self, rank: int, told: Met) -> Iterator[Fault]:
+        """The step beside the save, and the same one after everything was read back."""
+        before, again = (told.steps[i] if i < len(told.steps) else {} for i in (ROW, ROW + 1))
+        words = {"step": "step", "lr": "learning rate", "read": "samples", "loss": "loss", "norm": "norm"}
+        for key, word in words.items():
+            if before.get(key) != again.get(key):
+                is_number = key != "read" and again
+                said = f": {again[key]:.9g} instead of {before[key]:.9g}" if is_number else ""
+                text = f"resumed, rank {rank} goes on with another {word}{said}"
+                yield self._fault(ROW, "resume", text, Cause("resume", text))
+        if told.apart:
+            text = f"resumed, rank {rank} has another {listed(told.apart, 3)} after the same step"
+            yield self._fault(ROW, "resume", text, Cause("resume", text))
+
+    def _lost(self, text: str) -> Cause:
+        return Cause(
+            "lost_between_steps", f"each step alone is right, steps in a row are not: {text}; what is kept from"
+            " step to step is lost, or what should be dropped is kept"
+        )  # fmt: skip
+
+    def _fault(self, at: int, kind: str, what: str, cause: Cause) -> Fault:
+        return Divergence(self.first + at, kind, "", 0.0, f"in a row: {what}"), cause
+
+
+def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that are not themselves when put together from two uneven parts of their rows, or of their columns."""
+    wrong: list[str] = []
+    for dim in (0, 1):
+        made = {n: torch.empty_like(x) for n, x in wholes.items() if x.dim() > dim and x.shape[dim] > 1}
+        parts: list[Box] = []
+        for name, x in made.items():
+            cut = (2 * x.shape[dim] + 4) // 5
+            for start, size in ((0, cut), (cut, x.shape[dim] - cut)):
+                at = tuple(start if d == dim else 0 for d in range(x.dim()))
+                parts.append(Box(name, tuple(x.shape), at, x.narrow(dim, start, size)))
+        load(folder, parts)
+        wrong += [name for name, x in made.items() if not torch.equal(x, wholes[name])]
+    return wrong
+
+
+def _apart(a: Any, b: float) -> float:
+    return abs(a - b) / abs(b) if b else abs(a)
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    return (a.double() - b.double()).abs().max().item()

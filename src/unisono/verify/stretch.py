@@ -1,0 +1,175 @@
+"""The stretch behind the compared steps: what `train` does besides single steps, once for each plan.
+
+    two steps in a row from the plan's own state, over the end of an epoch
+    validation
+    a save, written while the next step is made
+    everything forgotten, read back from that save, and the next step again
+
+Each part is the one that `train` uses. Ranks write down what they met as JSON; the saved checkpoint is the state.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono.config import Resolved
+from unisono.parallel.player import Leaf
+from unisono.parallel.precision import computing
+from unisono.spec.training import METRICS
+from unisono.train.build import Place, feeds
+from unisono.train.checkpoint import Saver
+from unisono.train.data.dataset import Corpus, Dataset
+from unisono.train.data.feed import Feed, Micro, Permuted
+from unisono.train.evaluate import evaluate
+from unisono.train.loop import train
+from unisono.train.run import Run
+from unisono.train.state import kept_of, pieces_of, restore
+from unisono.verify.record import digest
+
+ROW = 2  # steps from the plan's own state before it is saved; with the last compared one, three in a row
+BATCHES = 2  # of validation
+
+
+@dataclass(slots=True)
+class Met:
+    """What one rank met.
+
+    steps: loss, norm and rate of each, with the leaves it read: those in a row, the one beside the save, and that one
+    again after the resume. validation: loss and metrics. apart: tensors that the resumed step leaves otherwise. Where
+    there is one device, bare: the validation loss by the bare modules; epochs: what is wrong with the samples' order.
+    """
+
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    validation: dict[str, float] = field(default_factory=dict)
+    bare: float | None = None
+    epochs: str = ""
+    apart: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """Every few samples of a dataset: `count` of them."""
+
+    inner: Dataset
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """As the dataset's."""
+        return self.inner.fetch(indices * (len(self.inner) // self.count))
+
+
+class Noting(Feed):
+    """A feed that notes what was read last: [position of a leaf's first sample, hash of its numbers] of each leaf."""
+
+    def __init__(self, inner: Feed) -> None:
+        self.inner = inner
+        self.read: list[tuple[int, str]] = []
+
+    def fetch(self, step: int, leaves: range) -> list[Micro]:
+        found = self.inner.fetch(step, leaves)
+        self.read = [(int(leaf.samples[0]), digest(leaf.inputs) + digest(leaf.targets)) for leaf in found]
+        return found
+
+
+def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> None:
+    """From where the run stands. Every rank calls it, or it hangs."""
+    recipe, first, told = resolved.recipe, run.step, Met()
+    batch = recipe.train.global_batch
+    count = min(len(corpus.train), batch * (first + 1) + batch // 2)  # an epoch ends in the second step
+    corpus = replace(corpus, train=Thinned(corpus.train, count))
+    feed, validation = feeds(recipe, resolved.plan, corpus, place.device)
+    told.steps += _made(run, feed, first + ROW)
+    _validate(run, resolved, validation, told)
+    saver = Saver(folder, place.rank, place.world, token="stretch")
+    saver.save(run.step, [*pieces_of(run), *kept_of(run)], {"step": run.step}, blocking=False)
+    told.steps += _made(run, feed, first + ROW + 1)
+    after = [box.tensor.clone() for box in pieces_of(run)]
+    saver.wait()
+    run.mesh.world.barrier()
+    for box in pieces_of(run):
+        box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
+    run.step = -1
+    restore(run, saved_by(folder, first))
+    told.steps += _made(run, feeds(recipe, resolved.plan, corpus, place.device)[0], first + ROW + 1)
+    pairs = zip(pieces_of(run), after, strict=True)
+    told.apart = list(dict.fromkeys(box.name for box, old in pairs if not torch.equal(box.tensor, old)))
+    if place.world == 1:
+        told.epochs = _odd_epochs(recipe.seed, batch, resolved.batch.micro_batch)
+    (folder / f"told-{place.rank}.json").write_text(json.dumps([getattr(told, n) for n in Met.__slots__]))
+
+
+def saved_by(folder: Path, first: int) -> Path:
+    """Where the checkpoint lies of a stretch that began at step `first`."""
+    return folder / "checkpoints" / f"step-{first + ROW:06d}"
+
+
+def told_by(folder: Path, ranks: int) -> list[Met]:
+    """What each rank met."""
+    return [Met(*json.loads((folder / f"told-{rank}.json").read_text())) for rank in range(ranks)]
+
+
+def _made(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
+    noting = Noting(feed)
+    return [
+        {"step": r.step, "loss": r.loss, "norm": r.norm, "lr": r.lr, "read": noting.read}
+        for r in train(run, noting, until)
+    ]
+
+
+def _validate(run: Run, resolved: Resolved, feed: Any, told: Met) -> None:
+    """Where there is something to validate on."""
+    if not feed.samples:
+        return
+    train = resolved.recipe.train
+    batches = [feed.fetch(i, run.leaves) for i in range(min(BATCHES, train.eval_batches))]
+    loss, metrics = evaluate(run, batches, [METRICS.read(text) for text in train.metrics])
+    told.validation = {"loss": loss, **metrics}
+    if run.mesh.world.size == 1:
+        told.bare = _bare(run, resolved, [leaf for leaves in batches for leaf in leaves])
+
+
+@torch.no_grad()
+def _bare(run: Run, resolved: Resolved, leaves: Sequence[Leaf]) -> float:
+    """The mean loss by nothing but the modules, none of which drops anything."""
+    (stage,) = run.local.stages.values()
+    stage.eval()
+    with computing(resolved.plan.precision, run.local.device):
+        losses = [stage.loss(stage(leaf.inputs, None), leaf.targets).item() for leaf in leaves]
+    stage.train()
+    return sum(losses) / sum(leaf.targets.numel() for leaf in leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A dataset whose samples are their numbers."""
+
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """[n], twice."""
+        return torch.from_numpy(indices), torch.from_numpy(indices)
+
+
+def _odd_epochs(seed: int, global_batch: int, micro_batch: int) -> str:
+    """What is wrong with three epochs that end amid steps: each sample once in each, in another order; or ""."""
+    count = 2 * global_batch + global_batch // 2 + 1
+    feed = Permuted(_Numbers(count), seed, global_batch, micro_batch)
+    leaves = range(global_batch // micro_batch)
+    steps = -(-3 * count // global_batch)
+    line = torch.cat([leaf.inputs for step in range(steps) for leaf in feed.fetch(step, leaves)])
+    epochs = line[: 3 * count].view(3, count)
+    if not torch.equal(epochs.sort(1).values, torch.arange(count).expand(3, count)):
+        return f"of {count} samples some are read twice in an epoch, and some not at all"
+    return f"every epoch of {count} samples has the same order" if torch.equal(epochs[0], epochs[1]) else ""
