@@ -14,9 +14,9 @@ from unisono.train.build import build, feeds
 from unisono.train.data.load import load
 from unisono.train.data.order import sample_ids
 from unisono.train.evaluate import evaluate
-from unisono.train.loop import train
 from unisono.train.session import place_of
 from unisono.train.state import pieces_of
+from unisono.train.step import train
 
 LAYERS, HEADS, WIDTH, CONTEXT, BATCH, STEPS = 2, 2, 16, 8, 4, 5
 LR, WARMUP, DECAY, CLIP, BETAS, EPS = 1e-2, 2, 0.1, 0.5, (0.9, 0.95), 1e-8

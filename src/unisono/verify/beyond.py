@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from unisono.plan import Plan
+from unisono.spec.words import listed
 from unisono.train.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.compare import CompareTerms, Divergence
-from unisono.verify.solve import Cause, axis_text, listed
+from unisono.verify.solve import Cause, axis_text
 from unisono.verify.stretch import ROW, Met, saved_by, told_by
 
 Fault = tuple[Divergence, Cause]

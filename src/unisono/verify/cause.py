@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 from unisono.plan import Plan
+from unisono.spec.words import listed
 from unisono.verify.compare import Divergence
 from unisono.verify.evidence import Evidence
 from unisono.verify.gradients import are, explain
 from unisono.verify.record import Record
-from unisono.verify.solve import AXES, Cause, axis_text, factor, fit, listed, plan_sizes, ratio
+from unisono.verify.solve import AXES, Cause, axis_text, factor, fit, plan_sizes, ratio
 from unisono.verify.updates import explain_update
 
 NOISE = 1e3  # units: what is less apart differs by rounding alone

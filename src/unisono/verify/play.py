@@ -27,11 +27,10 @@ from unisono.train.checkpoint import load, save
 from unisono.train.clip import Measure
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
-from unisono.train.loop import train
 from unisono.train.numbers import Numbers
 from unisono.train.run import Run
 from unisono.train.state import pieces_of
-from unisono.train.step import train_step
+from unisono.train.step import train, train_step
 from unisono.train.update import Report, Update
 from unisono.verify.record import Observed
 from unisono.verify.replay import make_twin

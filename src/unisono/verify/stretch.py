@@ -27,9 +27,9 @@ from unisono.train.checkpoint import Saver
 from unisono.train.data.dataset import Corpus, Dataset
 from unisono.train.data.feed import Feed, Micro, Permuted
 from unisono.train.evaluate import evaluate
-from unisono.train.loop import train
 from unisono.train.run import Run
 from unisono.train.state import kept_of, pieces_of, restore
+from unisono.train.step import train
 from unisono.verify.record import digest
 
 ROW = 2  # steps from the plan's own state before it is saved; with the last compared one, three in a row

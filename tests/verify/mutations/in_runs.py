@@ -13,8 +13,8 @@ from unisono.models.gpt.net import Positions
 from unisono.parallel import tensor
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.post import Post
-from unisono.parallel.tensor import ScatterSum, VocabEmbedding
-from unisono.train import build, join, state, update
+from unisono.parallel.tensor import VocabEmbedding, leave
+from unisono.train import join, state, update
 from unisono.train.checkpoint import read
 from unisono.train.clip import ByTensor
 from unisono.train.data import feed, order
@@ -28,7 +28,7 @@ LINE, STEP, EXCESS, MAKE, CLOSE = (
     ByTensor._line,
     update.clip_and_step,
     update.excess,
-    build.make,
+    update.make,
     Gradients.close,
 )
 SLOTS = parallelize.slots_of
@@ -97,7 +97,7 @@ def a26_canonical_norm_by_tensor(patch):
 @bug("shard=2 sync=canonical", "update_rule", recipe={"model.d_model": 36, "train.dtype": "float32"})
 def a27_canonical_optimiser_not_evened(patch):
     """A fused kernel rounds the last few elements of a tensor otherwise, and which those are depends on the cut."""
-    patch(build, "make", lambda train, slots, device, even=False: MAKE(train, slots, device, even=False))
+    patch(update, "make", lambda train, slots, device, even=False: MAKE(train, slots, device, even=False))
 
 
 @bug("dp=2 shard=2", "factor_of_axis")
@@ -124,7 +124,7 @@ def a16_first_row_of_a_slice_lost(patch):
         local = tokens - self.start
         foreign = (local < (self.start > 0)) | (local >= self.weight.shape[0])
         x = torch.nn.functional.embedding(local.masked_fill(foreign, 0), self.weight)
-        return ScatterSum.apply(x.masked_fill(foreign.unsqueeze(-1), 0.0), self.group)
+        return leave(x.masked_fill(foreign.unsqueeze(-1), 0.0), self.group, self.sequence)
 
     patch(VocabEmbedding, "forward", forward)
 
@@ -187,19 +187,19 @@ def a05_no_decay_on_the_tied_copy(patch):
                 optimizer.param_groups.append({**group, "params": [alias], "weight_decay": 0.0})
         return optimizer
 
-    patch(build, "make", make)
+    patch(update, "make", make)
 
 
 @bug("pp=2", "weight_decay", both=True)
 def a06_decay_on_norms(patch):
     """Norms and biases decay."""
-    patch(build, "make", with_groups(weight_decay=0.1))
+    patch(update, "make", with_groups(weight_decay=0.1))
 
 
 @bug("pp=2", "moments", both=True)
 def a07_betas_exchanged(patch):
     """The two decays of Adam in the wrong order."""
-    patch(build, "make", with_groups(betas=(0.95, 0.9)))
+    patch(update, "make", with_groups(betas=(0.95, 0.9)))
 
 
 @bug("pp=2", "precision_lost", both=True)
@@ -211,7 +211,7 @@ def a11_master_weights_in_bf16(patch):
             for p in group["params"]:
                 p.copy_(p.bfloat16())
 
-    patch(build, "make", after(rounded))
+    patch(update, "make", after(rounded))
 
 
 @bug("pp=2", "clipping", both=True, recipe={"train.dtype": "float32"})
