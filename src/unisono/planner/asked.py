@@ -17,7 +17,7 @@ from unisono.planner.machines.mixture import Mixture
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
-from unisono.planner.timetables import chunks, serves
+from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of, serves
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
@@ -44,6 +44,24 @@ def question(
     if order is None and where.host is None:
         order = loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
+
+
+def question_on(loaded: Loaded, model: Model, mixture: Mixture, stack_name: str | None) -> simulate.Question:
+    """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
+    if not isinstance(model, Transformer):
+        raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
+                         fix=f"--cluster {mixture.pools[0].name}, one of its pools", code="C22")  # fmt: skip
+    plan, batch = planned(loaded, mixture, model)
+    unpriced(plan)
+    made, steps = stack(stack_name or mixture.stack), loaded.recipe.train.steps
+    return simulate.Question(model, plan, mixture.whole(), made, batch.micro_batch, batch.micros, steps)
+
+
+def unpriced(plan: Plan) -> None:
+    """Raises UsageError for a timetable whose two ways would lie on unlike devices."""
+    if name_of(plan.schedule) in WEIGHT_COPIES:
+        raise UsageError(f"schedule={plan.schedule} cannot be priced on a mixture of devices", where="plan.schedule",
+                         fix="dualpipev or 1f1b", code="C22")  # fmt: skip
 
 
 def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Plan, Batch]:

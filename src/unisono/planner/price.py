@@ -148,6 +148,11 @@ def price(
     """A step of `micros` micro-batches on every data rank, on devices of their own."""
     of = passes if isinstance(model, Transformer) else general.passes
     each = of(model, plan, cluster, stack, micro_batch, micros)  # type: ignore[arg-type]
+    return composed(model, plan, cluster, stack, each, micros)
+
+
+def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Passes, micros: int) -> Price:
+    """A step of passes that take so long."""
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)

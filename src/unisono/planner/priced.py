@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
-from unisono.planner import general, host, host_memory, memory
+from unisono.planner import general, host, host_memory, memory, unlike
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
@@ -46,6 +46,8 @@ def price(
     _known(model, plan, cluster)
     sizes = {"micro_batch": micro_batch, "micros": micros}
     own = settled(model, plan, stack, cluster, **sizes)
+    if cluster.rows and isinstance(model, Transformer):
+        return unlike.price(model, own, cluster, stack, **sizes)
     if shares_cores(model, cluster):
         found = host.price_on_host(model, own, cluster, **sizes)
     else:
@@ -83,6 +85,8 @@ def rows(model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: 
     """What each row of the pipeline takes for one micro-batch."""
     if isinstance(model, Network):
         return general.passes(model, plan, cluster, stack, micro_batch, 1).rows
+    if cluster.rows:
+        return unlike.rows(model, plan, cluster, stack, micro_batch)
     return transformers.detail(model, plan, cluster, stack, micro_batch).rows
 
 
@@ -92,6 +96,8 @@ def verdict(
     """Memory of the fullest rank, and whether it fits. Ranks on one host share its memory."""
     _known(model, plan, cluster)
     plan = settled(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
+    if cluster.rows and isinstance(model, Transformer):
+        return unlike.verdict(model, plan, stack, cluster, micro_batch=micro_batch, micros=micros)
     if shares_cores(model, cluster) and cluster.host is not None:
         row, held = host_memory.memory_on_host(
             model, plan, cluster.host, micro_batch=micro_batch, micros=micros

@@ -129,11 +129,11 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
             priced += mesh.count
             feasible += pool.add(index, got)
             if not feasible:
-                pool.remember_nearest(index, got, _exists(mesh, space))
+                pool.remember_nearest(index, got, exists(mesh, space))
     every = [mesh for _, _, mesh in found]
     if not feasible and pool.nearest is None and found:  # to say by how much the least of them is too large
         index = min(range(len(found)), key=lambda i: found[i][1])
-        pool.remember_nearest(index, priced_at(every[index]), _exists(every[index], space))
+        pool.remember_nearest(index, priced_at(every[index]), exists(every[index], space))
     counts = Counts(sum(mesh.count for mesh in every), too_large, dominated, priced, feasible)
     return _played(space, every, pool, counts, top, begun)
 
@@ -183,7 +183,8 @@ def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
     return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
 
 
-def _exists(mesh: MeshSizes, space: Space) -> Array:
+def exists(mesh: MeshSizes, space: Space) -> Array:
+    """Where the arrays of a mesh hold a plan, by schedule and micro-batches."""
     return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
 
 

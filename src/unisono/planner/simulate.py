@@ -1,5 +1,6 @@
 """One plan on one cluster: seconds, memory and traffic; and what would make it fit."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,30 +161,32 @@ def gain(answer: Answer, other: Answer) -> float:
     return 1.0 - answer.price.step / other.price.step
 
 
-def demand(answer: Answer, cut: str = "") -> None:
-    """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits."""
+def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | None] | None = None) -> None:
+    """Raises DoesNotFit, with the cheapest remedy, where memory is short. cut: another cut into stages that fits.
+    priced: the answer of a changed plan, None where it cannot be."""
     if answer.verdict.fits:
         return
     ask, memory = answer.question, answer.verdict.memory
+    device, remedy = ask.cluster.of_row(answer.verdict.row).device.name, _remedy(ask, priced or simulate)
     parts = sorted(gib(memory).items(), key=lambda part: -part[1])
     largest = ", ".join(f"{name} {_size(size * GIB)}" for name, size in parts if name != "total" and size)
     raise DoesNotFit(
-        f"the plan needs {_size(memory.total)}, {ask.cluster.device.name} has {_size(answer.verdict.capacity)}:"
+        f"the plan needs {_size(memory.total)}, {device} has {_size(answer.verdict.capacity)}:"
         f" short by {_size(answer.verdict.short)}",
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
         likely=largest,
-        fix=f"{_remedy(ask)}; or {cut}" if cut else _remedy(ask),
+        fix=f"{remedy}; or {cut}" if cut else remedy,
     )
 
 
-def _remedy(ask: Question) -> str:
+def _remedy(ask: Question, priced: Callable[[Question], Answer | None]) -> str:
     """The change that fits and makes the step longest least; where none fits, the one that needs least."""
     tried: list[tuple[str, Answer]] = []
     for said, plan, micro_batch, micros in remedies(ask.plan, ask.micro_batch, ask.micros, ask.model.n_layer):
         other = replace(ask, plan=plan, micro_batch=micro_batch, micros=micros)
-        if _sensible(ask.model, plan) and other.served:
-            tried.append((said, simulate(other)))
+        if _sensible(ask.model, plan) and other.served and (answer := priced(other)) is not None:
+            tried.append((said, answer))
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
         said, best = min(fitting, key=lambda pair: pair[1].price.step)

@@ -84,11 +84,11 @@ def _count(text: str) -> int:
 def _on_mixture(call: CommandCall, given: Any) -> Result:
     from unisono.verbs import _mixed as mixed
 
-    space, mixture = mixed.space(given, call.environ, call.args)
+    mixture, space = mixed.searched(given, call.environ, call.args)
     if call.settings.dry_run:
         facts = {"cluster": mixture.name, "stack": space.stack.name}
         return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
-    result, page = mixed.plan(space, mixture, call.args.top)
+    result, page = mixed.planned(mixture, space, call.args.top)
     call.settings.say(page)
     return result
 

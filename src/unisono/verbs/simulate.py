@@ -50,10 +50,10 @@ class SimulateVerb(RecipeVerb):
         if is_mixture(args.cluster):
             from unisono.verbs import _mixed as mixed
 
-            mixture = mixed.question(given, call.environ, args)
+            mixture, ask = mixed.priced(given, call.environ, args)
             if settings.dry_run:
-                return _would_price(call, mixture, mixture.mixture.name)
-            result, page = mixed.simulate(mixture)
+                return _would_price(call, ask, mixture.name)
+            result, page = mixed.simulated(mixture, ask)
         elif args.sweep and settings.dry_run:
             facts = {"cluster": args.cluster, "sweep": args.sweep}
             return call.would(facts, f"would sweep  {args.sweep}  on {args.cluster}")

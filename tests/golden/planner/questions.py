@@ -14,13 +14,13 @@ from pathlib import Path
 from random import Random
 
 from unisono.plan import Plan
-from unisono.planner import mixed
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster, Device, Link
 from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.pools import mixture
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.studies.mixtures import everywhere
 from unisono.planner.work.experts import Experts, Latent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
@@ -246,9 +246,10 @@ def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: in
 
 
 def _mixed(at: str, model, plan: Plan, made, micro_batch: int, micros: int) -> list[float | str]:
-    best = mixed.simulate(mixed.MixedQuestion(model, plan, mixture(at), made, micro_batch, micros))[0]
-    return [best.price.step, best.price.idle, best.price.optimizer, best.bubble, best.short,
-            max(row.memory.total for one in best.lanes for row in one.rows)]  # fmt: skip
+    where = mixture(at)
+    best = everywhere(where, Question(model, plan, where.whole(), made, micro_batch, micros))[0].answer
+    return [best.price.step, best.price.idle, best.price.optimizer, best.bubble, best.verdict.short,
+            best.verdict.memory.total]  # fmt: skip
 
 
 def differs(was: list[float | str], now: list[float | str]) -> bool:

@@ -149,7 +149,9 @@ class Cluster:
     cost_per_hour: of one device, None where nobody has said. stack: the software whose constants price this cluster
     unless another is named. host: where the devices are ranks that share the cores of hosts, what was measured of one.
     order: of a plan's axes on the levels; `train` plays the usual one. in_node: devices of one node, 0: as many as the
-    innermost level connects. loader: of each host.
+    innermost level connects. loader: of each host. rows, pools: where the rows of a pipeline lie on devices of several
+    kinds (see `machines.mixture`), the place of each row among clusters that see all devices as one kind does; `device`
+    is then their mean.
     """
 
     name: str
@@ -163,6 +165,12 @@ class Cluster:
     order: Order = USUAL
     in_node: int = 0
     loader: Loader = NO_LOADER
+    rows: tuple[int, ...] = ()
+    pools: tuple["Cluster", ...] = ()
+
+    def of_row(self, row: int) -> "Cluster":
+        """The cluster as the devices of a row see it."""
+        return self.pools[self.rows[row]] if self.rows else self
 
     @property
     def node(self) -> int:

@@ -1,0 +1,260 @@
+"""A plan, and all plans, on devices of several kinds: every placement is priced, and each pool alone beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from unisono.planner import search, unlike, why
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.machines.mixture import Mixture, Placement, placements
+from unisono.planner.search import Counts, Ranking
+from unisono.planner.simulate import GIB, Answer, Question, simulate
+from unisono.planner.space import MeshSizes, Space, meshes, plan_at
+from unisono.planner.tell import Column, Row, Told, figure, lines, size, table
+from unisono.planner.work.transformer import Transformer
+from unisono.spec.errors import UsageError
+from unisono.spec.words import seconds
+
+_PRICED = 300  # plans at most, in all their placements
+_SURE = 1.2  # by how much the order may overrate a plan beside the first ones that fit
+_SPARED = 0.8  # of the fullest rank's memory, where an uneven cut and later rows need less
+_ALIKE = 0.01  # steps that are apart by less are as good as equal
+_POOLS = (
+    Column("pool", "pool"), Column("device", "device"), Column("rows", "rows"), Column("replicas", "replicas"),
+    Column("blocks", "layers", lambda n: " ".join(f"{one:g}" for one in n)),
+    Column("memory", "mem_gib", lambda gib: size(gib * GIB)), Column("of", "capacity_gib", lambda gib: size(gib * GIB)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedAnswer:
+    """A plan that lies somewhere. answer: of the pool that sets the pace, where they are replicas."""
+
+    mixture: Mixture
+    where: Placement
+    answer: Answer
+
+    @property
+    def pools(self) -> list[Row]:
+        """What each pool has."""
+        ask, made = self.answer.question, list[Row]()
+        begun = 0
+        for pool, count in self.where.pools:
+            own = self.mixture.pools[pool]
+            is_rows = self.where.kind == "rows"
+            stages = self.answer.stages[begun : begun + count] if is_rows else self.answer.stages
+            rows = range(begun, begun + count) if is_rows else range(ask.plan.pp)
+            fullest = max(self._memory(row) for row in rows)
+            begun += count if is_rows else 0
+            made.append({
+                "pool": own.name, "device": own.device.name, self.where.kind: count, "layers": list(stages),
+                "mem_gib": fullest / GIB, "capacity_gib": own.device.room / GIB, "fits": fullest <= own.device.room,
+            })  # fmt: skip
+        return made
+
+    def _memory(self, row: int) -> float:
+        """Bytes of a rank of a row."""
+        ask, sizes = self.answer.question, (self.answer.question.micro_batch, self.answer.question.micros)
+        if not isinstance(ask.model, Transformer):
+            raise TypeError("transformers alone are dealt to unlike devices")
+        return unlike.memory_of_row(
+            ask.model, self.answer.played, ask.stack, self.answer.stages, row, *sizes
+        ).total
+
+
+def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
+    """The plan in every placement: those that fit first, the quickest first. Of the question all but the cluster is
+    read. Raises UsageError where there is no place."""
+    found = [
+        PlacedAnswer(mixture, where, _answer(mixture, ask, where)) for where in placements(mixture, ask.plan)
+    ]
+    if not found:
+        raise _nowhere(mixture, ask)
+    return sorted(found, key=lambda one: (one.answer.verdict.short, one.answer.price.step))
+
+
+def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
+    each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
+    if where.kind == "rows" and isinstance(ask.model, Transformer):
+        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+        plan = unlike.cut(ask.model, ask.plan, each[0].cluster, ask.stack, **sizes)
+        return simulate(replace(each[0], plan=plan))
+    answers = [simulate(one) for one in each]
+    tightest = max(
+        (one.verdict for one in answers), key=lambda one: (one.short, one.memory.total / one.capacity)
+    )
+    return replace(max(answers, key=lambda one: one.price.step), verdict=tightest)
+
+
+def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
+    """Why a plan cannot be laid on the pools, and what could be."""
+    plan = ask.plan
+    row = plan.world // plan.pp
+    sizes = " and ".join(f"{pool.devices} ({pool.name})" for pool in mixture.pools)
+    whole = sum(pool.devices // row for pool in mixture.pools)
+    what = f"a row of the pipeline takes {row} devices and there are {plan.pp} rows; the pools have {sizes}"
+    if plan.dp > 1:
+        what += f"; a replica takes {plan.inner} devices, and there are {plan.dp}"
+    best = f"pp={whole} with rows of {row}" if whole else "smaller dp, shard or tp, and a greater pp"
+    fix = f"a row is dp*shard*cp*tp devices of one pool: {best}"
+    return UsageError(what, where=f"{plan} on {mixture.name}", fix=fix, code="P14")
+
+
+def told(found: Sequence[PlacedAnswer]) -> Told:
+    """Where a plan lies: the best of all its placements, and the others."""
+    first, mixture = found[0], found[0].mixture
+    join = mixture.join
+    others = [
+        {"said": mixture.said(one.where), "step_s": one.answer.price.step, "fits": one.answer.verdict.fits}
+        for one in found
+    ]
+    facts = {
+        "placement": {
+            "kind": first.where.kind,
+            "said": mixture.said(first.where),
+            "join": {
+                "name": join.name, "bandwidth_gb_s": join.bandwidth / 1e9, "latency_us": join.latency * 1e6,
+                "source": str(join.sources.get("bandwidth", "")),
+            },
+            "pools": first.pools,
+        },
+        "placements": others,
+    }  # fmt: skip
+    head = [
+        ("placement", f"{mixture.said(first.where)}; joined by {join.name}, {join.bandwidth / 1e9:g} GB/s a device"
+                      f" ({join.sources.get('bandwidth', 'given')})"),
+    ]  # fmt: skip
+    head += [
+        ("otherwise", f"{one['said']}: {figure(one['step_s'])} s{'' if one['fits'] else ', too large'}")
+        for one in others[1:5]
+    ]
+    unused = set(range(len(mixture.pools))) - {pool for pool, _ in first.where.pools}
+    if unused:
+        head.append(
+            ("", f"nothing lies on {' and '.join(mixture.pools[pool].name for pool in sorted(unused))}")
+        )
+    columns = [column for column in _POOLS if column.key in first.pools[0]]
+    return facts, "\n".join([*table(columns, first.pools), *lines(head)])
+
+
+# --- the best plans --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MixedRanking:
+    """found: the best plans in their best places. placed: the same, with where they lie. alone: the best answer of each
+    pool without the others, None where none fits. nearest: what lacks least, where nothing fits."""
+
+    found: Ranking
+    placed: tuple[PlacedAnswer, ...]
+    alone: tuple[tuple[Cluster, Answer | None], ...]
+    nearest: PlacedAnswer | None
+
+
+def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
+    """The `top` best plans over all pools, and each pool alone. Of base everything but the cluster is read.
+
+    Plans are put in order by what the screen says of them on each pool, as if all devices were of that kind; the first
+    some hundred are priced.
+    """
+    begun = perf_counter()
+    whole = replace(base, cluster=mixture.whole())
+    order, searched = _order(whole, mixture)
+    placed, fitting, least = list[PlacedAnswer](), list[PlacedAnswer](), np.inf
+    for guess, mesh, flat in order:
+        if guess > _SURE * least:
+            break
+        plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
+        ask = Question(base.model, plan, whole.cluster, base.stack, micro_batch, plan.micros or 1)
+        placed.append(everywhere(mixture, ask)[0])
+        if placed[-1].answer.verdict.fits:
+            fitting.append(placed[-1])
+            least = guess if len(fitting) == top else least
+    fitting.sort(key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total))
+    best = tuple(fitting[:top])
+    counts = Counts(searched=searched, priced=len(placed), feasible=len(fitting), played=len(placed))
+    alone = [(pool, search.search(replace(base, cluster=pool), top=1).best) for pool in mixture.pools]
+    found = Ranking(counts, perf_counter() - begun, tuple(one.answer for one in best))
+    nearest = None if best else min(placed, key=lambda one: one.answer.verdict.short, default=None)
+    return MixedRanking(
+        found, best, tuple((pool, some[0] if some else None) for pool, some in alone), nearest
+    )
+
+
+def _order(whole: Space, mixture: Mixture) -> tuple[list[tuple[float, MeshSizes, int]], int]:
+    """(seconds, mesh, place in its arrays) of the most promising plans, and how many there are. On rows of two kinds a
+    step takes about the harmonic mean of what it takes on each, by their devices, and has their memory together."""
+    seen = [mixture.seen_from(pool) for pool in range(len(mixture.pools))]
+    pricers = [search.pricer(replace(whole, cluster=cluster))[1] for cluster in seen]
+    parts = [pool.devices / mixture.devices for pool in mixture.pools]
+    room = sum(part * pool.device.room for part, pool in zip(parts, mixture.pools, strict=True))
+    least = min(pool.device.room for pool in mixture.pools)
+    kept: list[tuple[float, int, int]] = []
+    every, searched = list[MeshSizes](), 0
+    for mesh in meshes(whole):
+        kinds = {one.kind for one in placements(mixture, mesh.plan)}
+        if not kinds:
+            continue
+        searched += mesh.count
+        each = [one(mesh) for one in pricers]
+        steps = [np.broadcast_to(one.step, mesh.axes.shape) for one in each]
+        memory = np.broadcast_to(each[0].memory, mesh.axes.shape)
+        rows = 1.0 / sum(part / step for part, step in zip(parts, steps, strict=True))
+        guess = np.where(_SPARED * memory <= room, rows, np.inf) if "rows" in kinds else np.inf
+        if "replicas" in kinds:
+            guess = np.minimum(guess, np.where(memory <= least, np.max(steps, axis=0), np.inf))
+        exists = np.broadcast_to(search.exists(mesh, whole), mesh.axes.shape)
+        flat = np.where(exists, guess, np.inf).ravel()
+        near = np.argsort(flat, kind="stable")[:_PRICED]
+        kept += [(float(flat[at]), len(every), int(at)) for at in near if np.isfinite(flat[at])]
+        every.append(mesh)
+    kept.sort()
+    return [(guess, every[mesh], at) for guess, mesh, at in kept[:_PRICED]], searched
+
+
+def pays(mixed: MixedRanking) -> str:
+    """Whether the pools together are worth it, in one sentence."""
+    fitting = [(pool, one) for pool, one in mixed.alone if one is not None]
+    if not mixed.placed:
+        names = " and ".join(pool.name for pool, _ in fitting)
+        return f"mixing is no use: no plan deals this batch to all pools and fits; {names} alone will do"
+    if not fitting:
+        return "mixing is needed: no pool alone has a plan that deals this batch and fits"
+    first, own = min(fitting, key=lambda pair: pair[1].price.step)
+    gain = own.price.step / mixed.placed[0].answer.price.step
+    if gain < 1.0 - _ALIKE:
+        return f"mixing costs: {first.name} alone is {1 / gain:.2f} times as fast as all together; leave the others out"
+    if gain < 1.0 + _ALIKE:
+        return f"mixing changes nothing: {first.name} alone is as fast as all pools together; leave the others out"
+    devices = sum(pool.devices for pool, _ in mixed.alone) / first.devices
+    alone = f"{first.name} alone, with {devices:.3g} times its devices"
+    return f"mixing pays: all together are {gain:.2f} times as fast as {alone}"
+
+
+def told_of(mixed: MixedRanking) -> Told:
+    """What `plan` says: the best plans as on one cluster, where each lies, and each pool alone."""
+    alone = [
+        {
+            "pool": pool.name, "devices": pool.devices, "fits": one is not None,
+            "step_s": one.price.step if one else None, "plan": str(one.question.plan) if one else None,
+            "micro_batch": one.question.micro_batch if one else None,
+        }
+        for pool, one in mixed.alone
+    ]  # fmt: skip
+    facts, page = why.told(
+        mixed.found, told([mixed.placed[0]])[1].replace("\n", "\n   ") if mixed.placed else ""
+    )
+    for row, one in zip(facts["plans"], mixed.placed, strict=True):
+        row["placement"] = told([one])[0]["placement"]
+    text = [page, "", "each pool alone"] if page else ["each pool alone"]
+    for row in alone:
+        best = (
+            f"{seconds(row['step_s'])}  {row['plan']}"
+            if row["fits"]
+            else "no plan deals this batch to it and fits"
+        )
+        text.append(f"  {row['pool']}: {best}")
+    said = pays(mixed)
+    return {**facts, "alone": alone, "mixing": said}, "\n".join([*text, "", said])
