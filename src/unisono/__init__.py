@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unisono.config import DataConfig, LaunchConfig, ModelConfig, OutConfig, Recipe, TrainConfig
     from unisono.library import Job, init
-    from unisono.library.proof import prove
-    from unisono.library.prove import check_gradients
+    from unisono.library.gradient_check import check_gradients
+    from unisono.library.prove import prove
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
     from unisono.verify.user import gradients_of
@@ -46,9 +46,9 @@ _HOMES = {
         ("DataConfig", "LaunchConfig", "ModelConfig", "OutConfig", "Recipe", "TrainConfig"), "unisono.config"
     ),
     **dict.fromkeys(("Job", "init"), "unisono.library"),
-    "check_gradients": "unisono.library.prove",
+    "check_gradients": "unisono.library.gradient_check",
     "gradients_of": "unisono.verify.user",
-    "prove": "unisono.library.proof",
+    "prove": "unisono.library.prove",
     "Plan": "unisono.plan",
     "UnisonoError": "unisono.spec.errors",
 }

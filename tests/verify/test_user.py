@@ -7,7 +7,7 @@ from torch.distributed.tensor import Partial, Shard
 import unisono
 from tests.threads import ThreadNursery
 from tests.verify import loops
-from unisono.library.prove import ENTRY, GradientCheck, check_with
+from unisono.library.gradient_check import ENTRY, GradientCheck, check_with
 from unisono.spec.errors import UsageError, UserCodeError, VerifyMismatch
 from unisono.verify.user import judge
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from unisono.launch.context import RankContext
-from unisono.library.prove import SCRIPT
+from unisono.library.gradient_check import SCRIPT
 from unisono.spec.errors import UserCodeError
 from unisono.spec.finder import executed
 from unisono.verify.user import plain_name
