@@ -1,4 +1,4 @@
-"""A pipeline whose rows lie on unlike devices: each row takes what it takes on its own, and the cut suits them.
+"""A pipeline whose rows may lie on unlike devices: each row takes what it takes on its own, and the cut suits them.
 
 A row's seconds, memory and network are those of the cluster that its devices see; how a step is composed of rows and
 how its timetable is played is the same as for equal devices.
@@ -89,7 +89,10 @@ def _messages(
     """Seconds of one message of each row: of the dearer of the two boundaries that it has."""
     if plan.pp == 1:
         return (0.0,)
-    moved, apart, at = message_bytes(model, plan, stack, micro_batch), stride(plan, "pp"), cluster.rows
+    moved, apart = message_bytes(model, plan, stack, micro_batch), stride(plan, "pp", cluster.order)
+    if not cluster.rows:
+        return (message(cluster, apart, moved, stack.p2p, plan.pp),) * plan.pp
+    at = cluster.rows
     over = message(cluster, 1, moved, stack.p2p)
 
     def between(a: int, b: int) -> float:

@@ -34,7 +34,7 @@ def single(ask: Question, given: Any) -> Told:
     every = orders.compared(ask) if given.order == orders.BEST else None
     answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)
-    simulate.demand(answer, recut.sentence(better, fits=False) if better is not None else "")
+    simulate.demand(answer, better.sentence(fits=False) if better is not None else "")
     parts, ordered = pieces.told(answer), orders.told(answer, every)
     shown = [parts[1]] * given.blocks + [ordered[1]] * (given.order is not None)
     told = [(tell.facts(answer), tell.page(answer)), recut.told(better), *_extras(answer, given)]
