@@ -180,7 +180,9 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
 def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
-    return simulate(Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1))
+    return simulate(
+        Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1, space.steps)
+    )
 
 
 def exists(mesh: MeshSizes, space: Space) -> Array:

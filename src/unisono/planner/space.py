@@ -29,7 +29,7 @@ from unisono.planner.work.transformer import Transformer
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
-    play yet. exchanges: (sync, codec) that are tried beside the held ones where replicas meet."""
+    play yet. exchanges: (sync, codec) that are tried beside the held ones where replicas meet. steps: of the run."""
 
     model: Model
     cluster: Cluster
@@ -40,6 +40,7 @@ class Space:
     legal: Callable[[Plan], bool] = lambda plan: True
     all_keys: bool = False
     exchanges: tuple[tuple[str, str], ...] = ()
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,4 +230,5 @@ def space_on(
         held,
         legal,
         all_keys,
+        steps=recipe.train.steps,
     )

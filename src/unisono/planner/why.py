@@ -10,6 +10,7 @@ from unisono.planner.tell import (
     bound,
     errors,
     figure,
+    lasting,
     lines,
     losses,
     many,
@@ -109,7 +110,7 @@ def _about(answer: Answer) -> list[str]:
         f" {many(answer.rate)} tokens/s, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
     ]
     if answer.question.steps:
-        said[0] += f", {answer.days:.3g} days"
+        said.append(f"{lasting(86400 * answer.days)} for {answer.question.steps:,} steps")
     return said + [text for name, text in shared_out(answer) if name == "recompute"]
 
 

@@ -57,7 +57,8 @@ def told(found: Better | None) -> Told:
     """The key `better_cut`, and a line of the page."""
     if found is None:
         return {"better_cut": None}, ""
-    got = {"blocks": list(found.blocks), "plan": str(found.answer.question.plan), "gain": found.gain}
-    return {"better_cut": {**got, "step_s": found.answer.price.step}}, *lines(
-        [("cut", found.sentence(fits=True))]
-    )
+    facts = {
+        "blocks": list(found.blocks), "plan": str(found.answer.question.plan), "gain": found.gain,
+        "step_s": found.answer.price.step,
+    }  # fmt: skip
+    return {"better_cut": facts}, lines([("cut", found.sentence(fits=True))])[0]
