@@ -355,6 +355,8 @@ USERS = [
     command("train nope.py:f", "C03", "no such file", "nope.py:f", "path"),
 ]
 COMMANDS = [
+    command("train", "C04", "nothing says what to train", "unisono train", "unisono new", "train r.toml"),
+    command("train --plan dp=2", "C04", "nothing says what to train", "unisono train", "--demo", "train --demo"),
     command("trian r.toml", "C04", "did you mean train?", "unisono", "--help", "train r.toml"),
     command("train r.toml --jsn", "C04", "did you mean --json?", "unisono train", "--help", "train r.toml --json"),
     command("train r.toml b.toml", "C04", "b.toml", "unisono train", "--help", "train r.toml"),
@@ -381,6 +383,7 @@ COMMANDS = [
 ]  # fmt: skip
 LATEST = {"runs/tiny/latest": b"\x81\xff\0"}
 RUNS = [
+    run("report runs/tiny/a/checkpoints/step-000002", "C03", "is a checkpoint, not a run", "step-000002", "runs/tiny/a"),
     run("train --resume none", "C03", "no such run folder", "none", "runs/NAME/ID"),
     run("train --resume runs/tiny/b", "C03", "no such run folder", "runs/tiny/b", "runs/NAME/ID"),
     run("train --resume r.toml", "C03", "no such run folder", "r.toml", "runs/NAME/ID"),

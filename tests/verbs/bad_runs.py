@@ -118,9 +118,9 @@ def model(
 
 
 def resumed(name: str, spoil: Callable[[Path], object] | None, code: str, says: str, where: str, fix: str, flags: str = "",
-            **more: object) -> BadRun:  # fmt: skip
+            at: str = "", **more: object) -> BadRun:  # fmt: skip
     """A run that was finished, and then something happened to it."""
-    argv = ("train", "--resume", "RUN", "--train.steps", "6", *flags.split())
+    argv = ("train", "--resume", f"RUN{at}", "--train.steps", "6", *flags.split())
     return BadRun(name, argv, code, says, where, fix, spoil=spoil, **more)  # type: ignore[arg-type]
 
 
@@ -176,6 +176,9 @@ PLAYED = [
     resumed("another optimiser", None, "K05", "train.optimizer = 'adamw', not 'sgd'", "step-000004", "leave", "--train.optimizer sgd"),
     resumed("other data under the same name", lambda run: Path("words.txt").write_text("other " * 500), "K05", "other data",
             "step-000004", "the data as it was"),
+    resumed("an older checkpoint by name", None, "", "", "", "", exit=0, said="going on from step-000002; what the run made",
+            at="/checkpoints/step-000002"),
+    resumed("a torn checkpoint by name", _tear_newest, "K06", "no whole checkpoint", "RUN", "", at="/checkpoints/step-000004"),
     resumed("bytes in latest", lambda run: (run / "latest").write_bytes(b"\x81\xff\0"), "", "", "", "", exit=0, said="saved"),
     resumed("a stranger in latest", lambda run: (run / "latest").write_text("/etc/passwd\n"), "", "", "", "", exit=0, said="saved"),
     resumed("the newest checkpoint torn", _tear_newest, "", "", "", "", exit=0, said="step-000004 is damaged"),

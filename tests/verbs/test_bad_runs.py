@@ -1,5 +1,6 @@
 """Mistakes that ranks find: every row of the table of bad runs, a sample of them in `make test`."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 
 from tests.verbs import bad_runs
 from tests.verbs.bad_runs import PLAYED, SOME, BadRun, Place
+from tests.verbs.jobs import losses
+from unisono.train.checkpoint import verify_folder
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -35,6 +38,17 @@ def test_a_run_folder_has_one_writer(place: Place) -> None:
     assert (answer.row("where"), answer.left) == (run, ())
     assert place.call("train", "--resume", run, "--train.steps", "6").code == 0
     assert sorted(path.name for path in Path(run, "checkpoints").iterdir())[-1] == "step-000006"
+
+
+def test_from_an_older_checkpoint_the_same_steps_are_made_again(place: Place) -> None:
+    """One that is named is gone on from, also where the run had ended; its later lines are made anew."""
+    run = place.finished_copy()
+    made = losses(Path(run))
+    (Path(run) / "checkpoints/step-000004/manifest.json").write_text("torn")
+    answer = place.call("train", "--resume", f"{run}/checkpoints/step-000002", "--json")
+    assert answer.code == 0 and losses(Path(run)) == made
+    assert json.loads(answer.out)["resumed_from"] == "step-000002"
+    assert verify_folder(Path(run, "checkpoints/step-000004")) == []
 
 
 def test_names_are_unique() -> None:

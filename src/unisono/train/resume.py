@@ -13,7 +13,7 @@ from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
 from unisono.train.checkpoint import load
 from unisono.train.checkpoint.faults import damaged
-from unisono.train.checkpoint.find import by_age, first_whole
+from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.checkpoint.manifest import read_manifest
 from unisono.train.checkpoint.tensorfile import Damage
 from unisono.train.writing import nothing_to_resume
@@ -23,20 +23,30 @@ FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "trai
 
 
 def choose(
-    run_dir: Path, recipe: Recipe, data: str, last_bits: Mapping[str, Any] = MappingProxyType({})
+    run_dir: Path,
+    recipe: Recipe,
+    data: str,
+    last_bits: Mapping[str, Any] = MappingProxyType({}),
+    named: str = "",
 ) -> tuple[Path, list[str]]:
-    """The newest whole checkpoint of a run, every byte of it read, and what is wrong with those before it.
+    """The newest whole checkpoint of a run, or the one that is named, every byte of it read; and notes: what is wrong
+    with those before it, what is given up of those after it.
 
     recipe: resolved. data: the fingerprint of the data that the run would go on with. last_bits: device and threads of
     a rank. Raises UsageError: K05 if the run was begun with another recipe, other data or, where the policy promises
     bits, other `last_bits`; K06 if no checkpoint is whole.
     """
-    folder, faults = first_whole(by_age(run_dir))
+    ages = by_age(run_dir)
+    folder, faults = first_whole([run_dir / FOLDER / named] if named else ages)
     if folder is None:
         raise nothing_to_resume(str(run_dir), "; ".join(faults))
     state = load(folder, [])
     check_fits(state, recipe, data, folder)
     notes = [f"{fault}; going on from {folder.name}" for fault in faults]
+    if named and ages and ages[0] != folder:
+        notes.append(
+            f"going on from {folder.name}; what the run made after it, up to {ages[0].name}, is given up"
+        )
     return folder, notes + _other_bits(state.get("last_bits", {}), last_bits, recipe.plan, folder)
 
 

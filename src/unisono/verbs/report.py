@@ -22,4 +22,6 @@ class ReportVerb(Verb):
         result = command.run(run)
         call.settings.say(f"{result['report_html']}  (and report.png)")
         call.settings.say(result["verdict"])
+        for what in result["missing"]:
+            call.settings.note(f"note  {what}")
         return result

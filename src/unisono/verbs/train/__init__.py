@@ -4,12 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unisono.plan.grammar import families
-from unisono.spec.runs import CONFIG, run_folder
+from unisono.spec.errors import UsageError
+from unisono.spec.runs import CHECKPOINTS, CONFIG, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
     from unisono.config import Resolved
+
+
+_WHAT = ("model.", "data.", "train.")  # sections that say what is computed
 
 
 class TrainVerb(RecipeVerb):
@@ -20,7 +24,9 @@ class TrainVerb(RecipeVerb):
     def flags(self, parser: Parser) -> None:
         super().flags(parser)
         parser.epilog = f"{parser.epilog}\n\n{families()}"
-        parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder")
+        parser.add_argument(
+            "--resume", metavar="RUN", help="continue the run in this folder, or from this checkpoint of it"
+        )
         parser.add_argument(
             "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
         )
@@ -33,7 +39,7 @@ class TrainVerb(RecipeVerb):
         from unisono import config
 
         args, file = call.args, call.args.file
-        resume = run_folder(args.resume) if args.resume is not None else None
+        resume, checkpoint = resumed(args.resume) if args.resume is not None else (None, "")
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
         keys = [("train.guard", args.guard)] if args.guard is not None else []
@@ -48,11 +54,27 @@ class TrainVerb(RecipeVerb):
         text = config.resolved_toml(resolved)
         if call.settings.dry_run:
             return _would_train(call, resolved, text, resume)
+        if not any(origin != "default" for key, origin in given.origins.items() if key.startswith(_WHAT)):
+            raise UsageError(
+                "nothing says what to train",
+                where="unisono train",
+                likely="--dry-run shows the recipe of the defaults",
+                fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
+                code="C04",
+            )
         from unisono.verbs.train import run
         from unisono.verbs.train.order import TrainOrder
 
-        order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None)
+        order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint)
         return run.run(order, call.settings, demo=args.demo)
+
+
+def resumed(path: str) -> tuple[Path, str]:
+    """(the run's folder, the name of the checkpoint if `path` is that of one). Raises UsageError C03."""
+    checkpoint = Path(path)
+    if (checkpoint / "manifest.json").is_file() and checkpoint.parent.name == CHECKPOINTS:
+        return run_folder(checkpoint.parents[1]), checkpoint.name
+    return run_folder(path), ""
 
 
 def _would_train(call: CommandCall, resolved: "Resolved", text: str, resume: Path | None) -> Result:

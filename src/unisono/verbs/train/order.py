@@ -12,13 +12,14 @@ from unisono.plan import Plan
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
     """A resolved recipe and plan, the recipe as TOML with its origins, the run folder (None while there is none), and
-    whether to go on from a checkpoint in it."""
+    whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if ""."""
 
     recipe: Recipe
     plan: Plan
     config_text: str
     run_dir: Path | None = None
     resume: bool = False
+    checkpoint: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
@@ -28,6 +29,7 @@ class TrainOrder:
             "config_text": self.config_text,
             "run_dir": str(self.run_dir) if self.run_dir is not None else None,
             "resume": self.resume,
+            "checkpoint": self.checkpoint,
         }
 
     @classmethod
@@ -35,4 +37,6 @@ class TrainOrder:
         """What `as_json` made, in a rank."""
         run_dir = Path(told["run_dir"]) if told["run_dir"] else None
         recipe = Recipe.model_validate_json(told["recipe"])
-        return cls(recipe, Plan.parse(told["plan"]), told["config_text"], run_dir, told["resume"])
+        return cls(
+            recipe, Plan.parse(told["plan"]), told["config_text"], run_dir, told["resume"], told["checkpoint"]
+        )

@@ -43,7 +43,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         argument["run_dir"] = str(
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
-        resume = _agree_on_checkpoint(ctx, run_dir, recipe, corpus) if told.resume else None
+        resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
         order = RankOrder(
             recipe,
             plan,
@@ -90,11 +90,13 @@ def _last_bits(ctx: RankContext) -> Facts:
     return {"device": arithmetic(of_rank(ctx.backend, ctx.local_rank)), "threads": ctx.threads}
 
 
-def _agree_on_checkpoint(ctx: RankContext, run_dir: Path, recipe: Recipe, corpus: Corpus) -> Path:
+def _agree_on_checkpoint(
+    ctx: RankContext, told: TrainOrder, run_dir: Path, recipe: Recipe, corpus: Corpus
+) -> Path:
     """Rank 0 looks for the newest whole checkpoint, which may take it minutes; the others see whether they have it."""
 
     def chosen() -> str:
-        folder, notes = choose(run_dir, recipe, corpus.fingerprint, _last_bits(ctx))
+        folder, notes = choose(run_dir, recipe, corpus.fingerprint, _last_bits(ctx), told.checkpoint)
         for note in notes:
             ctx.channel.send("note", text=note)
         return str(folder)

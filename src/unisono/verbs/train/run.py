@@ -36,7 +36,8 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
     """Train. Returns the object of `--json`; raises UnisonoError. demo: prove the plan at the end, in a line."""
     recipe, resume = order.recipe, order.run_dir
     place = env.detect(os.environ)
-    done = finished(resume, recipe.train.steps) if resume is not None else None
+    chosen = resume is None or order.checkpoint  # a chosen checkpoint is gone on from, whatever came after it
+    done = None if chosen else finished(resume, recipe.train.steps)
     if done is not None and place is not None and place.rank:
         return None
     if done is not None:
