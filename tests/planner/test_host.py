@@ -234,8 +234,9 @@ def test_every_timetable_has_a_price_and_computes_the_same(name):
     other = replace(plan, schedule="1f1b")
     for where in (here(ranks=2), here(replace(HOST, cores=1), 2)):
         got, usual = (price_on_host(MODEL, one, where, micro_batch=4, micros=4) for one in (plan, other))
-        assert got.arithmetic == pytest.approx(usual.arithmetic, rel=1e-9)
-        assert got.idle < 0.5 * got.step
+        if where.host is not None and where.host.cores > 1:  # else work takes longer while others work too
+            assert got.arithmetic == pytest.approx(usual.arithmetic, rel=1e-9)
+        assert 0.0 <= got.idle < 0.5 * got.step
 
 
 @pytest.mark.parametrize(
@@ -270,3 +271,36 @@ def test_what_would_help_a_host_is_told_for_every_timetable(name):
     where = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
     ask = Question(MODEL, Plan.parse(f"pp=2 micros=4 schedule={name}"), where, stack("plain-cpu"), 4, 4)
     assert sensitivities(ask)
+
+
+@pytest.mark.parametrize("keys", ["cp=2", "dp=2 codec=int8", "dp=2 sync=local_sgd:h=4"])
+def test_what_a_host_was_measured_without_is_refused(keys):
+    plan = Plan.parse(keys)
+    with pytest.raises(UsageError, match="has no price on here") as caught:
+        simulate(Question(MODEL, plan, here(ranks=2), stack("plain-cpu"), 4, 1))
+    assert caught.value.code == "C22"
+
+
+def test_what_each_axis_takes_is_its_own():
+    got = priced("shard=2 tp=2", here())
+    alone = {axis: priced(f"{axis}=2", here()).comm[axis] for axis in ("shard", "tp")}
+    assert all(got.comm[axis].exposed > 0.3 * alone[axis].exposed for axis in alone)
+    whole = sum(got.comm[axis].exposed for axis in alone) + got.arithmetic + got.idle + got.uneven
+    assert whole == pytest.approx(got.step - got.optimizer - got.fixed)
+
+
+def test_a_pipeline_that_fills_while_others_wait_is_never_less_than_idle():
+    for micros in (1, 2, 4):
+        for where in (here(), here(replace(HOST, cores=1), 4)):
+            answer = simulate(Question(MODEL, Plan.parse("dp=2 pp=2"), where, stack("plain-cpu"), 4, micros))
+            assert answer.price.idle >= 0.0 and 0.0 <= answer.bubble < 1.0
+
+
+def test_networks_on_a_measured_host_are_priced_with_the_software_of_a_host(tmp_path):
+    """Files of earlier versions name the stack of accelerators, whose step alone takes 38 ms."""
+    device = {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}
+    text = as_toml(FittedHost(HOST), device, "a test")
+    for name, said in (("new", text), ("old", text.replace("plain-cpu", "plain"))):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(said)
+        assert cluster(str(path)).stack == "plain-cpu"

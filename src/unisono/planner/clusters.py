@@ -117,13 +117,16 @@ def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
         raise table.wrong("a cluster has at least one node of one device", "nodes", "nodes = 1")
     total = count * node
     decoded, read = table.number("loader_samples_s", 1.0, 0.0), table.number("loader_gb_s", 1e9, 0.0)
+    made = table.text("stack", "plain")
+    if "host" in table.values and made == "plain":  # as files of earlier versions say
+        made = "plain-cpu"
     cost = table.number("cost_per_hour") if "cost_per_hour" in table.values else None
     return Cluster(
         name=table.text("name", name) + (f":{count}" if count > 1 else ""),
         device=_named_device(table),
         devices=total,
         links=_links(table, total),
-        stack=table.text("stack", "plain"),
+        stack=made,
         cost_per_hour=cost[0] if cost else None,
         host=host_from(table.table("host")) if "host" in table.values else None,
         sources={"loader_samples": decoded[1], "loader_bandwidth": read[1]}

@@ -5,7 +5,7 @@ collectives over loopback are work for the same cores, so overlap hides none of 
 waited for without work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -30,18 +30,21 @@ FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One pass of one stage for one micro-batch: seconds of computing, of collectives on the cores, of waiting for
-    others and for the wire, and of a core for posting messages and starting again after a wait for them."""
+    """One pass of one stage for one micro-batch: seconds of computing; by axis, of collectives on the cores, and of
+    waiting for others and for the wire. On pp that is a core's for posting messages and starting again after a wait."""
 
     compute: float
-    talk: float
-    wait: float
-    posting: float
+    talk: Mapping[str, float]
+    waits: Mapping[str, float]
 
     @property
     def work(self) -> float:
         """Seconds of a core."""
-        return self.compute + self.talk + self.posting
+        return self.compute + sum(self.talk.values())
+
+    @property
+    def wait(self) -> float:
+        return sum(self.waits.values())
 
 
 def crowded(axis: str, more: bool) -> str:
@@ -169,48 +172,64 @@ def price_on_host(
     """A step of `micros` micro-batches on every data rank. The cluster has a host."""
     host, each = _host_of(cluster), plan.world // plan.pp
     got = _played(model, plan, cluster, host, micro_batch, micros)
-    span = max(p.stop for p in got.placed)
-    stretch = host.slow(plan.world)
-    compute = stretch * got.summed(lambda task: task.compute) / plan.pp
-    talk = got.summed(lambda task: task.talk * stretch + task.wait) / plan.pp
-    posting = stretch * got.summed(lambda task: task.posting) / plan.pp
+    span, busy = max(p.stop for p in got.placed), [0.0] * plan.pp
+    for p in got.placed:
+        busy[p.row] += p.stop - p.start
+    # How much longer work takes on cores that are shared, in the mean over the step.
+    stretch = (sum(busy) - got.summed(lambda task: task.wait)) / got.summed(lambda task: task.work)
+    crowd, inside = host.slow(plan.world), _inside(model, plan, got, stretch, micro_batch, micros)
     data = _data(model, plan, cluster, host, got.back[0].compute * host.slow(each))
-    axes = _axes(model, plan, micro_batch, micros)
-    inside = "shard" if axes["shard"].bytes else "tp"
-    sent = sum(many * (late + wire) for many, late, wire in zip(got.passes, got.late, got.wires, strict=True))
-    messages = 2 * sent / plan.pp if plan.pp > 1 else 0.0
+    fixed, replica = host.step * crowd + _tied(model, plan, cluster, host), plan.world // plan.dp
     update = host.update
-    tensors = 12.0 * model.n_layer / plan.pp + 4
-    own = own_of(model, plan, 0)
-    optimizer = stretch * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
-    replica = plan.world // plan.dp
-    optimizer += stretch * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
-    tied = 0.0
-    moved = _twice(model, plan)
-    if moved:
-        tied = stretch * host.talk("all_reduce", 2, moved) + host.wait("all_reduce", 2)
-        if way_out(cluster) and each * plan.pp > cluster.links[0].size:
-            tied += each * moved / way_out(cluster)
-    fixed = host.step * stretch + tied
-    shown = sum(t.exposed for t in data.values())
-    comm = {axis: Traffic(traffic.bytes) for axis, traffic in axes.items() if getattr(plan, axis) > 1}
-    if inside in comm:
-        comm[inside] = Traffic(comm[inside].bytes, talk, talk)
-    if "pp" in comm:
-        comm["pp"] = Traffic(comm["pp"].bytes, messages + posting, posting)
-    comm |= data
+    tensors, own = model.block_tensors * model.n_layer / plan.pp + END_TENSORS, own_of(model, plan, 0)
+    optimizer = crowd * (update[0] + update[1] * tensors + update[2] * own / plan.shard)
+    optimizer += crowd * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
     return Price(
-        step=span + shown + optimizer + fixed,
-        arithmetic=compute,
+        step=span + sum(t.exposed for t in data.values()) + optimizer + fixed,
+        arithmetic=stretch * got.summed(lambda task: task.compute) / plan.pp,
         kernels=0.0,
         host=0.0,
-        idle=span - compute - talk - posting,
-        uneven=0.0,
-        busiest=compute + talk + posting,
+        idle=span - max(busy),
+        uneven=max(busy) - sum(busy) / plan.pp,
+        busiest=max(busy),
         optimizer=optimizer,
         fixed=fixed,
-        comm=comm,
-    )  # fmt: skip
+        comm={axis: traffic for axis, traffic in inside.items() if getattr(plan, axis) > 1} | data,
+    )
+
+
+def _inside(
+    model: Transformer, plan: Plan, got: _Played, stretch: float, micro_batch: int, micros: int
+) -> dict[str, Traffic]:
+    """What the passes of a step send, and what of it shows, of the mean row."""
+    both = (plan.pp == 1, plan.pp == 1)
+    moved = sent_inside(model, plan, micro_batch, micros, model.n_layer / plan.pp, both)
+    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
+    moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
+    late = 0.0
+    if plan.pp > 1:
+        each = zip(got.passes, got.late, got.wires, strict=True)
+        late = 2 * sum(many * (late + wire) for many, late, wire in each) / plan.pp
+    found: dict[str, Traffic] = {}
+    for axis, nbytes in moved.items():
+        talk = stretch * got.summed(lambda task, axis=axis: task.talk.get(axis, 0.0))
+        shown = (talk + got.summed(lambda task, axis=axis: task.waits.get(axis, 0.0))) / plan.pp
+        found[axis] = Traffic(nbytes, shown + late * (axis == "pp"), shown)
+    return found
+
+
+def _tied(model: Transformer, plan: Plan, cluster: Cluster, host: Host) -> float:
+    """Seconds in which two rows sum the gradients that both have."""
+    moved, each = _twice(model, plan), plan.world // plan.pp
+    if not moved:
+        return 0.0
+    found = host.slow(plan.world) * host.talk("all_reduce", 2, moved) + host.wait("all_reduce", 2)
+    if way_out(cluster) and plan.world > cluster.links[0].size:
+        found += each * moved / way_out(cluster)
+    return found
+
+
+END_TENSORS = 3  # parameters of stem and head, counted as tensors
 
 
 def _twice(model: Transformer, plan: Plan) -> float:
@@ -237,22 +256,20 @@ def _task(
         compute += host.forward.of(
             counted(model, micro_batch, plan.tp, backward=False, layers=layers, stem=False, head=False)
         )
-    talk = wait = 0.0
-    full = plan.world > host.cores
+    talk, waits, full = dict[str, float](), dict[str, float](), plan.world > host.cores
     for axis, op, nbytes, times in calls_of_pass(
         model, plan, micro_batch, micros, layers, (stem, head), backward, again
     ):
-        ranks = getattr(plan, axis)
-        apart = stride(plan, axis)
-        key = crowded(axis, full)
+        ranks, key = getattr(plan, axis), crowded(axis, full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
         moves = host.talk(op, ranks, nbytes)
-        talk += times * (moves + beside)
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
-        wire = max(0.0, on_wire(cluster, op, apart, ranks, nbytes) - moves)
-        wait += times * (host.wait(op, ranks) + wire)
-    neighbours = (not stem) + (not head)
-    return _Task(compute, talk, wait, neighbours * host.calls.get(crowded("pp", full), 0.0))
+        wire = max(0.0, on_wire(cluster, op, stride(plan, axis), ranks, nbytes) - moves)
+        talk[axis] = talk.get(axis, 0.0) + times * (moves + beside)
+        waits[axis] = waits.get(axis, 0.0) + times * (host.wait(op, ranks) + wire)
+    if plan.pp > 1:
+        talk["pp"] = ((not stem) + (not head)) * host.calls.get(crowded("pp", full), 0.0)
+    return _Task(compute, talk, waits)
 
 
 def calls_of_pass(
@@ -266,15 +283,19 @@ def calls_of_pass(
     if plan.tp > 1:
         moved = micro_batch * model.context * model.d_model * ITEM
         tokens = micro_batch * model.context * ITEM
-        pairs = 2.0 * layers * (2 if again else 1)
         gathers = 2 if model.gated else 1  # gate and up gather their input each
-        first = layers * (1 + gathers)
+        first, second = layers * (1.0 + gathers), layers * 2.0  # what a forward pass gathers, and scatters
         stems, heads = float(stem), float(head)
-        gather = pairs + stems if backward else first + heads
-        scatter = first + heads if backward else pairs + stems
+        gather, scatter = (second + stems, first + heads) if backward else (first + heads, second + stems)
+        if again:  # up to the last tensor that is kept, which comes before what the second half scatters
+            gather, scatter = gather + first, scatter + layers
         found += [("tp", "all_gather", moved, gather), ("tp", "reduce_scatter", moved, scatter)]
-        if head and not backward:
-            found.append(("tp", "all_reduce", tokens, 2.0))
+        if head and not backward:  # of the loss: largest logit, sum, the target's
+            found.append(("tp", "all_reduce", tokens, 3.0))
+        if backward:  # gradients of what every rank has whole
+            whole = layers * model.block_parameters[1]
+            whole += stems * model.stem_parameters[1] + heads * model.head_parameters[1]
+            found.append(("tp", "all_reduce", ITEM * whole, 1.0 / micros))
     if plan.shard > 1:
         block = block_of(model, plan.tp)
         rim = ITEM * share_of(model, plan, 0 if stem else plan.pp - 1, True).ends if stem or head else 0.0
@@ -359,12 +380,3 @@ def sent_inside(
 def sent_after(plan: Plan, elements: float) -> float:
     """Bytes that a rank sends on dp for the gradients of so many elements, before `shard` deals them."""
     return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / plan.shard
-
-
-def _axes(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> dict[str, Traffic]:
-    """Bytes that a rank sends in a step inside its replica."""
-    both = (plan.pp == 1, plan.pp == 1)
-    moved = sent_inside(model, plan, micro_batch, micros, model.n_layer / plan.pp, both)
-    whole = micro_batch * model.context * model.d_model / plan.tp * ITEM
-    moved["pp"] = 2.0 * micros * whole * (plan.pp - 1) / plan.pp
-    return {axis: Traffic(nbytes) for axis, nbytes in moved.items()}

@@ -49,7 +49,7 @@ def as_toml(measured: FittedHost, device: Mapping[str, float], origin: str) -> s
         f"# This machine, as measured: {origin}. Written by `unisono calibrate`, read by plan, simulate and train.",
         'name = "here"',
         f"node = {host.cores}",
-        'stack = "plain"',
+        'stack = "plain-cpu"',
         "",
         "[device]",
         f"peak_tflops = {{ value = {{ {peak} }}, {source} }}",

@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono.config import ModelConfig
 from unisono.plan import Plan
-from unisono.planner.host import buckets, calls_of_pass, counted, crowded, price_on_host
+from unisono.planner.host import END_TENSORS, buckets, calls_of_pass, counted, crowded, price_on_host
 from unisono.planner.host_file import FittedHost
 from unisono.planner.host_memory import memory_on_host, moved
 from unisono.planner.machines.cluster import Cluster, Device
@@ -116,7 +116,14 @@ def paces(rows: Sequence[Played]) -> tuple[Pace, Pace]:
 
 def update(rows: Sequence[Played]) -> tuple[float, float, float]:
     """Seconds of an optimiser step: fixed, per tensor, per element."""
-    lines = [[1.0, float(_tensors(row.model)), float(row.model.workload.parameters)] for row in rows]
+    lines = [
+        [
+            1.0,
+            float(row.model.block_tensors * row.model.n_layer + END_TENSORS),
+            float(row.model.workload.parameters),
+        ]
+        for row in rows
+    ]
     fixed, tensor, element = _positive(lines, [row.parts["optim"] for row in rows])
     return fixed, tensor, element
 
@@ -298,11 +305,3 @@ def _least(lines: Sequence[Sequence[float]], goals: Sequence[float]) -> list[flo
         else:
             used = used & (answer != answer.min())
     return [float(c) for c in best / np.where(scale > 0, scale, 1.0)]
-
-
-def _tensors(model: Transformer) -> int:
-    """Parameters of the model, counted as tensors."""
-    each = (
-        4 * (2 if model.bias else 1) + (2 if model.rms or not model.bias else 4) + (1 if model.gated else 0)
-    )
-    return each * model.n_layer + 3

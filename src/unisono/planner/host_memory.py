@@ -9,7 +9,7 @@ from unisono.planner.machines.cluster import Source
 from unisono.planner.machines.host import Host
 from unisono.planner.memory import Memory, share_of, states
 from unisono.planner.timetables import HEAPED, LATE, ends, in_flight, name_of
-from unisono.planner.work.kept import head_bytes, owed_bytes
+from unisono.planner.work.kept import block_bytes, head_bytes, owed_bytes
 from unisono.planner.work.transformer import Transformer
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on CPUs compute")] = 4.0
@@ -61,12 +61,13 @@ def _moments(
 ) -> list[tuple[float, float, float]]:
     """(bytes of gradients, of activations, of gradients on their way) at moments of which one is the fullest: a
     backward begins, in the first micro-batch and in later ones, or the last one ends."""
-    layered = kept_by_block(model, plan, micro_batch)
+    layered = kept_by_block(model, plan, micro_batch, plan.recompute)
     layers, held = layers_of(model, plan)[row], in_flight(plan.schedule, row, plan.pp, micros)
-    working = _kept(model, plan, micro_batch) if plan.recompute == "full" else 0.0
+    working = kept_by_block(model, plan, micro_batch) if plan.recompute == "full" else 0.0
     head = 0.0
     if row in ends(plan.schedule, plan.pp)[1]:
-        working += kept_by_head(model, plan, micro_batch)
+        # Of one micro-batch the logits, their log-probabilities and the gradient of these.
+        working += 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
         # Where all forward passes come first, every other micro-batch keeps what its loss is made from.
         name = name_of(plan.schedule)
         if name in HEAPED:
@@ -99,26 +100,10 @@ def block_of(model: Transformer, tp: int) -> float:
     return ITEM * (dealt / tp + whole)
 
 
-def kept_by_block(model: Transformer, plan: Plan, micro_batch: int) -> float:
+def kept_by_block(model: Transformer, plan: Plan, micro_batch: int, recompute: str = "none") -> float:
     """Bytes that one block of one micro-batch keeps from its forward to its backward pass."""
-    if plan.recompute == "full":
-        return ITEM * micro_batch * model.context * model.d_model / plan.tp
-    return _kept(model, plan, micro_batch)
-
-
-def kept_by_head(model: Transformer, plan: Plan, micro_batch: int) -> float:
-    """Bytes of one micro-batch's logits, their log-probabilities and the gradient of these."""
-    return 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
-
-
-def _kept(model: Transformer, plan: Plan, micro_batch: int) -> float:
-    """Bytes that one block of one micro-batch keeps for its backward pass: inputs of both norms and both sums, of every
-    product, keys, queries, values, what attention gives before and after its heads are put together."""
-    h, f, t = model.d_model, model.d_ff, plan.tp
-    whole = 2 * h / t + 2 * h  # under tp, what products read is gathered first
-    dealt = (h + 2 * model.kv_width + 3 * h + (3 if model.gated else 2) * f) / t
-    scores = 3 * model.n_head * model.context / t if model.noisy else 0.0
-    return ITEM * micro_batch * model.context * (whole + dealt + scores)
+    sizes = {"micro_batch": micro_batch, "tp": plan.tp, "itemsize": int(ITEM)}
+    return block_bytes(model, **sizes, recompute=recompute, composed=True)
 
 
 def layers_of(model: Transformer, plan: Plan) -> tuple[float, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
-from unisono.planner import general, host, host_memory, memory, unlike
+from unisono.planner import general, host, host_memory, memory, replicas, unlike
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
@@ -23,19 +23,21 @@ def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
 
 
 def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
-    """Raises UsageError for what has no price: offloading, which nothing plays; and on a host a precision in which
-    nobody has measured it, since its paces and bytes are those of fp32, and others follow from none of them."""
-    if plan.offload != "none":
-        raise UsageError(
-            f"offload={plan.offload} has no price", where="plan.offload", fix="offload=none", code="C22"
-        )
-    if shares_cores(model, cluster) and plan.precision != "fp32":
-        raise UsageError(
-            f"precision={plan.precision} has no price on {cluster.name}: its host was measured in fp32",
-            where="plan.precision",
-            fix="precision=fp32; unisono train runs a named plan without a price",
-            code="C22",
-        )
+    """Raises UsageError for what has no price: offloading, which nothing plays; and on a host what nobody has measured
+    there. Its paces and bytes are those of fp32, and those of other precisions follow from none of them."""
+    asked = {"offload": plan.offload != "none"}
+    if shares_cores(model, cluster):
+        coded = plan.dp > 1 and not replicas.plain(plan)
+        asked |= {"cp": plan.cp > 1, "sync": coded, "codec": coded, "precision": plan.precision != "fp32"}
+    for key, is_strange in asked.items():
+        value, usual = getattr(plan, key), getattr(Plan(), key)
+        if is_strange and value != usual:
+            raise UsageError(
+                f"{key}={value} has no price on {cluster.name}: it was measured with {key}={usual}",
+                where=f"plan.{key}",
+                fix=f"{key}={usual}; unisono train runs a named plan without a price",
+                code="C22",
+            )
 
 
 def price(

@@ -150,9 +150,9 @@ def verdict_of(ask: Question) -> MemoryVerdict:
 def simulate(ask: Question) -> Answer:
     """The answer, whether it fits or not."""
     got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
-    bubble = got.idle / got.step
     if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
-        got, bubble = _as_played(ask, got)
+        got = _as_played(ask, got)
+    bubble = got.idle / (got.idle + got.busiest) if ask.plan.pp > 1 else 0.0
     return Answer(ask, with_waits(got, ask), verdict_of(ask), bubble)
 
 
@@ -204,17 +204,17 @@ def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
 
 
-def _as_played(ask: Question, got: Price) -> tuple[Price, float]:
-    """The price with its timetable played, where there is one; and the bubble."""
+def _as_played(ask: Question, got: Price) -> Price:
+    """The price with its timetable played, where there is one."""
     if ask.plan.pp == 1:
-        return got, 0.0
+        return got
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
     plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
     each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
     whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
     if whole is not None:
-        got = with_play(got, whole, ask.micros, plan.schedule, each)
-    return got, got.idle / (got.idle + got.busiest)
+        return with_play(got, whole, ask.micros, plan.schedule, each)
+    return got
 
 
 def gib(memory: Memory) -> dict[str, float]:

@@ -216,6 +216,12 @@ class Transformer:
         """The embedding: dealt by vocabulary, positions whole."""
         return self.vocab * self.d_model, (self.rows or self.context) * self.d_model if self.learned else 0
 
+    @property
+    def block_tensors(self) -> int:
+        """Parameters of a block, counted as tensors."""
+        norms = 2 if self.rms or not self.bias else 4
+        return 4 * (2 if self.bias else 1) + norms + (1 if self.gated else 0)
+
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""
         h, ff = self.d_model, self.d_ff
