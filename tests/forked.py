@@ -184,7 +184,6 @@ def preload() -> None:
 
     modules = (
         "cli",
-        "launch.helper",
         "launch.rank",
         "verbs.train.rank",
         "verbs.train.run",

@@ -83,3 +83,19 @@ def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
     assert wire.split(whole[0]) == [b"1", b"+", answer] and not seat.owed
     rank.close()
     seat.close()
+
+
+def test_what_somebody_said_is_heard_though_they_left_before_they_heard_us() -> None:
+    """A helper that fails while the order is under way: its error must not be lost."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            wire.send_message(ours, {"op": "run"})
+            wire.send_message(theirs, {"op": "failed"})
+        assert wire.read_message(ours) == ({"op": "failed"}, [])
+        assert wire.read_message(ours) is None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            wire.send_message(ours, {"op": "run"})
+        assert wire.read_message(ours) is None

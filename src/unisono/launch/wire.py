@@ -97,8 +97,10 @@ def read_message(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None
     """The next object and its files; None when the other side has left. The files are the caller's to close."""
     try:
         data, fds, _, _ = socket.recv_fds(sock, ROOM, 16)
-    except ConnectionResetError:
-        return None
+    except (
+        ConnectionResetError
+    ):  # told once, where it left words of ours unread: what it said before that comes now
+        data, fds, _, _ = socket.recv_fds(sock, ROOM, 16)
     if data == _AS_FILE:
         with os.fdopen(fds.pop(0), "rb") as file:
             file.seek(0)
