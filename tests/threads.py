@@ -5,7 +5,6 @@ on every rank, `prepare(argument)` before.
 """
 
 import importlib
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -72,8 +71,7 @@ class ThreadNursery:
         except UnisonoError as error:
             return Outcome([], error, 1)
         except Exception as error:
-            trace = "".join(traceback.format_exception(error))
-            return Outcome([], UserCodeError(f"{type(error).__name__}: {error}"), 1, trace)
+            return Outcome([], UserCodeError(f"{type(error).__name__}: {error}"), 1)
         finally:
             torch.set_default_dtype(dtype)
 

@@ -1,13 +1,15 @@
 """Every planted bug is caught, most with the right cause. The catalogue is in `mutations/`."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.threads import ThreadNursery
-from tests.verify.mutations.entry import CATALOGUE
+from tests.verify.mutations.entry import CATALOGUE, UNSEEN
 from tests.verify.mutations.planting import Bug, Planting
 from unisono.config import Recipe
 from unisono.plan import Plan
@@ -23,6 +25,8 @@ QUICK = (
     "dropout_seeded_by_rank",
     "canonical_order_changed",
     "one_element_off_by_a_billionth",
+    "a21_validation_loss_times_tp",
+    "a59_rate_counted_from_the_resume",
 )
 
 
@@ -74,10 +78,10 @@ def table(proofs: dict[str, Proof]) -> str:
     )
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [*CATALOGUE, *UNSEEN])
 def test_a_bug_has_a_place_to_be_planted(name: str):
     """Quick, and the first to say so when what a bug patches has another name."""
-    with Planting().of(CATALOGUE[name]):
+    with Planting().of((CATALOGUE | UNSEEN)[name]):
         pass
 
 
@@ -100,3 +104,11 @@ def test_every_planted_bug_is_caught_and_most_are_named():
     assert [n for n, p in proofs.items() if p.cause == "raised"] == [], table(proofs)
     misnamed = {n: p for n, p in proofs.items() if p.cause not in CATALOGUE[n].causes}
     assert len(misnamed) <= 0.2 * len(proofs), table(misnamed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_no_proof_can_see_is_found_by_a_quick_test():
+    words = [sys.executable, "-m", "tests.verify.mutations", *UNSEEN]
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -13,7 +13,7 @@ from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.grammar import NAMED, played
 
-SIZES = (1, 2, 4, 8)
+SIZES = (1, 2, 3, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
 LEAVES = (8, 4, 2, 1)
 OPTIONS: Mapping[str, str] = {

@@ -37,7 +37,8 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:
-    """The one device itself, held to formulas. Keys: first (text, or None), cause, explanation, notes."""
+    """The one device itself, held to formulas. Keys: first (text, or None), cause, explanation; unseen: tokens of the
+    vocabulary that the data of these steps has not; note: on the first loss, or ""."""
     terms = terms_of(resolved, corpus)
     first, cause, before = None, Cause("", ""), None
     for step in range(steps):
@@ -52,18 +53,23 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
         first, cause = next(unlawful_run(terms, resolved, folder), (None, cause))
     told = {} if first is None else {"cause": cause.name, "explanation": cause.text}
     said = first and f"one device itself: {first}"
-    return {"first": said, **told, "notes": _notes(resolved, corpus, Record(record_of(folder, 0)))}
+    met = [tokens_of(resolved, corpus, step) for step in range(steps)] if corpus.vocab else []
+    tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
+    loss = Record(record_of(folder, 0)).notes[0].loss
+    return {
+        "first": said, **told, "unseen": (corpus.vocab or 0) - len(tokens), "note": odd_loss(resolved, corpus, loss)
+    }  # fmt: skip
 
 
-def _notes(resolved: Resolved, corpus: Corpus, first: Record) -> list[str]:
-    """What a user should know about a proof of this recipe that is neither right nor wrong."""
-    chance, loss = math.log(max(corpus.classes, 1)), first.notes[0].loss
+def odd_loss(resolved: Resolved, corpus: Corpus, loss: float) -> str:
+    """What to say of a user's model whose first loss is not about that of guessing; "" if it is."""
+    chance = math.log(max(corpus.classes, 1))
     if ":" not in resolved.recipe.model.kind or not chance or 0.5 < loss / chance < 2:
-        return []
-    return [
+        return ""
+    return (
         f"the first loss is {loss:.3g} nats a target, guessing among {corpus.classes} classes gives {chance:.3g}:"
         " is the model's loss a sum over targets, not a mean, and is the model untrained?"
-    ]
+    )
 
 
 def judge_plan(

@@ -11,6 +11,7 @@ from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
+from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
 
@@ -266,11 +267,25 @@ class _Prover:
             cause=why.get("cause"),
             explanation=why.get("explanation"),
             verdict=verdict,
-            notes=tuple(judged["notes"]),
+            notes=_notes(plan, work.resolved.recipe, judged),
         )
         shutil.rmtree(work.folder, ignore_errors=True)
         self._proofs[work.number] = proof
         self._each(proof)
+
+
+def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...]:
+    """What the user should know that is neither right nor wrong."""
+    notes = [judged["note"]] if judged["note"] else []
+    if plan.tp > 1 and judged["unseen"]:
+        notes += [
+            f"{judged['unseen']} tokens of the vocabulary do not occur in the steps that were proven, and tp cuts the"
+            " vocabulary: what it makes of those is not shown; more --steps, or data that has them"
+        ]
+    bits = fidelity_of(plan) is Fidelity.EXACT and plan.world > 1 and not member("sync", plan.sync).leafwise
+    if bits and recipe.launch.threads_per_rank != 1:
+        notes += ["proven with one thread a rank; for the same bits in train: --launch.threads_per_rank 1"]
+    return tuple(notes)
 
 
 def _unproven(bound: float, resolved: Resolved) -> dict[str, Any]:

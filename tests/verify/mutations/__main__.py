@@ -1,6 +1,7 @@
-"""`python -m tests.verify.mutations [NAME ...]`: plant bugs, all or those named, and print who found each, then the figures.
+"""`python -m tests.verify.mutations [NAME ...]`: plant bugs, and print who found each, then the figures.
 
-`a02` to `a61` are those of an adversary's; BUGS=a plants these alone.
+NAME: all that begin so, by default every bug. `a0 a1 a2 a3 a4 a5 a6` are those that a reviewer planted and that got
+through then.
 """
 
 import contextlib
