@@ -115,3 +115,8 @@ def synchronize(device: torch.device) -> None:
     """Return when the device has done all that it was given; a CPU has."""
     if device.type == GPU:
         torch.cuda.synchronize(device)
+
+
+def spins() -> bool:
+    """Whether this process waits for a device of its own, and so never stands quite still."""
+    return torch.cuda.is_initialized()

@@ -134,7 +134,10 @@ class LaunchConfig(BaseModel):
         default="auto",
         description="gloo computes on CPUs, nccl on GPUs; auto: nccl where each rank has a GPU",
     )
-    timeout: Positive = Field(default=600.0, description="seconds that a collective may take")
+    timeout: Positive | None = Field(
+        default=None,
+        description="seconds that a rank may keep others waiting; by the run's own steps when absent",
+    )
     order: str = Field(
         default="",
         pattern=r"^((pp|dp|shard|cp|tp)(,(pp|dp|shard|cp|tp))*)?$",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from unisono.launch import wire
+from unisono.launch.pace import Pace
 
 
 class Channel(ABC):
@@ -45,8 +46,9 @@ class SocketChannel(Channel):
     `room` bytes of backlog further events are dropped and counted.
     """
 
-    def __init__(self, sock: socket.socket, room: int = 4 << 20) -> None:
+    def __init__(self, sock: socket.socket, room: int = 4 << 20, pace: Pace | None = None) -> None:
         self._sock = sock
+        self._pace = pace or Pace()
         self._room = room
         self._backlog = bytearray()
         self._frames = wire.Frames()
@@ -57,6 +59,8 @@ class SocketChannel(Channel):
         self._told = False
 
     def send(self, kind: str, **fields: Any) -> None:
+        if kind == "step":
+            self._pace.stepped(fields["step"])
         data = wire.frame(wire.dumps({"kind": kind, **fields}))
         with self._lock:
             if len(self._backlog) + len(data) > self._room:
@@ -106,8 +110,10 @@ class SocketChannel(Channel):
             except OSError:
                 return
             self._backlog.clear()
-            while "leave" not in self._heard and self._listen(0):
-                pass
+        while "leave" not in self._heard and self._listen(
+            0
+        ):  # without the lock: the lookout may have to speak
+            pass
 
 
 @dataclass
@@ -117,8 +123,11 @@ class PrintChannel(Channel):
     rank: int
     show: Callable[[int, dict[str, Any]], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
+    pace: Pace = field(default_factory=Pace)
 
     def send(self, kind: str, **fields: Any) -> None:
+        if kind == "step":
+            self.pace.stepped(fields["step"])
         if self.rank == 0 and self.show is not None:
             self.show(0, {"kind": kind, **fields})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from unisono.launch.starters import Started, detect
 from unisono.launch.supervise import Outcome
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import UnisonoError, UsageError
 
 __all__ = ["Started", "detect", "place_here", "run_in_env"]
 
@@ -27,15 +27,18 @@ def run_in_env(
     environ: Mapping[str, str] = os.environ,
     threads: int | None = None,
     backend: str = "auto",
-    timeout: float = 600.0,
+    timeout: float | None = None,
+    hung: Callable[[UnisonoError, bool], None] = lambda error, mine: None,
 ) -> Outcome:
     """Be the rank that `environ` describes and run `entry` in this very process, importing torch.
 
-    `show` hears rank 0's events. `timeout` in seconds, for meeting the others and for each collective's store.
+    `show` hears rank 0's events. `timeout`: seconds that a rank may keep the others
+    waiting; by the run's own steps if None. `hung` hears of a hang, on every rank; its second argument says whether
+    this one is to tell it. The process then leaves with 6.
     Errors are in the Outcome; the caller leaves by `context.flush_and_leave(outcome.exit)`.
     """
     place = detect(environ)
     if place is None:
         raise UsageError("no rank in the process environment", fix="start with torchrun", code="L02")
     body = importlib.import_module("unisono.launch.rank_env")  # imports torch, which detection must not
-    return body.run(place, entry, argument, show, threads, backend, timeout)
+    return body.run(place, entry, argument, show, threads, backend, timeout, hung)

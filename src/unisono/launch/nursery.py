@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.launch.heap import with_huge_pages
+from unisono.launch.pace import Pace
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
 from unisono.spec.errors import UsageError
@@ -76,7 +77,8 @@ class Nursery:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
-        and a request to stop. `timeout`: seconds of silence of a rank after which the run counts as hung.
+        and a request to stop. `timeout`: seconds that a rank may keep the others
+        waiting; by the run's own steps if None (`pace`).
         Ctrl-C and SIGTERM ask the ranks to stop; a second Ctrl-C kills them. Failures are in the Outcome.
         """
         host = socket.gethostname()
@@ -87,10 +89,10 @@ class Nursery:
             "threads": max(1, threads),
             "backend": backend,
             "token": secrets.token_hex(16),
-            "store_timeout": timeout or 600.0,
+            "timeout": timeout,
         }
         hear = on_event or print_output
-        watch = Supervision(self._control, ranks, hear, timeout, host, self._process.kill)
+        watch = Supervision(self._control, ranks, hear, Pace(timeout), host, self._process.kill)
         with Signals() as signals:
             with contextlib.suppress(
                 ConnectionError

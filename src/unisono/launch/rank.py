@@ -7,9 +7,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,10 @@ from unisono.comm.device import backend_for, count
 from unisono.launch import crossing
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
+from unisono.launch.lookout import Lookout
+from unisono.launch.pace import Pace, margin
 from unisono.launch.rank_store import SocketStore
+from unisono.spec.errors import UnisonoError
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -59,7 +63,8 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     """The whole life of a rank; never returns."""
     code = 1
     try:
-        channel = SocketChannel(socket.socket(fileno=seat.events))
+        pace = Pace(order["timeout"])
+        channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
         _settle_in(seat, order)
         _hear_signals(channel)
         ctx = RankContext(
@@ -70,7 +75,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             host=socket.gethostname(),
             threads=order["threads"],
             backend=choose_backend(order["backend"], order["ranks"]),
-            store=SocketStore(socket.socket(fileno=seat.store), timedelta(seconds=order["store_timeout"])),
+            store=SocketStore(socket.socket(fileno=seat.store), timedelta(seconds=margin(order["timeout"]))),
             channel=channel,
             run_token=order["token"],
         )
@@ -78,9 +83,17 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             remember_few_collectives(os.environ)
         if seat.rank == 0 and (note := idle_gpus(order["backend"], order["ranks"])):
             channel.send("note", text=note)
+        lookout = Lookout(ctx.rank, ctx.world, ctx.host, ctx.store, pace, partial(_hung, channel))
         code = _play(ctx, channel, entry, argument, shared)
+        lookout.close()
     finally:
         flush_and_leave(code)
+
+
+def _hung(channel: SocketChannel, error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
+    """One rank tells the supervisor, which ends them all."""
+    if mine:
+        channel.send("hang", error=crossing.describe(error))
 
 
 def _play(

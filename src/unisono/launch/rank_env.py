@@ -1,12 +1,14 @@
 """The life of a rank that somebody else started, in its own process. Imports torch: rank side only."""
 
+import ctypes
 import json
 import os
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,19 @@ from torch.distributed.rendezvous import rendezvous
 
 from unisono.launch import crossing, signals
 from unisono.launch.agree import agree
-from unisono.launch.context import Channel, PrintChannel, RankContext
+from unisono.launch.context import Channel, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
+from unisono.launch.helper import die_with
+from unisono.launch.lookout import Lookout
+from unisono.launch.pace import Pace, margin
 from unisono.launch.rank import choose_backend, idle_gpus, stay_on_this_host
 from unisono.launch.supervise import Outcome
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import UnisonoError, UsageError
+
+_EARLY = 3600  # seconds
+_LEAVE = 10.0
 
 
 def run(
@@ -34,16 +42,19 @@ def run(
     show: Callable[[int, dict[str, Any]], None] | None,
     threads: int | None,
     backend: str,
-    timeout: float,
+    timeout: float | None,
+    hung: Callable[[UnisonoError, bool], None],
 ) -> Outcome:
     """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
     host = socket.gethostname()
-    channel = PrintChannel(place.rank, show)
+    channel = PrintChannel(place.rank, show, pace=Pace(timeout))
+    lookout = None
     stopped: list[str] = []
     _catch_signals(channel, stopped)
     try:
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
+        lookout = watch(ctx, place, channel.pace, hung)
         keep_freed_memory(os.environ)
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
@@ -53,7 +64,10 @@ def run(
         shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
         result = function(ctx, argument, shared)
         _part()
+        lookout.close()
     except BaseException as error:  # whatever it is, it ends this rank and is reported
+        if lookout is not None and lookout.condemned:
+            time.sleep(_LEAVE)  # the lookout, which tells why, ends this process first
         record = crossing.describe(error)
         _tell_torchrun(place.error_file, record)
         ours = crossing.revive(record, place.rank, host)
@@ -62,12 +76,34 @@ def run(
     return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
 
 
+def watch(
+    ctx: RankContext, place: Started, pace: Pace, hung: Callable[[UnisonoError, bool], None]
+) -> Lookout:
+    """A lookout whose verdict ends this process with 6. hung: tells the error; its second argument says whether this
+    rank is the one to do so."""
+
+    def ended(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
+        record = crossing.describe(error)
+        record["what"] = f"U-{error.code} {error.what}, rank {error.rank}; {error.where}"
+        _tell_torchrun(place.error_file, record, early=error.rank == place.rank)
+        try:
+            hung(error, mine)
+        finally:
+            time.sleep(0.2)  # so that all have heard it before the first connection breaks
+            for pid in kill:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            flush_and_leave(error.exit)
+
+    return Lookout(ctx.rank, ctx.world, ctx.host, ctx.store.clone(), pace, ended)
+
+
 def join(
     place: Started,
     channel: Channel,
     threads: int | None = None,
     backend: str = "auto",
-    timeout: float = 600.0,
+    timeout: float | None = None,
 ) -> RankContext:
     """Meet the other ranks and share out the cores: this process's place as a rank knows it.
 
@@ -75,7 +111,10 @@ def join(
     """
     threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
     torch.set_num_threads(threads)
-    store = _meet(place, timeout)
+    if place.source == "torchrun":  # one that is killed must not leave ranks behind
+        die_with(os.getppid(), ctypes.CDLL(None))
+    store = _meet(place, timeout or 600.0)
+    store.set_timeout(timedelta(seconds=margin(timeout)))
     if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
         store.compare_set("run_token", "", secrets.token_hex(16))
     return RankContext(
@@ -149,13 +188,16 @@ def _part() -> None:
         dist.destroy_process_group()
 
 
-def _tell_torchrun(path: str, record: crossing.Record) -> None:
-    """The error in torch's own shape, so that torchrun's summary shows it."""
+def _tell_torchrun(path: str, record: crossing.Record, early: bool = False) -> None:
+    """The error in torch's own shape, so that torchrun's summary shows it; of several it names the earliest."""
     if not path:
         return
     # One line, since the traceback stands above. torchrun calls the earliest the root cause, and its clock ticks in
     # seconds: an echo is later than what it echoes.
-    info = {"py_callstack": record["where"], "timestamp": str(int(time.time()) + record["echo"])}
+    info = {
+        "py_callstack": record["where"],
+        "timestamp": str(int(time.time()) + record["echo"] - _EARLY * early),
+    }
     message = {"message": record["what"], "extraInfo": info}
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from unisono.launch import wire
 from unisono.launch.crossing import Record
+from unisono.launch.stand import Stand, from_dump, process_state
 
 # Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)
@@ -30,7 +31,6 @@ class Seat:
     event_frames: wire.Frames = field(default_factory=wire.Frames)
     pid: int | None = None
     pidfd: int | None = None
-    step: int | None = None
     finished: bool = False
     result: dict[str, Any] | None = None
     error: Record | None = None
@@ -52,6 +52,12 @@ class Seat:
         if self.pidfd is not None and self.status is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
+
+    def stands(self, host: str) -> Stand:
+        """What it wrote when it was asked where it stands; where it wrote nothing, what the kernel says."""
+        seen = from_dump(self.rank, list(self.lines), host=host)
+        stopped = seen.state == "silent" and process_state(self.pid or 0) in ("T", "t")
+        return Stand(self.rank, "stopped", host) if stopped else seen
 
     def hear(self) -> list[dict[str, Any]] | None:
         """Events that the next piece of what has come completes; None when nothing has come."""

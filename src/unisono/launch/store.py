@@ -115,11 +115,3 @@ class StoreServer:
         while self._deadlines and self._deadlines[0][2].over:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
-
-    def waiting(self) -> dict[int, str]:
-        """Who waits, and for which keys: in a hang the others are the ones to look at."""
-        return {
-            wait.who: b", ".join(sorted(wait.missing)).decode(errors="replace")
-            for _, _, wait in self._deadlines
-            if not wait.over
-        }

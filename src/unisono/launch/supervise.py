@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, verdict, wire
+from unisono.launch.pace import Pace
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals
 from unisono.launch.store import StoreServer
@@ -48,14 +49,12 @@ class Outcome:
 
 @dataclass
 class Supervision:
-    """State of one run; `control` leads to the helper, `abandon` kills it, `timeout` is the longest silence of a
-    rank in seconds.
-    """
+    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent."""
 
     control: socket.socket
     ranks: int
     on_event: OnEvent
-    timeout: float | None
+    pace: Pace
     host: str
     abandon: Callable[[], None]
     seats: list[Seat] = field(default_factory=list)
@@ -156,9 +155,12 @@ class Supervision:
                     self._failed(verdict.Failure(seat.rank, seat.error))
                 case "asked":
                     self._stop(event["how"])
-                case _:
-                    step = event.get("step")
-                    seat.step = step if isinstance(step, int) else seat.step
+                case "hang":
+                    self.hung = True
+                    self._judge(crossing.revive(event["error"], None, self.host))
+                case kind:
+                    if kind == "step" and seat.rank == 0:
+                        self.pace.stepped(event["step"])
                     self.on_event(seat.rank, event)
         if all(other.reported() for other in self.seats):
             for other in self.seats:
@@ -246,10 +248,10 @@ class Supervision:
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _silence_ends(self) -> float | None:
-        if self.timeout is None or self.hung or self._judged is not None:
+        if self.hung or self._judged is not None:
             return None
         heard = [seat.heard for seat in self.seats if not seat.reported() and seat.pid is not None]
-        return min(heard) + self.timeout if heard else None
+        return min(heard) + self.pace.silence() if heard else None
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
@@ -269,9 +271,7 @@ class Supervision:
 
     def _find_error(self) -> UnisonoError:
         if not self.failures:
-            return verdict.hang(
-                self._unfinished(), list(self.store.waiting()), self.timeout or 0.0, self.host
-            )
+            return verdict.hang([seat.stands(self.host) for seat in self._unfinished()], self.pace.silence())
         failure = verdict.culprit(self.failures)
         alike = verdict.alike(failure, self.failures)
         others = [seat.rank for seat in self.seats if seat.rank not in alike]

@@ -1,16 +1,15 @@
 """Who broke the run, and how to say it. Pure functions on what the supervisor gathered. No torch."""
 
-import re
 import signal
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unisono.launch import crossing
-from unisono.launch.seats import Seat
+from unisono.launch.stand import Stand, from_dump
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
-from unisono.spec.frames import is_foreign
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+_SIZES = "Received data size doesn't match expected size"  # Gloo's last words in a process that it aborts
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,17 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
-    where = next((place for line in last_lines if (place := _place(line))), "")
+    where = from_dump(failure.rank, last_lines).place
+    if any(_SIZES in line for line in last_lines):
+        return HangError(
+            "its tensor has another size than that of the rank it met",
+            where=where,
+            likely="ranks called a collective with tensors of different shapes, or different collectives at once",
+            fix="the same call with the same shapes on every rank at this line",
+            rank=failure.rank,
+            host=host,
+            code="H02",
+        )
     if failure.status >= 0:
         return UserCodeError(
             f"the process left with status {failure.status} without a word",
@@ -109,38 +118,78 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     return error
 
 
-def _place(line: str) -> str:
-    match = _FRAME.search(line)
-    return f"{match['file']}:{match['line']} in {match['name']}" if match else ""
+def odd_one_out(stands: Sequence[Stand]) -> list[Stand]:
+    """The ranks that a hang is the fault of, the first of them above all.
+
+    Those that do not even stand still in a collective come first. Where all wait for each other, they are in different
+    ones, and the fewer are odd; among as many, those in the less usual one; else what rank 0 does is right.
+    """
+    for state in ("gone", "stopped", "silent"):
+        if found := [one for one in stands if one.state == state]:
+            return found
+    if found := [one for one in stands if one.state == "runs"]:
+        return sorted(found, key=lambda one: (-one.idle, one.rank))
+    alike = Counter((one.doing(), one.place) for one in stands)
+    order = sorted(stands, key=lambda o: (alike[o.doing(), o.place], -o.odd, o.rank == 0, o.rank))
+    first = order[0]
+    return [one for one in order if (one.doing(), one.place) == (first.doing(), first.place)]
 
 
-def waits_for_others(seat: Seat, in_store: bool) -> bool:
-    """True when its stack says that it sits in a collective or at the store, as healthy ranks do in a hang."""
-    first = next((place for line in seat.lines if (place := _place(line))), "")
-    return in_store or "torch/distributed/" in first or "rank_store" in first
+def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
+    """ "ranks 0, 2 wait in all_reduce over dp": what the others are in."""
+    groups: dict[str, list[int]] = {}
+    for one in stands:
+        if one not in odd:
+            groups.setdefault(one.doing(), []).append(one.rank)
+    return "; ".join(
+        f"{listed(ranks)} wait{'s' * (len(ranks) == 1)}{' in ' * bool(doing)}{doing}"
+        for doing, ranks in groups.items()
+    )
 
 
-def hang(seats: Sequence[Seat], in_store: Sequence[int], seconds: float, host: str) -> HangError:
-    """Names the ranks that have not reported; `seats` are the unfinished ones, their `lines` their stacks."""
-    silent = [seat for seat in seats if not waits_for_others(seat, seat.rank in in_store)] or list(seats)
-    waiting = [seat.rank for seat in seats if seat not in silent]
-    what = f"no word from {listed([seat.rank for seat in silent])} for {seconds:.0f} s"
-    if waiting:
-        what += f"; {listed(waiting)} wait{'s' if len(waiting) == 1 else ''} for others"
-    places = [place for line in silent[0].lines if (place := _place(line))]
-    where = next((place for place in places if not is_foreign(place)), "")
-    where = where or (places[0] if places else "")
-    if not places:
-        likely = "it does not even answer a signal: stopped, or stuck in the kernel"
-    elif waiting:
-        likely = "it is slow or stuck where shown; the others are healthy"
-    else:
-        likely = "ranks run different collectives, or a step takes longer than the limit"
+_HOW = {
+    "gone": "{ranks} left without a word",
+    "stopped": "{ranks} {is_} stopped by a signal, for {seconds:.0f} s",
+    "silent": "no word from {ranks} for {seconds:.0f} s",
+    "runs": "no word from {ranks} for {seconds:.0f} s",
+    "ended": "{ranks} left the loop early",
+    "waits": "{ranks} {is_} in {doing}",
+}
+_WHY = {
+    "gone": "it was killed, or something called os._exit; its own output says more",
+    "stopped": "somebody sent it SIGSTOP, or a debugger holds it",
+    "silent": "its machine or its Python is held up: a call that never comes back from C, or memory that swaps",
+    "runs": "it is stuck or slow where shown: a lock, a read that never ends, a loader, a loop",
+    "ended": "its loop had fewer turns, or broke off: every rank must make the same steps",
+    "waits": "it made a call that the others did not make, or missed one; all ranks make the same calls in one order",
+}
+
+
+def hang(stands: Sequence[Stand], seconds: float) -> HangError:
+    """The error for ranks that wait for each other since `seconds`: the one whose fault it is, and what others do."""
+    odd = odd_one_out(stands)
+    first = odd[0]
+    what = _HOW[first.state].format(
+        ranks=listed([one.rank for one in sorted(odd, key=lambda one: one.rank)]),
+        is_="is" if len(odd) == 1 else "are",
+        seconds=seconds,
+        doing=first.doing() or "a collective",
+    )
+    others = waiting(stands, odd)
+    if first.state in ("runs", "stopped", "silent") and first.doing():
+        what += f", in {first.doing()}"
+    rest = [one for one in stands if one not in odd and one.place]
+    places = {
+        place: listed([one.rank for one in rest if one.place == place]) for place in (o.place for o in rest)
+    }
+    seen = "".join(f"; {ranks} at {place}" for place, ranks in list(places.items())[:3])
+    longer = "a longer launch.timeout (library: unisono.init(timeout=...)) if it may take so long"
     return HangError(
-        what,
-        where=where,
-        likely=likely,
-        fix="a longer launch.timeout if this step is expected to take so long",
-        rank=silent[0].rank,
-        host=host,
+        f"{what}; {others}" if others else what,
+        where=first.place,
+        likely=_WHY[first.state] + seen,
+        fix="look at the line above on that rank" if first.state in ("waits", "ended") else longer,
+        rank=first.rank,
+        host=first.host,
+        code="H02" if first.state in ("waits", "ended") else "H01",
     )

@@ -7,17 +7,19 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
-from unisono.launch.env import place_here
+from unisono.launch.env import Started, place_here
+from unisono.launch.pace import Pace, margin
 from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
 
 # What only `unisono train` can do, and why.
 _WHOLE = "your loop calls the whole model, and this key cuts it"
@@ -35,12 +37,15 @@ NOT_HERE = {
 }
 
 
-def init(plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, timeout: float = 600.0) -> Job:
+def init(
+    plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, timeout: float | None = None
+) -> Job:
     """Join the other ranks of this script under a plan of `dp` and `shard` (with `zero`); `dp=-1` takes all there are.
 
     The ranks are those that `torchrun`, Slurm, MPI or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK
     have started, or of a process group that is already initialised; one process alone is a world of one. context: a
-    place given by a launcher of one's own. timeout: seconds that ranks wait for each other.
+    place given by a launcher of one's own. timeout: seconds that a rank may keep the others waiting; by the optimisers'
+    steps if None. Who keeps them longer is named, and all ranks leave with 6.
 
     Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
     """
@@ -54,7 +59,22 @@ def init(plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, ti
         wanted = _filled(wanted, world, alone=context is None and place is None and not dist.is_initialized())
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
-        return _job(wanted, context, timedelta(seconds=timeout), at_exit=place is not None)
+            _watch(context, place, Pace(timeout))
+        return _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit=place is not None)
+
+
+def _watch(context: RankContext, place: Started, pace: Pace) -> None:
+    """Notice hangs until the script ends; each step of an optimiser is one of the pace's."""
+
+    def told(error: UnisonoError, mine: bool) -> None:
+        if mine:
+            print(error.render(), file=sys.stderr, flush=True)
+
+    def stepped(*_: Any) -> None:
+        pace.stepped(pace.step + 1)
+
+    register_optimizer_step_post_hook(stepped)
+    atexit.register(rank_env.watch(context, place, pace, told).close)
 
 
 def _not_here(plan: Plan) -> list[Problem]:

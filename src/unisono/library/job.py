@@ -51,6 +51,9 @@ class Job:
         self.step = 0
         self._share = BatchWeight()
         self._small = Small(mesh.data, wire)
+        # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
+        self._norms = mesh.group("shard", ("shard",))
+        self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
         self._prepared: list[Prepared] = []
         self._savers: dict[Path, Saver] = {}
         self._lines: dict[Path, JsonLines] = {}
@@ -153,7 +156,8 @@ class Job:
             slot.take_gradient()
         shapes = {slot.name: slot.shape for slot in one.slots}
         nothing = torch.zeros(0, dtype=torch.float64, device=one.slots[0].master.device)
-        norm = ByTensor(shapes, self.mesh.shard, self.mesh.at)(one.slots, nothing)[0]
+        norm = ByTensor(shapes, self._norms, self.mesh.at)(one.slots, nothing)[0]
+        self._norm_is_met.sums([norm])
         clip(one.slots, norm, max_norm)
         return norm
 

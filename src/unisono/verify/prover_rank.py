@@ -15,6 +15,7 @@ import torch.distributed.checkpoint.planner_helpers
 
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
+from unisono.launch.pace import margin
 from unisono.models.build import build as build_model
 from unisono.parallel.cut import boundaries
 from unisono.train.build import Place, connect, facts_of
@@ -64,7 +65,7 @@ def main(
     for number, job in enumerate(argument["jobs"]):
         recipe = Recipe.model_validate_json(job["recipe"])
         resolved = resolve(recipe, job["plan"], ctx.world)
-        timeout = resolved.recipe.launch.timeout
+        timeout = margin(resolved.recipe.launch.timeout)
         folder, reference = Path(job["folder"]), Path(job["reference"])
         place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, timeout)
         if ctx.rank == 0:

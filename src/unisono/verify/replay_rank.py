@@ -8,6 +8,7 @@ import torch.distributed.checkpoint.planner_helpers  # noqa: F401
 
 from unisono.config import Recipe, resolve
 from unisono.launch.context import RankContext
+from unisono.launch.pace import margin
 from unisono.plan import Plan
 from unisono.train.checkpoint import load as load_checkpoint
 from unisono.train.checkpoint.find import first_whole, list_steps
@@ -42,7 +43,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         after,
         {int(line["step"]): line for line in argument["recorded"]},
     )
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, resolved.recipe.launch.timeout)
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(resolved.recipe.launch.timeout))
     result = replay(task, place, corpus)
     return {
         "from": start.name if start is not None else "initial state",

@@ -14,6 +14,7 @@ from unisono.comm.device import arithmetic, of_rank
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
+from unisono.launch.pace import margin
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
@@ -37,7 +38,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         ctx, "order", lambda: resolve(told.recipe, told.plan, ctx.world), lambda it: facts_of(ctx, it, corpus)
     )
     recipe, plan = resolved.recipe, resolved.plan
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, recipe.launch.timeout)
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     with ExitStack() as held:
         run_dir = _agree_on_folder(ctx, told, recipe, held)
         argument["run_dir"] = str(

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from unisono.launch.screen import Screen
 from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
-from unisono.spec.errors import Interrupted, Stopped, UserCodeError
+from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeError
 from unisono.spec.settings import Settings
 from unisono.spec.source import SOURCES
 from unisono.train.writing import nothing_to_resume, writing
@@ -103,8 +104,9 @@ def _as_rank(order: TrainOrder, settings: Settings, folder: Watched, place: env.
     with _screen(order, settings) as screen:
         hear = _heard_by(screen, folder)
         outcome = env.run_in_env(
-            ENTRY, argument, hear, os.environ, launch.threads_per_rank, launch.backend, launch.timeout
-        )
+            ENTRY, argument, hear, os.environ, launch.threads_per_rank, launch.backend, launch.timeout,
+            partial(_hung, argument, settings, place.rank),
+        )  # fmt: skip
     folder.path = Path(argument["run_dir"]) if argument["run_dir"] else folder.path
     folder.new = folder.new and place.rank == 0  # the rank that made it may take it away again
     if outcome.error is not None:
@@ -118,6 +120,17 @@ def _as_rank(order: TrainOrder, settings: Settings, folder: Watched, place: env.
         flush_and_leave(outcome.exit)
     _raise_if_ended(outcome, folder, settings)
     return _summary(outcome, order, settings)
+
+
+def _hung(argument: dict[str, Any], settings: Settings, rank: int, error: UnisonoError, mine: bool) -> None:
+    """The end of a run that hangs: the main thread, which would tell it, is in the hang itself."""
+    if mine and argument["run_dir"]:
+        with contextlib.suppress(OSError):
+            write_whole(Path(argument["run_dir"], "error.json"), json.dumps(error.as_dict(), indent=2) + "\n")
+    if settings.json and rank == 0:
+        print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
+    if mine:
+        print(error.render(), file=sys.stderr, flush=True)
 
 
 def _stops(rank: int, what: str, code: int) -> NoReturn:

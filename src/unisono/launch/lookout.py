@@ -1,0 +1,256 @@
+"""A rank's lookout: two threads beside the one that trains, which notice a hang and agree on whose it is.
+
+One looks once a second whether the main thread still stands in the same line, waiting for others. After the deadline
+(`pace`) it raises the alarm, over the store that ranks met over. Then every rank that can says where it stands; who
+raised the alarm looks from outside at those that cannot, judges (`verdict.hang`), and the others obey. The main thread
+does nothing for all this, so it costs a step nothing.
+"""
+
+import faulthandler
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Container
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch._C._distributed_c10d as c10d
+
+from unisono.comm.device import spins
+from unisono.comm.group import Group
+from unisono.launch import crossing, verdict
+from unisono.launch.pace import PATIENCE, Pace
+from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, stand, switches
+from unisono.spec.errors import UnisonoError
+
+GRACE = 3.0
+"""Seconds that ranks get to say where they stand."""
+_OBEY = timedelta(seconds=30)
+
+Ended = Callable[[UnisonoError, bool, tuple[int, ...]], None]
+"""What to do in a hang: the error, whether this rank is the one to tell it, processes of this host to kill first."""
+
+
+class Lookout:
+    """The two threads of one rank, which begin at once and never keep a process alive.
+
+    store: a connection of their own. ended: called on every rank that can hear it. Call `close` before the store goes.
+    """
+
+    def __init__(self, rank: int, world: int, host: str, store: Any, pace: Pace, ended: Ended) -> None:
+        self._rank, self._world, self._host, self._store = rank, world, host, store
+        self._pace, self._ended = pace, ended
+        self._main = threading.main_thread()
+        self._program = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # gone when it has ended
+        self._over = threading.Event()
+        self._idle = self._stuck = 0.0
+        self._heard = False
+        self._first: dict[str, Any] = {}
+        self.condemned = False
+        self._threads: list[threading.Thread] = []
+        if world == 1:
+            return
+        self._file = os.memfd_create("unisono-lines") if hasattr(os, "memfd_create") else -1
+        if self._file >= 0:
+            faulthandler.register(ASK, file=self._file, all_threads=True)
+        me = {"pid": os.getpid(), "main": self._main.ident, "file": self._file, "host": host, "home": _home()}
+        store.set(f"lookout/who/{rank}", json.dumps(me))
+        for work in (self._look, self._listen):
+            self._threads.append(threading.Thread(target=work, name="unisono-lookout", daemon=True))
+            self._threads[-1].start()
+
+    def close(self) -> None:
+        """No more alarms; returns when the threads have ended."""
+        self._over.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5.0)
+
+    def _period(self) -> float:
+        return min(1.0, max(0.1, self._pace.deadline() / 8))
+
+    # The thread that looks at this rank.
+
+    def _look(self) -> None:
+        seen, since, raised = None, time.monotonic(), 0.0
+        while not self._over.wait(self._period()):
+            now, moved = time.monotonic(), self._moved()
+            if moved != seen:
+                seen, since, raised, self._stuck = moved, now, 0.0, 0.0
+            self._idle = now - since
+            limit = self._pace.deadline()
+            if self._idle < limit or (here := self.stand()).state not in ("waits", "ended"):
+                continue
+            if here.state == "ended" and self._pace.timeout is None:
+                limit *= PATIENCE  # others may still write what only one of them writes
+            if not self._stuck and self._idle >= max(limit, 2 * raised):
+                self._stuck = raised = self._idle
+            elif self._stuck and not self._heard and self._idle > self._stuck + GRACE:
+                self._alone(here)
+
+    def _moved(self) -> Any:
+        """What changes whenever the main thread does anything. Waiting for the store, it also wakes for others."""
+        frames = _frames(self._main)
+        outer = [f for f in frames if not f.f_code.co_filename.endswith(("rank_store.py", "wire.py"))]
+        line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
+        if spins():
+            return line, _begun() if self._idle > self._pace.deadline() / 2 else ""
+        return line, switches(self._main.native_id or 0) if len(outer) == len(frames) else 0
+
+    def stand(self) -> Stand:
+        """Where this rank stands now."""
+        frames = _frames(self._main)
+        group = next(
+            (g for f in frames[:12] if isinstance(g := f.f_locals.get("self"), Group) and g.size > 1), None
+        )
+        op = ""
+        if group is not None:
+            inner = [f for f in frames[:12] if f.f_locals.get("self") is group]
+            op = f"{inner[-1].f_code.co_name.removeprefix('start_')} over {group.axis}"
+        lines = [Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+        return stand(
+            self._rank,
+            lines,
+            op,
+            _pending(),
+            self._program,
+            host=self._host,
+            idle=self._idle,
+            step=self._pace.step,
+        )
+
+    # The thread that hears alarms.
+
+    def _listen(self) -> None:
+        turn = 0
+        try:
+            self._first = json.loads(self._store.get("lookout/who/0"))
+            while not self._over.wait(self._period() / 2):
+                alarm = f"lookout/{turn}/alarm"
+                if self._stuck:
+                    self._store.compare_set(alarm, "", json.dumps([self._rank, self._stuck]))
+                if self._store.check([alarm]):
+                    self._heard = True
+                    self._meet(turn)
+                    turn += 1
+        except (RuntimeError, OSError):
+            return  # the store has gone, and with it the run
+
+    def _meet(self, turn: int) -> None:
+        self._store.set(f"lookout/{turn}/stand/{self._rank}", json.dumps(asdict(self.stand())))
+        raiser, waited = json.loads(self._get(f"lookout/{turn}/alarm"))
+        if raiser == self._rank:
+            self._store.set(f"lookout/{turn}/verdict", json.dumps(self._judge(turn, waited)))
+        told = json.loads(self._get(f"lookout/{turn}/verdict"))
+        self._stuck, self._heard = 0.0, False
+        if told:
+            error = crossing.revive(told["error"], None, self._host)
+            self._obey(error, raiser == self._rank, told["kill"])
+
+    def _obey(self, error: UnisonoError, mine: bool, kill: list[list[Any]]) -> None:
+        self.condemned = True
+        self._ended(error, mine, tuple(pid for home, pid in kill if home == _home()))
+
+    def _judge(self, turn: int, waited: float) -> dict[str, Any]:
+        """The error, and who is to be killed; nothing where the rank that is waited for may take its time."""
+        stands, kill = {}, []
+        until = time.monotonic() + GRACE
+        while len(stands) < self._world and time.monotonic() < until:
+            for rank in range(self._world):
+                key = f"lookout/{turn}/stand/{rank}"
+                if rank not in stands and self._store.check([key]):
+                    stands[rank] = Stand(**json.loads(self._store.get(key)))
+            if len(stands) < self._world:
+                time.sleep(0.05)
+                if time.monotonic() > until - GRACE + 0.5 and not self._still_awaited(stands):
+                    break
+        for rank in set(range(self._world)) - stands.keys():
+            stands[rank], who = self._look_at(rank)
+            if stands[rank].state in ("stopped", "silent", "runs"):
+                kill.append([who.get("home"), who.get("pid")])
+        order = [stands[rank] for rank in sorted(stands)]
+        odd = verdict.odd_one_out(order)
+        first = odd[0]
+        patience = self._pace.deadline() * PATIENCE
+        if (
+            self._pace.timeout is None
+            and first.state == "runs"
+            and first.idle < waited / 2
+            and waited < patience
+        ):
+            text = (
+                f"{verdict.waiting(order, odd)}, which is in {first.place or 'our code'} since {waited:.0f} s"
+            )
+            print(f"note: {text}; the run ends at {patience:.0f} s", file=sys.stderr, flush=True)
+            return {}
+        return {"error": crossing.describe(verdict.hang(order, waited)) | {"shared": True}, "kill": kill}
+
+    def _still_awaited(self, stands: Container[int]) -> bool:
+        """Whether a rank that has not answered may still do so: one that is stopped will not."""
+        missing = [
+            json.loads(self._store.get(f"lookout/who/{r}")) for r in range(self._world) if r not in stands
+        ]
+        return not all(who["home"] == _home() and process_state(who["pid"]) in "TtZX" for who in missing)
+
+    def _look_at(self, rank: int) -> tuple[Stand, dict[str, Any]]:
+        """A rank that did not answer, and what is known of its process."""
+        key = f"lookout/who/{rank}"
+        if not self._store.check([key]):
+            return Stand(rank, "silent"), {}
+        who = json.loads(self._store.get(key))
+        if who["home"] != _home():
+            return Stand(rank, "silent", who["host"]), who
+        return from_outside(rank, who["pid"], who["main"], who["file"], who["host"]), who
+
+    def _alone(self, here: Stand) -> None:
+        """Nobody took the alarm: the store does not answer, so it is rank 0 that hangs, whose process holds it."""
+        who = self._first
+        first, kill = Stand(0, "silent"), []
+        if who.get("home") == _home():
+            first = from_outside(0, who["pid"], who["main"], who["file"], who["host"])
+            kill = [[who["home"], who["pid"]]] if first.state == "stopped" else []
+        self._obey(verdict.hang([first, here], self._idle), True, kill)
+
+    def _get(self, key: str) -> bytes:
+        self._store.wait([key], _OBEY)
+        return self._store.get(key)
+
+
+def _frames(thread: threading.Thread) -> list[FrameType]:
+    """Innermost first."""
+    frame, frames = sys._current_frames().get(thread.ident or 0), []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _home() -> list[int]:
+    """What two processes share that see each other's numbers: the machine's start and the name space."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return [boot, Path("/proc/self/ns/pid").stat().st_ino]  # type: ignore[list-item]
+    except OSError:
+        return [os.getpid()]
+
+
+def _pending() -> bool:
+    """Whether torch's flight recorder knows a collective that was begun and is not over."""
+    try:
+        return any(not entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"])
+    except (AttributeError, KeyError, ValueError):
+        return False
+
+
+def _begun() -> Any:
+    """How many collectives were begun in each group."""
+    dump = getattr(c10d, "_dump_nccl_trace_json", None) or c10d._dump_fr_trace_json
+    try:
+        return str(json.loads(dump()).get("pg_status"))
+    except ValueError:
+        return 0

@@ -1,0 +1,52 @@
+"""How long ranks may wait for one of them, by the run's own steps. No torch."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+FIRST = 300.0
+"""Seconds before the pace is known: a first step compiles, reads and warms up."""
+LEAST = 30.0
+TIMES = 20
+KNOWN = 3  # steps, from which on there is a pace
+PATIENCE = 10
+"""How many deadlines a rank has that others wait for and that still computes: it may be validating alone."""
+
+
+class Pace:
+    """The deadline of a wait: `timeout` seconds where the user has said so, else 20 of the run's steps and at least
+    30 s, and five minutes before the first steps. Used by several threads."""
+
+    def __init__(self, timeout: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timeout, self._clock = timeout, clock
+        self._steps: deque[float] = deque(maxlen=64)
+        self._last: tuple[int, float] | None = None
+
+    def stepped(self, step: int) -> None:
+        """So many steps are made by now."""
+        now = self._clock()
+        if self._last is not None and step > self._last[0]:
+            self._steps.append((now - self._last[1]) / (step - self._last[0]))
+        self._last = step, now
+
+    @property
+    def step(self) -> int:
+        """Steps made."""
+        return self._last[0] if self._last is not None else 0
+
+    def deadline(self) -> float:
+        """Seconds that a rank may keep others waiting."""
+        if self.timeout is not None:
+            return self.timeout
+        steps = list(self._steps)
+        return FIRST if len(steps) < KNOWN else max(LEAST, TIMES * statistics.median(steps))
+
+    def silence(self) -> float:
+        """Seconds without a word of a rank, where no rank has said that it waits."""
+        return self.deadline() * (PATIENCE if self.timeout is None else 2)
+
+
+def margin(timeout: float | None) -> float:
+    """Seconds for process groups and stores: their own time-out, which names nobody, is not to come first."""
+    return max(7200.0, 20 * (timeout or 0.0))

@@ -1,0 +1,199 @@
+"""Where a rank stands: the line its main thread is in, and whether it waits there for other ranks. No torch.
+
+What is known of a rank comes from itself, while it can still speak, or from outside: the kernel knows that it is
+stopped, and faulthandler writes its lines even while Python is held up.
+"""
+
+import linecache
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unisono.spec.frames import is_foreign
+
+ASK = signal.SIGRTMIN + 6
+"""The signal at which faulthandler writes a rank's lines into its memory file."""
+_HEAD = "(most recent call first):"
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+_PACKAGE = str(Path(__file__).parents[1])
+_BETWEEN = ("torch/_ops.py", "torch/utils/_contextlib.py", "/threading.py")  # frames that only hand on
+_WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank_store.py", "launch/wire.py")
+_LAST = ("library/leave.py", "launch/context.py")
+# What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
+# two ranks differ and no majority says who is right, the one that does the less usual thing is the odd one.
+_PARTS = (
+    ("train/checkpoint/", "saving", 2),
+    ("train/evaluate.py", "validation", 1),
+    ("train/clip.py", "the clipping norm", 1),
+    ("launch/agree.py", "the agreement of ranks at the start", 1),
+    ("library/deal.py", "the next batch", 0),
+    ("train/gradients.py", "the exchange of gradients", 0),
+    ("fsdp/", "the exchange of weights or gradients", 0),
+    ("parallel/post.py", "the pipeline's messages", 0),
+    ("comm/mesh.py", "the making of groups", 0),
+    ("train/step.py", "a step", 0),
+)
+_JOB = {
+    "save": 2,
+    "load": 2,
+    "clip": 1,
+    "mean": 1,
+    "log": 1,
+    "weigh": 1,
+    "weights": 1,
+    "prepare": 1,
+    "close": 3,
+}
+
+
+class Frame(NamedTuple):
+    file: str
+    line: int
+    name: str
+
+    def place(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """state: "runs", "waits" for other ranks, "ended" (waits for them at its end), "stopped" by a signal, "silent" (it
+    does not answer) or "gone". part: what it is in, as a user names it. op: the collective. place: the innermost line
+    of the user's, else of ours. odd: how unusual the part is. idle: seconds for which it has not moved. step: steps
+    made."""
+
+    rank: int
+    state: str
+    host: str = ""
+    part: str = ""
+    op: str = ""
+    place: str = ""
+    odd: int = 0
+    idle: float = 0.0
+    step: int = 0
+
+    def doing(self) -> str:
+        """What it is in, for a sentence: "job.clip (all_reduce over dp)"."""
+        if self.part and self.op and self.op != self.part:
+            return f"{self.part} ({self.op})"
+        return self.part or self.op
+
+
+def stand(
+    rank: int, frames: Sequence[Frame], op: str = "", pending: bool = False, program: str = "", **known: Any
+) -> Stand:
+    """What the frames of a rank's main thread say, innermost first. op: the collective, if it is known better than by
+    name. pending: whether torch knows of a collective of this rank that is not over. program: its main file."""
+    tail: list[Frame] = []
+    for frame in frames:
+        if _is_users(frame):
+            break
+        tail.append(frame)
+    waits = _waits(tail) or (pending and not tail and "wait(" in _source(frames[:1]))
+    part, odd = _part(tail)
+    ended = waits and any(file in frame.file for frame in frames for file in _LAST)
+    if ended:
+        part, odd = "the end of its program", 3
+    own = next((frame for frame in frames if _is_users(frame)), None)
+    place = own.place() if own else next((f.place() for f in tail if _PACKAGE in f.file), "")
+    if ended and own is None and program:
+        place = f"{program}, at its end"
+    op = op or (next((f.name for f in tail if "distributed_c10d" in f.file), "") if waits else "")
+    return Stand(
+        rank,
+        "ended" if ended else "waits" if waits else "runs",
+        part=part,
+        op=op,
+        place=place,
+        odd=odd,
+        **known,
+    )
+
+
+def _is_users(frame: Frame) -> bool:
+    return not is_foreign(frame.file) and not frame.file.startswith("<")
+
+
+def _waits(tail: Sequence[Frame]) -> bool:
+    inner = next((f for f in tail if not any(f.file.endswith(file) for file in _BETWEEN)), None)
+    if inner is None:
+        return False
+    if any(part in inner.file for part in (*_WAITS, *_LAST)) or inner.name == "polls":
+        return True
+    return inner.file.startswith(_PACKAGE) and "wait()" in _source([inner])
+
+
+def _source(frames: Sequence[Frame]) -> str:
+    return linecache.getline(frames[0].file, frames[0].line) if frames else ""
+
+
+def _part(tail: Sequence[Frame]) -> tuple[str, int]:
+    for frame in reversed(tail):
+        if frame.file.endswith("library/job.py") and frame.name in _JOB:
+            return f"job.{frame.name}", _JOB[frame.name]
+    for frame in tail:
+        for file, part, odd in _PARTS:
+            if file in frame.file:
+                return part, odd
+    direct = next((f.name for f in tail if "distributed_c10d" in f.file), "")
+    return (direct, 1) if direct else ("", 0)
+
+
+def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> Stand:
+    """As faulthandler wrote it; nothing written: "silent". main: the number of the thread that is meant, where it wrote
+    of several; else the current one, or the last."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in lines:
+        if _HEAD in line:
+            threads.append((line, []))
+        elif threads and (found := _FRAME.search(line)):
+            threads[-1][1].append(Frame(found["file"], int(found["line"]), found["name"]))
+    told = [(head, frames) for head, frames in threads if frames]
+    meant = [one for one in told if main and f"{main:#018x}" in one[0]]
+    meant = meant or [one for one in told if one[0].startswith("Current")] or told
+    return stand(rank, meant[-1][1], **known) if meant else Stand(rank, "silent", **known)
+
+
+def from_outside(rank: int, pid: int, main: int, file: int, host: str) -> Stand:
+    """A rank of this host that does not answer: what the kernel and faulthandler say. A stopped one goes on for the
+    milliseconds that its lines take; whoever asks is about to end it. main: its main thread. file: its memory file's
+    descriptor."""
+    state = process_state(pid)
+    if state in ("", "Z", "X"):
+        return Stand(rank, "gone", host)
+    seen = Stand(rank, "silent", host)
+    with suppress(OSError):
+        os.kill(pid, ASK)
+        if state in "Tt":
+            os.kill(pid, signal.SIGCONT)
+        until = time.monotonic() + 0.5
+        while seen.state == "silent" and time.monotonic() < until:
+            time.sleep(0.002)
+            lines = Path(f"/proc/{pid}/fd/{file}").read_text(errors="replace").splitlines()
+            seen = from_dump(rank, lines, main, host=host)
+        if state in "Tt":
+            os.kill(pid, signal.SIGSTOP)
+    if state in "Tt":
+        return Stand(rank, "stopped", host, seen.part, seen.op, seen.place)
+    return seen
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for a process: R, S, D, T (stopped), Z; "" where there is none."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def switches(thread: int) -> int:
+    """How often a thread of this process has begun to run: one that is blocked stays where it is."""
+    with suppress(OSError, IndexError, ValueError):
+        text = Path(f"/proc/self/task/{thread}/status").read_text()
+        return sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
+    return 0

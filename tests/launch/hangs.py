@@ -1,0 +1,249 @@
+"""Hangs and mismatches, and who is named for them: `python -m tests.launch.hangs [NAME ...]` plays them and prints a table.
+
+Each case is a whole run of its own: a recipe or a user's loop, under `unisono train` or torchrun, with a fault on one
+rank (`hanging`). It is right if the one culprit is named with its line and what it was in, the others with what they
+wait in, within ten seconds of the deadline, with 6, and nobody is left behind.
+"""
+
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("hanging.py")
+DEADLINE = 4.0
+LATE = 10.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """fault: what:where:rank:turn. line: the comment that ends the line to be shown, if not the fault's name. says: what
+    the error has to say besides, for example what the others wait in."""
+
+    kind: str  # recipe, loop
+    starter: str  # own, torchrun, plain
+    plan: str
+    fault: str
+    says: str
+    code: str = "H01"
+    line: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.starter}-{self.plan}-{self.fault}".replace(" ", ",").replace("=", "")
+
+    @property
+    def rank(self) -> int:
+        return int(self.fault.split(":")[2])
+
+    @property
+    def ranks(self) -> int:
+        size = 1
+        for part in self.plan.split():
+            key, _, value = part.partition("=")
+            size *= int(value) if key in ("dp", "tp", "pp", "shard") else 1
+        return size
+
+
+CASES = (
+    Case("recipe", "own", "dp=2", "sleep:model:1:8", "rank 0 waits in the exchange of gradients"),
+    Case("recipe", "own", "dp=2", "stop:model:0:8", "rank 0 is stopped by a signal"),
+    Case("recipe", "own", "dp=2", "busy:model:0:8", "rank 1 waits in the exchange of gradients"),
+    Case("recipe", "own", "dp=2", "sleep:data:1:4", "rank 0 waits in the exchange of gradients"),
+    Case("recipe", "own", "dp=2", "lock:metric:0:2", "rank 1 waits in validation"),
+    Case("recipe", "own", "dp=2", "barrier:model:1:8", "rank 1 is in barrier", "H02"),
+    Case("recipe", "own", "dp=2", "shapes:model:0:8", "", "H02", "-"),
+    Case("recipe", "own", "dp=4", "lock:model:2:8", "ranks 0, 1, 3 wait in the exchange of gradients"),
+    Case("recipe", "own", "shard=2", "sleep:model:1:8", "rank 0 waits in the exchange of weights or gradients"),
+    Case("recipe", "own", "shard=2 zero=1", "stop:model:1:8", "rank 1 is stopped by a signal"),
+    Case("recipe", "own", "tp=2", "stop:model:0:8", "rank 0 is stopped by a signal"),
+    Case("recipe", "own", "tp=2", "read:model:1:8", "rank 0 waits in"),
+    Case("recipe", "own", "pp=2", "stop:model:1:8", "rank 0 waits in the pipeline's messages"),
+    Case("recipe", "own", "pp=2", "sleep:model:0:8", "rank 1 waits in the pipeline's messages"),
+    Case("recipe", "own", "dp=2 pp=2", "sleep:model:3:7", "ranks 0, 1, 2 wait in"),
+    Case("recipe", "own", "dp=2 shard=2", "stop:model:2:8", "rank 2 is stopped by a signal"),
+    Case("recipe", "torchrun", "dp=2", "sleep:model:1:8", "rank 0 waits in the exchange of gradients"),
+    Case("recipe", "torchrun", "dp=2", "stop:model:0:8", "rank 0 is stopped by a signal"),
+    Case("recipe", "torchrun", "pp=2", "stop:model:1:8", "rank 0 waits in the pipeline's messages"),
+    Case("recipe", "torchrun", "tp=2", "lock:model:0:8", "rank 1 waits in"),
+    Case("recipe", "torchrun", "shard=2", "read:model:0:8", "rank 1 waits in the exchange of weights or gradients"),
+    Case("loop", "torchrun", "dp=2", "sleep:loop:1:3", "rank 0 waits in the exchange of gradients"),
+    Case("loop", "torchrun", "dp=2", "lock:loop:0:3", "rank 1 waits in the exchange of gradients"),
+    Case("loop", "torchrun", "dp=2", "stop:loop:1:3", "rank 1 is stopped by a signal"),
+    Case("loop", "torchrun", "dp=2", "busy:loop:1:3", "rank 0 waits in the exchange of gradients"),
+    Case("loop", "torchrun", "dp=2", "held:loop:1:3", "rank 0 waits in the exchange of gradients"),
+    Case("loop", "torchrun", "dp=3", "sleep:data:1:9", "ranks 0, 2 wait in the exchange of gradients"),
+    Case("loop", "torchrun", "dp=2", "clip:loop:0:3", "rank 0 is in job.clip", "H02"),
+    Case("loop", "torchrun", "shard=2", "clip:loop:0:3", "rank 0 is in job.clip", "H02"),
+    Case("loop", "torchrun", "dp=2", "save:loop:0:3", "rank 0 is in job.save", "H02"),
+    Case("loop", "torchrun", "dp=2", "break:loop:1:3", "rank 1 left the loop early", "H02", "-"),
+    Case("loop", "torchrun", "dp=3", "exit:loop:0:3", "rank 0 left the loop early; ranks 1, 2 wait", "H02", "-"),
+    Case("loop", "torchrun", "dp=2", "skip:loop:1:3", "rank 1 left the loop early", "H02", "-"),
+    Case("loop", "torchrun", "dp=2", "mean:loop:1:3", "rank 1 is in job.mean (all_reduce over", "H02"),
+    Case("loop", "torchrun", "dp=3", "log:loop:2:3", "rank 2 is in job.log", "H02"),
+    Case("loop", "torchrun", "shard=2", "weights:loop:1:3", "rank 1 is in job.weights", "H02"),
+    Case("loop", "torchrun", "dp=2", "barrier:loop:0:3", "rank 0 is in barrier", "H02"),
+    Case("loop", "plain", "dp=2", "stop:loop:0:3", "rank 0 is stopped by a signal"),
+    Case("loop", "plain", "dp=2", "sleep:loop:0:3", "rank 1 waits in the exchange of gradients"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a case came to: what is wrong with it (nothing if right), the error's block, seconds beyond the deadline."""
+
+    wrong: tuple[str, ...]
+    block: str
+    late: float
+    output: str
+
+
+RECIPE = """
+[model]
+kind = "{program}:net"
+context = 8
+[data]
+source = "{program}:Fed"
+tokenizer = "byte"
+[train]
+steps = 40
+global_batch = 8
+micro_batch = 2
+eval_every = 3
+eval_batches = 1
+metrics = ["{program}:Slow"]
+[launch]
+timeout = {deadline}
+backend = "gloo"
+threads_per_rank = 1
+[out]
+report = false
+"""
+
+
+def play(case: Case, folder: Path, deadline: float = DEADLINE) -> Played:
+    """Play a case in a folder of its own and judge it."""
+    (folder / "words.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    (folder / "run.toml").write_text(RECIPE.format(program=PROGRAM, deadline=deadline))
+    mark = secrets.token_hex(8)
+    environ = {**os.environ, "HANG": case.fault, "HANG_MARK": mark, "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    program = [str(PROGRAM), case.plan, str(deadline)]
+    if case.kind == "recipe":
+        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan]
+    output = _run(case, program, folder, environ)
+    ended = time.time()
+    left = _left(mark)
+    late = (
+        ended - float((folder / "began").read_text() or 0) - deadline if (folder / "began").exists() else 0.0
+    )
+    return _judged(case, output, late, left)
+
+
+def _run(case: Case, program: list[str], folder: Path, environ: dict[str, str]) -> str:
+    """Its output; behind it a line with the exit code, or with those of all ranks."""
+    python = [sys.executable, *program]
+    commands = [(python, environ)]
+    if case.starter == "torchrun":
+        flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+        commands = [([sys.executable, *flags, *program], environ)]
+    elif case.starter == "plain":
+        place = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        commands = [(python, {**environ, **place, "RANK": str(rank)}) for rank in range(case.ranks)]
+    with (folder / "output").open("w") as file:
+        began = [
+            subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
+            for command, env in commands
+        ]
+        codes = []
+        for process in began:
+            try:
+                codes.append(str(process.wait(90)))
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                codes.append("never")
+    return (folder / "output").read_text(errors="replace") + f"\ncodes {' '.join(codes)}\n"
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _left(mark: str) -> list[int]:
+    """Processes of a case that are still there a moment later."""
+    until, left = time.monotonic() + 3, [0]
+    while left and time.monotonic() < until:
+        left = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if mark.encode() in path.read_bytes():
+                    left.append(int(path.parent.name))
+            except OSError:
+                continue
+        time.sleep(0.05)
+    return left
+
+
+def _judged(case: Case, output: str, late: float, left: list[int]) -> Played:
+    found = re.findall(r"^error U-.*(?:\n  (?:where|likely|try) .*)*", output, re.MULTILINE)
+    block = found[-1] if found else ""
+    codes = output.rsplit("codes ", 1)[1].split()
+    wrong = []
+    if not block.startswith(f"error U-{case.code}"):
+        wrong.append("code")
+    if not re.search(rf", rank {case.rank}, host", block.split("\n")[0]):
+        wrong.append("culprit")
+    marker = case.line or case.fault.split(":")[0]
+    lines = [n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if text.endswith(f"# {marker}")]
+    if marker != "-" and not any(f"hanging.py:{n} in " in block for n in lines):
+        wrong.append("line")
+    if case.says not in block:
+        wrong.append("operation")
+    if len(found) != 1:
+        wrong.append(f"{len(found)} errors")
+    right = {"own": codes == ["6"], "torchrun": codes == ["1"] and "exitcode  : 6" in output}.get(
+        case.starter, "6" in codes and set(codes) <= {"6", "-9"}
+    )
+    if not right:
+        wrong.append("exit " + " ".join(codes))
+    if case.starter == "own" and not output.rsplit("\ncodes", 1)[0].rstrip().endswith(block or "-"):
+        wrong.append("not last")
+    if late > LATE:
+        wrong.append("late")
+    if left:
+        wrong.append(f"left {left}")
+        for pid in left:
+            os.kill(pid, 9)
+    return Played(tuple(wrong), block, late, output)
+
+
+def main() -> int:
+    chosen = [case for case in CASES if not sys.argv[1:] or any(word in case.name for word in sys.argv[1:])]
+    right = 0
+    for case in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            played = play(case, Path(folder))
+        right += not played.wrong
+        print(
+            f"{case.name:<42} {'ok' if not played.wrong else 'WRONG: ' + ', '.join(played.wrong):<24}",
+            end=" ",
+        )
+        print(
+            f"{played.late:+5.1f} s  {played.block.splitlines()[0] if played.block else played.output[-2000:]}",
+            flush=True,
+        )
+    print(f"{right} of {len(chosen)} right: culprit, line, operation, exit code, nobody left")
+    return int(right < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
