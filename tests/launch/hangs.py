@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("hanging.py")
-DEADLINE = 4.0
+DEADLINE = 3.0
 LATE = 10.0
 
 

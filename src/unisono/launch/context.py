@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from unisono.launch import wire
-from unisono.launch.pace import Pace
+from unisono.launch.pace import StepPace
 
 
 class Channel(ABC):
@@ -46,9 +46,9 @@ class SocketChannel(Channel):
     `room` bytes of backlog further events are dropped and counted.
     """
 
-    def __init__(self, sock: socket.socket, room: int = 4 << 20, pace: Pace | None = None) -> None:
+    def __init__(self, sock: socket.socket, room: int = 4 << 20, pace: StepPace | None = None) -> None:
         self._sock = sock
-        self._pace = pace or Pace()
+        self._pace = pace or StepPace()
         self._room = room
         self._backlog = bytearray()
         self._frames = wire.Frames()
@@ -123,7 +123,7 @@ class PrintChannel(Channel):
     rank: int
     show: Callable[[int, dict[str, Any]], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
-    pace: Pace = field(default_factory=Pace)
+    pace: StepPace = field(default_factory=StepPace)
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.launch.heap import with_huge_pages
-from unisono.launch.pace import Pace
+from unisono.launch.pace import StepPace
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
 from unisono.spec.errors import UsageError
@@ -92,7 +92,7 @@ class Nursery:
             "timeout": timeout,
         }
         hear = on_event or print_output
-        watch = Supervision(self._control, ranks, hear, Pace(timeout), host, self._process.kill)
+        watch = Supervision(self._control, ranks, hear, StepPace(timeout), host, self._process.kill)
         with Signals() as signals:
             with contextlib.suppress(
                 ConnectionError

@@ -14,7 +14,7 @@ PATIENCE = 10
 """How many deadlines a rank has that others wait for and that still computes: it may be validating alone."""
 
 
-class Pace:
+class StepPace:
     """The deadline of a wait: `timeout` seconds where the user has said so, else 20 of the run's steps and at least
     30 s, and five minutes before the first steps. Used by several threads."""
 

@@ -19,8 +19,8 @@ from unisono.comm.device import backend_for, count
 from unisono.launch import crossing
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
-from unisono.launch.lookout import Lookout
-from unisono.launch.pace import Pace, margin
+from unisono.launch.pace import StepPace, margin
+from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
 from unisono.spec.errors import UnisonoError
 
@@ -63,7 +63,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     """The whole life of a rank; never returns."""
     code = 1
     try:
-        pace = Pace(order["timeout"])
+        pace = StepPace(order["timeout"])
         channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
         _settle_in(seat, order)
         _hear_signals(channel)

@@ -25,9 +25,9 @@ from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.helper import die_with
-from unisono.launch.lookout import Lookout
-from unisono.launch.pace import Pace, margin
+from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import choose_backend, idle_gpus, stay_on_this_host
+from unisono.launch.rank_lookout import Lookout
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
 
@@ -47,7 +47,7 @@ def run(
 ) -> Outcome:
     """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
     host = socket.gethostname()
-    channel = PrintChannel(place.rank, show, pace=Pace(timeout))
+    channel = PrintChannel(place.rank, show, pace=StepPace(timeout))
     lookout = None
     stopped: list[str] = []
     _catch_signals(channel, stopped)
@@ -77,7 +77,7 @@ def run(
 
 
 def watch(
-    ctx: RankContext, place: Started, pace: Pace, hung: Callable[[UnisonoError, bool], None]
+    ctx: RankContext, place: Started, pace: StepPace, hung: Callable[[UnisonoError, bool], None]
 ) -> Lookout:
     """A lookout whose verdict ends this process with 6. hung: tells the error; its second argument says whether this
     rank is the one to do so."""

@@ -22,7 +22,7 @@ ASK = signal.SIGRTMIN + 6
 _HEAD = "(most recent call first):"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 _PACKAGE = str(Path(__file__).parents[1])
-_BETWEEN = ("torch/_ops.py", "torch/utils/_contextlib.py", "/threading.py")  # frames that only hand on
+_BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
 _WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank_store.py", "launch/wire.py")
 _LAST = ("library/leave.py", "launch/context.py")
 # What a house file is about; the innermost that is found names what a rank is in. Less usual things weigh more: where
@@ -121,7 +121,7 @@ def _is_users(frame: Frame) -> bool:
 
 
 def _waits(tail: Sequence[Frame]) -> bool:
-    inner = next((f for f in tail if not any(f.file.endswith(file) for file in _BETWEEN)), None)
+    inner = next((f for f in tail if not any(file in f.file for file in _BETWEEN)), None)
     if inner is None:
         return False
     if any(part in inner.file for part in (*_WAITS, *_LAST)) or inner.name == "polls":

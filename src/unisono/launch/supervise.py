@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, verdict, wire
-from unisono.launch.pace import Pace
+from unisono.launch.pace import StepPace
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals
 from unisono.launch.store import StoreServer
@@ -54,7 +54,7 @@ class Supervision:
     control: socket.socket
     ranks: int
     on_event: OnEvent
-    pace: Pace
+    pace: StepPace
     host: str
     abandon: Callable[[], None]
     seats: list[Seat] = field(default_factory=list)

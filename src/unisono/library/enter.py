@@ -14,7 +14,7 @@ from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, place_here
-from unisono.launch.pace import Pace, margin
+from unisono.launch.pace import StepPace, margin
 from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.observe.span import Recorder
@@ -59,11 +59,11 @@ def init(
         wanted = _filled(wanted, world, alone=context is None and place is None and not dist.is_initialized())
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
-            _watch(context, place, Pace(timeout))
+            _watch(context, place, StepPace(timeout))
         return _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit=place is not None)
 
 
-def _watch(context: RankContext, place: Started, pace: Pace) -> None:
+def _watch(context: RankContext, place: Started, pace: StepPace) -> None:
     """Notice hangs until the script ends; each step of an optimiser is one of the pace's."""
 
     def told(error: UnisonoError, mine: bool) -> None:

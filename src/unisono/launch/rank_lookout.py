@@ -21,10 +21,10 @@ from typing import Any
 
 import torch._C._distributed_c10d as c10d
 
-from unisono.comm.device import spins
+from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import crossing, verdict
-from unisono.launch.pace import PATIENCE, Pace
+from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, stand, switches
 from unisono.spec.errors import UnisonoError
 
@@ -42,7 +42,7 @@ class Lookout:
     store: a connection of their own. ended: called on every rank that can hear it. Call `close` before the store goes.
     """
 
-    def __init__(self, rank: int, world: int, host: str, store: Any, pace: Pace, ended: Ended) -> None:
+    def __init__(self, rank: int, world: int, host: str, store: Any, pace: StepPace, ended: Ended) -> None:
         self._rank, self._world, self._host, self._store = rank, world, host, store
         self._pace, self._ended = pace, ended
         self._main = threading.main_thread()
@@ -99,7 +99,7 @@ class Lookout:
         outer = [f for f in frames if not f.f_code.co_filename.endswith(("rank_store.py", "wire.py"))]
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
         if spins():
-            return line, _begun() if self._idle > self._pace.deadline() / 2 else ""
+            return line, begun_collectives() if self._idle > self._pace.deadline() / 2 else ""
         return line, switches(self._main.native_id or 0) if len(outer) == len(frames) else 0
 
     def stand(self) -> Stand:
@@ -245,12 +245,3 @@ def _pending() -> bool:
         return any(not entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"])
     except (AttributeError, KeyError, ValueError):
         return False
-
-
-def _begun() -> Any:
-    """How many collectives were begun in each group."""
-    dump = getattr(c10d, "_dump_nccl_trace_json", None) or c10d._dump_fr_trace_json
-    try:
-        return str(json.loads(dump()).get("pg_status"))
-    except ValueError:
-        return 0

@@ -1,0 +1,89 @@
+"""Whoever keeps the others waiting is named, with its line, and everybody leaves; see `hangs` for the cases."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.launch.hangs import CASES, Case, play
+from unisono.launch import verdict
+from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
+from unisono.launch.stand import Frame, Stand, from_dump, stand
+
+QUICK = (
+    "recipe-own-dp2-stop:model:0:8",
+    "loop-torchrun-dp2-break:loop:1:3",
+)
+TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in CASES],
+)
+def test_the_culprit_is_named_and_nobody_stays(case: Case, tmp_path: Path) -> None:
+    played = play(case, tmp_path)
+    assert not played.wrong, played.output[-3000:]
+
+
+def test_the_deadline_follows_the_steps() -> None:
+    now = 0.0
+    pace = StepPace(clock=lambda: now)
+    assert pace.deadline() == FIRST and pace.silence() == PATIENCE * FIRST
+    for step in range(0, 12, 3):  # told of three at a time
+        now += 0.3
+        pace.stepped(step)
+    assert pace.deadline() == LEAST, "short steps"
+    for step in range(12, 40):
+        now += 6.0
+        pace.stepped(step)
+    now += 1000  # a validation
+    pace.stepped(40)
+    assert pace.deadline() == TIMES * 6.0 and pace.step == 40
+    assert StepPace(7.0).deadline() == 7.0
+
+
+def waits(rank: int, part: str, odd: int = 0, place: str = "a.py:1 in main", state: str = "waits") -> Stand:
+    return Stand(rank, state, "here", part, "", place, odd)
+
+
+def test_who_does_not_wait_is_the_culprit_before_any_who_does() -> None:
+    others = [waits(0, "x"), waits(2, "x")]
+    for state in ("runs", "silent", "stopped", "gone"):
+        error = verdict.hang([*others, Stand(1, state, "here", place="b.py:2 in f")], 30)
+        assert (error.rank, error.code, error.where, error.exit) == (1, "H01", "b.py:2 in f", 6)
+        assert "ranks 0, 2 wait in x" in error.what and "ranks 0, 2 at a.py:1 in main" in error.likely
+
+
+def test_of_two_that_run_the_one_that_stands_still_is_named_first() -> None:
+    moving, still = Stand(0, "runs", idle=0.0), Stand(1, "runs", idle=30.0)
+    assert verdict.hang([moving, still, waits(2, "x")], 30).rank == 1
+
+
+def test_in_a_mismatch_the_fewer_are_odd_then_the_unusual_then_not_rank_0() -> None:
+    assert verdict.hang([waits(0, "x"), waits(1, "x"), waits(2, "y")], 30).rank == 2
+    assert verdict.hang([waits(0, "job.save", 2), waits(1, "gradients")], 30).rank == 0
+    assert verdict.hang([waits(0, "x"), waits(1, "y")], 30).rank == 1
+    error = verdict.hang([waits(0, "end", 3, state="ended"), waits(1, "x"), waits(2, "x")], 30)
+    assert (error.rank, error.code, error.exit) == (0, "H02", 6) and "left the loop early" in error.what
+
+
+def test_a_stand_is_read_from_the_lines_of_a_thread() -> None:
+    user = Frame("/home/me/own.py", 7, "main")
+    assert stand(0, [Frame(TORCH, 1, "barrier"), user]).state == "waits"
+    assert stand(0, [Frame(TORCH, 1, "barrier"), user]).doing() == "barrier"
+    asleep = stand(0, [user, Frame(TORCH, 1, "hook")])
+    assert (asleep.state, asleep.place) == ("runs", "/home/me/own.py:7 in main")
+
+
+def test_a_dump_of_several_threads_is_that_of_the_main_one() -> None:
+    dump = [
+        "Thread 0x00000000000000ff (most recent call first):",
+        '  File "/home/me/other.py", line 3 in side',
+        "",
+        "Thread 0x0000000000000aaa (most recent call first):",
+        '  File "/home/me/own.py", line 9 in main',
+    ]
+    assert from_dump(0, dump, 0xFF).place == "/home/me/other.py:3 in side"
+    assert from_dump(0, dump).place == "/home/me/own.py:9 in main"
+    assert from_dump(0, []).state == "silent"
