@@ -3,15 +3,16 @@
 Another kind of device (`xpu`, `mps`) is an edit of this file, and a house test holds others to asking it.
 """
 
+import importlib
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
+_RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")  # has the flight recorder; its stubs do not
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
 
@@ -126,5 +127,12 @@ def spins() -> bool:
 
 def begun_collectives() -> str:
     """How far each process group is, in torch's own words: they change with each collective that begins."""
-    dump = getattr(c10d, "_dump_nccl_trace_json", None) or c10d._dump_fr_trace_json
+    dump = getattr(_RECORDER, "_dump_nccl_trace_json", None) or _RECORDER._dump_fr_trace_json
     return str(json.loads(dump()).get("pg_status"))
+
+
+def has_pending_collectives() -> bool:
+    """Whether a collective was begun on CPUs and is not over. Messages are none."""
+    return any(
+        not entry["retired"] for entry in json.loads(_RECORDER._dump_fr_trace_json()).get("entries", ())
+    )

@@ -19,9 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch._C._distributed_c10d as c10d
-
-from unisono.comm.device import begun_collectives, spins
+from unisono.comm.device import begun_collectives, has_pending_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import crossing, verdict
 from unisono.launch.pace import PATIENCE, StepPace
@@ -117,7 +115,7 @@ class Lookout:
             self._rank,
             lines,
             op,
-            _pending(),
+            has_pending_collectives(),
             self._program,
             host=self._host,
             idle=self._idle,
@@ -237,11 +235,3 @@ def _home() -> list[int]:
         return [boot, Path("/proc/self/ns/pid").stat().st_ino]  # type: ignore[list-item]
     except OSError:
         return [os.getpid()]
-
-
-def _pending() -> bool:
-    """Whether torch's flight recorder knows a collective that was begun and is not over."""
-    try:
-        return any(not entry["retired"] for entry in json.loads(c10d._dump_fr_trace_json())["entries"])
-    except (AttributeError, KeyError, ValueError):
-        return False
