@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")  # has the flight recorder; its stubs do not
+# torch's flight recorder, of which the stubs know nothing
+_RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
 
