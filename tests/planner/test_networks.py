@@ -11,7 +11,7 @@ from unisono.planner import shape
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.clusters import cluster, device, of_size
 from unisono.planner.collectives import bus, exchange, message
-from unisono.planner.machines.cluster import CUBE, TOPOLOGIES, Cluster, Link
+from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.spec.errors import UsageError
@@ -186,72 +186,12 @@ def cut(share: float, ways: int) -> float:
     return share * ways * ways / 4.0 / (ways - 1)
 
 
-def test_a_mesh_is_a_torus_without_the_way_round() -> None:
-    for dims in ("2d", "3d"):
-        torus, mesh = level(f"torus{dims}", 64), level(f"mesh{dims}", 64)
-        assert bus(mesh, 1, 64).rate == pytest.approx(bus(torus, 1, 64).rate / 2)
-        assert message(mesh, 1, 1e9) == message(torus, 1, 1e9)
-        assert exchange(mesh, 1, 64).all_to_all(1e9) == pytest.approx(
-            exchange(torus, 1, 64).all_to_all(1e9) * 2, rel=1e-3
-        )
-    # Two neighbours of a side of four have one cable between them, with or without a way round.
-    assert (
-        bus(level("torus2d", 16), 1, 2).rate == bus(level("mesh2d", 16), 1, 2).rate == pytest.approx(1e9 / 4)
-    )
-
-
 def test_an_all_to_all_on_a_ring_takes_a_quarter_of_a_gather() -> None:
     """Each of n devices sends 1/n of its bytes to each other, n/4 devices away on average, two ways at once; gathered,
     all of them go all the way round (Austin et al., How to Scale Your Model, 2025, part 3)."""
     where = level("ring", 64)
     gathered = 64 * 1e9 / (2 * 0.5e9)  # each device's bytes past every other one, two ways at half the rate
     assert exchange(where, 1, 64).all_to_all(1e9) == pytest.approx(gathered / 4, rel=0.01)
-
-
-def test_a_tree_carries_rings_at_full_rate_and_all_to_alls_through_its_top() -> None:
-    where = level("tree", 16)
-    assert bus(where, 1, 16).rate == bus(where, 1, 4).rate == 1e9
-    assert bus(where, 4, 4).rate == pytest.approx(1e9 / 4)  # four rings cross the same cables
-    assert message(where, 8, 1e9) == pytest.approx(8 * message(where, 1, 1e9), rel=1e-3)
-    assert exchange(where, 1, 16).all_to_all(1e9) == pytest.approx(16 / 4 * 1.0, rel=1e-3)
-    # The same as levels, each of twice the devices and half the rate a device.
-    links = tuple(Link(f"l{i}", 2**i, 1e9, 1e-6, float(2 ** (i - 1))) for i in range(1, 5))
-    levels = Cluster("levels", device("a100-80gb"), 16, links)
-    for stride, size in ((1, 16), (1, 4), (4, 4), (8, 2)):
-        assert bus(where, stride, size).rate == pytest.approx(bus(levels, stride, size).rate)
-
-
-@pytest.mark.parametrize("units", [2, 4, 8, 16])
-def test_hops_in_a_tree_are_the_switches_passed(units: int) -> None:
-    for apart in (1, 2, 4):
-        passed = sum(
-            2 * ((leaf * apart) ^ (leaf * apart + apart)).bit_length() - 1 for leaf in range(units - 1)
-        )
-        where = level("tree", units * apart)
-        assert bus(where, apart, units).hops == pytest.approx(passed * 1e-6)
-
-
-def test_a_group_in_a_full_mesh_has_the_cables_between_its_members() -> None:
-    where = level("full-mesh", 8)
-    assert bus(where, 1, 8).rate == 1e9 and bus(where, 1, 4).rate == bus(where, 2, 4).rate == pytest.approx(
-        3e9 / 7
-    )
-    assert message(where, 1, 1e9) == message(where, 5, 1e9) == pytest.approx(7.0, rel=1e-3)
-    assert exchange(where, 1, 8).all_to_all(8e9) == pytest.approx(7.0, rel=1e-3)
-
-
-def test_the_cables_of_a_hybrid_cube_are_a_dgx_1s() -> None:
-    """Six of each device; three rings of all eight take them all, and two that are measured alone have one."""
-    for one in range(CUBE):
-        assert sum(shape.between(one, other) for other in range(CUBE)) == 6
-    where, link = cluster("dgx-v100"), cluster("dgx-v100").links[0]
-    for members, measured in link.groups:
-        assert bus(where, 1, members).rate == pytest.approx(measured, rel=0.01)
-    assert bus(where, 1, 2).rate < bus(where, 1, 4).rate < bus(where, 1, 8).rate
-    assert message(where, 4, 1e9) == pytest.approx(1 / 25, rel=1e-2)  # device 2 to 6, one cable of 25 GB/s
-    assert cut(exchange(where, 1, 8).reach[0][1] / link.bus, 8) == pytest.approx(
-        1.0
-    )  # six cables between the halves
 
 
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t != "switched"])

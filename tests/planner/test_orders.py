@@ -136,7 +136,7 @@ def asked(draw: st.DrawFn) -> Question:
         collective=draw(st.sampled_from(["auto", "hierarchical", "halving_doubling", "torus"])),
         schedule=draw(st.sampled_from(["1f1b", "zb1p"])),
     )  # fmt: skip
-    kind = draw(st.sampled_from([one for one in TOPOLOGIES if one != "hybrid-cube"]))
+    kind = draw(st.sampled_from(TOPOLOGIES))
     node = draw(st.sampled_from([2, 4, 8]))
     where = two_levels(min(node, plan.world), plan.world, draw(st.sampled_from([1.0, 4.0, 50.0])), kind)
     return Question(

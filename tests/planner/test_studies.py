@@ -151,7 +151,7 @@ def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--sweep", "devices"], "says no values for devices"),
         (["--sweep", "devices="], "says no values for devices"),
         (["--sweep", "devices=64..8"], "devices=8..64"),
-        (["--sweep", "devices=8..64", "--mtbf", "100", "--blocks"], "--mtbf --blocks"),
+        (["--sweep", "devices=8..64", "--mtbf", "100", "--batches"], "--mtbf --batches"),
         (["--stragglers", "normal"], "normal:0.05"),
         (["--stragglers", "normal:"], "normal:0.05"),
         (["--stragglers", "measured"], "which file"),

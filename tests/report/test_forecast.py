@@ -93,19 +93,6 @@ def test_the_sentence_names_what_is_lost_most_and_no_gain() -> None:
     assert "75 %" in said and "the pipeline's bubble (30 %)" in said and "communication" not in said
 
 
-def test_parts_of_the_model_are_shown_where_they_are_told() -> None:
-    block = {"part": "block <b>&", "count": 12, "inside": False, "parameters": 7_100_000.0}
-    block |= {
-        "flops_per_sample": 1.5e10,
-        "kept_bytes": 3.0 * 2**20,
-    }
-    plain = made(1, 1)
-    text = page(replace(plain, facts={**FACTS, "blocks": [block]}))
-    assert "block &lt;b&gt;&amp;" in text
-    assert "7.1M" in text and "15G" in text and "3 MiB" in text
-    assert "part by part" not in page(plain)
-
-
 def test_bars_of_a_waterfall_meet() -> None:
     bars = waterfall(made(1, 1)).bars
     assert [(bar.start, bar.stop) for bar in bars] == [

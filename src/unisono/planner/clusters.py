@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.host_file import host_from
-from unisono.planner.machines.cluster import CUBE, DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
+from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
 from unisono.spec.errors import UsageError
 
@@ -207,9 +207,6 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
     links: list[Link] = []
     for own in table.tables("link"):
         found = link_of(own, own.count("size", 0) or total)
-        if found.topology == "hybrid-cube" and (links or min(found.size, total) > CUBE):
-            what = f"link {found.name}: a hybrid cube has {CUBE} devices, and no level inside it"
-            raise own.wrong(what, "topology", 'size = 8 and topology = "hybrid-cube" in the first [[link]]')
         if links and found.size < links[-1].size:
             raise own.wrong(f"link {found.name} connects fewer devices than the level inside it", "size",
                             "links from the inside out; size = 0 connects all")  # fmt: skip

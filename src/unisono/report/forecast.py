@@ -98,7 +98,6 @@ def page(forecast: Forecast) -> str:
         _waterfall(forecast),
         _timeline(forecast),
         html.pair(_memory(facts), _traffic(facts)),
-        _blocks(facts),
     ]
     return html.document(f"{facts['plan']}: unisono simulate", body)
 
@@ -290,28 +289,6 @@ def _memory(facts: Mapping[str, Any]) -> str:
     sizes += [("total", parts["total"]), ("device has", facts["capacity_gib"])]
     chart = picture.sized("Memory of the fullest rank", [(n, size, gibibytes(size)) for n, size in sizes])
     return html.section("memory", chart.title, html.bars(chart))
-
-
-def _blocks(facts: Mapping[str, Any]) -> str:
-    """The model, part by part, as `simulate --blocks` has it."""
-    every = facts.get("blocks") or []
-    if not every:
-        return ""
-    heads = ("part", "how many", "parameters", "FLOPs", "kept")
-    rows = [
-        [
-            f"{'of it ' if one['inside'] else ''}{one['part']}",
-            str(one["count"]),
-            words.count(one["parameters"]) if one["parameters"] else "",
-            words.count(one["flops_per_sample"]) if one["flops_per_sample"] else "",
-            words.nbytes(one["kept_bytes"]) if one["kept_bytes"] else "",
-        ]
-        for one in every
-    ]
-    size = facts["batch"]["micro_batch"]
-    note = f"Of one of each: a sample's forward pass, and what a micro-batch of {size} keeps until its backward pass."
-    table = html.table(heads, rows, numeric=len(heads) - 1)
-    return html.section("blocks", "The model, part by part", table, html.note(note))
 
 
 def _traffic(facts: Mapping[str, Any]) -> str:

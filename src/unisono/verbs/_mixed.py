@@ -24,7 +24,7 @@ from unisono.verbs._studies import asked
 # Flags that ask for what is priced on equal devices alone.
 _SIMULATE = (
     "mtbf", "stragglers", "servers", "sweep", "batches", "noise_scale", "order", "out", "trace", "loader_samples_s",
-    "loader_gb_s", "sample_kb", "blocks",
+    "loader_gb_s", "sample_kb",
 )  # fmt: skip
 _PLAN = ("check", "all_keys", "fewer", "any_fidelity")
 

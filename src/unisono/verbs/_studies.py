@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.planner import pieces, simulate, stragglers, tell
+from unisono.planner import simulate, stragglers, tell
 from unisono.planner.asked import NOT_BUILT
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Flags that look closely at one price.
 _SINGLE = (
-    "mtbf", "stragglers", "servers", "tokens", "batches", "noise_scale", "blocks", "trace", "order",
+    "mtbf", "stragglers", "servers", "tokens", "batches", "noise_scale", "trace", "order",
 )  # fmt: skip
 
 
@@ -35,10 +35,10 @@ def single(ask: Question, given: Any) -> Told:
     answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)
     simulate.demand(answer, better.sentence(fits=False) if better is not None else "")
-    parts, ordered = pieces.told(answer), orders.told(answer, every)
-    shown = [parts[1]] * given.blocks + [ordered[1]] * (given.order is not None)
+    ordered = orders.told(answer, every)
+    shown = [ordered[1]] if given.order is not None else []
     told = [(tell.facts(answer), tell.page(answer)), recut.told(better), *_extras(answer, given)]
-    facts = {key: value for some, _ in (*told, parts, ordered) for key, value in some.items()}
+    facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
     page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
         return facts, page

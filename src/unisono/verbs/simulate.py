@@ -31,10 +31,6 @@ class SimulateVerb(RecipeVerb):
             help="which axis lies innermost, as launch.order says it (tp,cp,shard,dp,pp); best: all orders",
         )  # fmt: skip
         parser.add_argument(
-            "--blocks", action="store_true",
-            help="the model part by part: parameters, FLOPs and bytes kept",
-        )  # fmt: skip
-        parser.add_argument(
             "--trace", metavar="FILE", help="the simulated step for Perfetto: .json or .json.gz"
         )
         _add_studies(parser)

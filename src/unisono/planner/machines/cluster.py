@@ -11,13 +11,8 @@ from typing import Literal
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import USUAL, Order
 
-Topology = Literal[
-    "switched", "rail-only", "ring", "torus2d", "torus3d", "mesh2d", "mesh3d", "tree", "full-mesh", "hybrid-cube"
-]  # fmt: skip
-TOPOLOGIES: tuple[Topology, ...] = (
-    "switched", "rail-only", "ring", "torus2d", "torus3d", "mesh2d", "mesh3d", "tree", "full-mesh", "hybrid-cube",
-)  # fmt: skip
-CUBE = 8  # devices of a hybrid cube
+Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
+TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
 DTYPES = ("fp8", "bf16", "fp16", "fp32", "fp64")  # the narrower first
 Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
 ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
@@ -92,10 +87,8 @@ class Link:
 
     topology: switched, any pair at full rate; rail-only, where devices with the same place in their nodes alone are
     connected, and others go through the node first (Wang et al., 2023); ring, torus2d, torus3d of the units that the
-    level inside connects, as near to a square or cube as their number allows, and mesh2d, mesh3d, the same without the
-    way round; full-mesh, a cable between every two units; hybrid-cube, the eight devices of a DGX-1 (NVIDIA, 2017): in
-    these a device's bandwidth is that of all its cables together. tree: a binary tree of switches whose cables all
-    carry what one unit's does.
+    level inside connects, as near to a square or cube as their number allows: a device's bandwidth is that of all its
+    cables together.
     """
 
     name: str
