@@ -52,7 +52,7 @@ def parts(ctx: Any, plan: str) -> dict[str, Any]:
             )
             if isinstance(batch, dict) and batch["names"] != [str(int(i)) for i in own]:
                 raise ValueError("names and ids part ways")
-            seen[name].append([own.tolist(), round(job._share.ratio * 60)])
+            seen[name].append([own.tolist(), round(job._hand.ratio * 60)])
         if len(data) != len(sources[name]):
             raise ValueError("the length changed")
     stream = DataLoader(Stream(), batch_size=8)
@@ -228,7 +228,7 @@ def refused(ctx: Any) -> dict[str, str]:
         "no tensors": lambda: list(_fresh(job, [["a", "b"]])),
         "other data": lambda: list(_fresh(job, [torch.ones(4) * ctx.rank])),
         "twice": lambda: [job.prepare(net, sgd), job.prepare(net, sgd)],
-        "late parameter": lambda: _thawed(job),
+        "late parameter": lambda: _grown(job),
     }
     return {name: _said(attempt) for name, attempt in tries.items()}
 
@@ -246,12 +246,13 @@ def _fresh(job: Job, data: Any) -> Any:
     return job.prepare(net, torch.optim.SGD(net.parameters(), 0.1), data)[2]
 
 
-def _thawed(job: Job) -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    net[0].requires_grad_(False)
+def _grown(job: Job) -> None:
+    """A layer that comes after prepare: its gradient meets no other rank's."""
+    net = nn.Sequential(nn.Linear(2, 2))
     sgd = torch.optim.SGD(net.parameters(), 0.1)
     job.prepare(net, sgd)
-    net[0].requires_grad_(True)
+    net.append(nn.Linear(2, 2))
+    sgd.add_param_group({"params": net[1].parameters()})
     net(torch.ones(1, 2)).sum().backward()
     sgd.step()
 

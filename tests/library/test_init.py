@@ -16,7 +16,10 @@ def test_one_process_is_a_world_of_one() -> None:
     job = unisono.init()
     model, data = torch.nn.Linear(2, 2), [torch.ones(3, 2)]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    assert job.prepare(model, optimizer, data) == (model, optimizer, data)
+    prepared = job.prepare(model, optimizer, data)
+    assert prepared[:2] == (model, optimizer) and [
+        x is y for x, y in zip(prepared[2], data, strict=True)
+    ] == [True]
     with job.accumulate():
         model(data[0]).sum().backward()
     optimizer.step()

@@ -5,7 +5,7 @@ Another kind of device (`xpu`, `mps`) is an edit of this file, and a house test 
 
 import importlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -103,10 +103,22 @@ def properties(device: torch.device) -> dict[str, Any]:
     return {"memory": known.total_memory, "units": known.multi_processor_count, "name": known.name}
 
 
-def seed_models(parameters: Iterable[Tensor], seed: int) -> None:
-    """Seed the generator of the GPU on which a model lies; it serves nobody but models."""
-    if any(map(is_apart, parameters)):
-        torch.cuda.manual_seed(seed)
+def random_states() -> list[Tensor]:
+    """States of torch's default generators: the CPU's, and of the GPU that this thread stands on if it is in use."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def set_random_states(states: Sequence[Tensor]) -> None:
+    """What `random_states` gave; a GPU that came into use since keeps its own."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
+
+
+def seeded_states(seed: int) -> list[Tensor]:
+    """As `random_states`, of generators with this seed."""
+    kinds = ["cpu", *([GPU] if torch.cuda.is_initialized() else [])]
+    return [torch.Generator(kind).manual_seed(seed).get_state() for kind in kinds]
 
 
 def drain(device: torch.device) -> None:

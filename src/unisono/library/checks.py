@@ -11,14 +11,15 @@ from unisono.parallel.params import Slot
 from unisono.spec.errors import UsageError
 
 
-def fit(model: nn.Module, optimizer: Optimizer, known: Sequence[nn.Module]) -> None:
-    """Raises UsageError J02 if the model or the optimiser is nothing that `prepare` can spread."""
+def fit(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raises UsageError J02 if the model or an optimiser is nothing that `prepare` can spread."""
     _is_a(model, nn.Module, "the model", "a torch.nn.Module")
-    _is_a(optimizer, Optimizer, "the optimiser", "a torch.optim.Optimizer")
+    if not optimizers:
+        raise _cannot("there is no optimiser", "job.prepare(model, optimizer, data)")
+    for optimizer in optimizers:
+        _is_a(optimizer, Optimizer, "the optimiser", "a torch.optim.Optimizer, or a list of them")
     if isinstance(model, DistributedDataParallel):
         raise _cannot("the model is wrapped in DistributedDataParallel", "give the model itself")
-    if any(model is other for other in known):
-        raise _cannot("this model is prepared already", "prepare each model once")
     own = dict(model.named_parameters())
     unborn = [name for name, p in own.items() if p.is_meta or isinstance(p, UninitializedParameter)]
     if not own or unborn:
@@ -33,12 +34,21 @@ def fit(model: nn.Module, optimizer: Optimizer, known: Sequence[nn.Module]) -> N
     ]
     if sparse:
         raise _cannot(f"{sparse[0] or 'the model'} has sparse gradients", "sparse=False in the embedding")
-    strangers = {id(p) for group in optimizer.param_groups for p in group["params"]} - {
-        id(p) for p in own.values()
-    }
+
+
+def own_only(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Raises UsageError J02 if an optimiser steps what is not the model's."""
+    own = {id(p) for p in model.parameters()}
+    strangers = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]} - own
     if strangers:
         what = f"the optimiser steps {len(strangers)} parameters that are not the model's"
         raise _cannot(what, "make the optimiser from model.parameters(), after the last change to the model")
+
+
+def new_only(optimizers: Sequence[Optimizer], known: Sequence[Optimizer]) -> None:
+    """Raises UsageError J02 for an optimiser that this model is prepared with already."""
+    if any(new is old for new in optimizers for old in known):
+        raise _cannot("this model is prepared with this optimiser already", "prepare each optimiser once")
 
 
 def all_known(optimizer: Optimizer, slots: Sequence[Slot]) -> None:
@@ -48,7 +58,23 @@ def all_known(optimizer: Optimizer, slots: Sequence[Slot]) -> None:
         for p in group["params"]:
             if p.grad is not None and id(p) not in known:
                 what = f"a parameter of shape {list(p.shape)} has joined since `prepare`, its gradient met no other"
-                raise _cannot(what, "let it require gradients, and be the model's, before job.prepare")
+                raise _cannot(what, "let it be the model's before job.prepare; it may be frozen until later")
+
+
+def all_stepped(optimizers: Sequence[Optimizer], slots: Sequence[Slot]) -> None:
+    """Raises UsageError J19 for a sharded parameter that no optimiser known here would step: one made before `prepare`
+    steps the parameter that was there before."""
+    stepped = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    left = [slot.name for slot in slots if id(slot.live) not in stepped]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise UsageError(
+            f"{left[0]}{more} requires gradients, and no optimiser given to job.prepare steps it",
+            where="plan.shard",
+            likely="another optimiser of this model, which holds the parameters that sharding has replaced",
+            fix="job.prepare(model, [optimizer, the_other], data), or requires_grad_(False) for what is not trained",
+            code="J19",
+        )
 
 
 def _is_a(value: object, kind: type, what: str, wanted: str) -> None:

@@ -3,65 +3,75 @@
 A loader with a batch sampler fetches only the samples of this rank; anything else that yields batches is cut. Parts
 differ by one sample at most. A rank without a sample gets one of another rank's, with weight 0, so that every
 rank makes the same steps.
+
+A checkpoint keeps the place: the pass, the random numbers it began with, and the batches used. After `load` the next
+pass goes on there, on any number of ranks, and is refused if it would come in another order.
 """
 
 import copy
-import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from unisono.comm.device import is_apart
 from unisono.library.explain import explained
+from unisono.library.hand import Hand, Walk, part
+from unisono.library.noise import (
+    BySample,
+    Streams,
+    all_states,
+    draws,
+    kept,
+    seed_of,
+    set_all_states,
+    state_of,
+)
 from unisono.library.small import Small
+from unisono.library.whole import cut, digest, digest_of, glance_at, samples_in
 from unisono.spec.errors import UsageError
 
-
-@dataclass(slots=True)
-class BatchWeight:
-    """What the batch at hand weighs on this rank: its samples times the ranks, over all samples; 1 if all have alike.
-
-    A mean over the global batch is the mean over ranks of (ratio x mean over the rank's own samples).
-    borrowed: the samples at hand are another rank's and count nowhere here.
-    """
-
-    ratio: float = 1.0
-    borrowed: bool = False
-
-
-def part(count: int, index: int, size: int) -> tuple[int, int]:
-    """The samples [low, high) of a batch of `count` that fall to rank `index` of `size`."""
-    return index * count // size, (index + 1) * count // size
+Context = Callable[[], AbstractContextManager[None]]
 
 
 class Slices:
     """A batch sampler that gives this rank's part of each batch of another. Unknown attributes are the other's."""
 
-    def __init__(self, batches: Any, index: int, size: int) -> None:
+    def __init__(self, batches: Any, index: int, size: int, seed: int, by_sample: bool) -> None:
         self._batches, self._index, self._size = batches, index, size
-        self.latest: deque[tuple[int, int, int]] = (
+        self._seed, self._keyed = seed, by_sample
+        self.before: Context = nullcontext  # around what draws for the order
+        self.walk, self.skip = Walk(0, 0), 0
+        self.latest: deque[tuple[int, int, int, int]] = (
             deque()
-        )  # of the newest walk: (mine, all, digest of the first)
+        )  # of the newest walk: (low, high, all, digest)
 
     def __len__(self) -> int:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[list[Any]]:
         self.latest = deque()
-        return self._walk(self.latest)
+        return self._walk(self.latest, self.walk, self.skip)
 
-    def _walk(self, told: deque[tuple[int, int, int]]) -> Iterator[list[Any]]:
-        for number, batch in enumerate(self._batches):
+    def _walk(self, told: deque[tuple[int, int, int, int]], walk: Walk, skip: int) -> Iterator[list[Any]]:
+        before, number = self.before, 0
+        with before():
+            batches = iter(self._batches)
+        while True:
+            with before():
+                batch = next(batches, None)
+            if batch is None:
+                return
             batch = list(batch)
             low, high = part(len(batch), self._index, self._size)
-            told.append((high - low, len(batch), digest(repr(batch).encode()) if number == 0 else 0))
-            yield batch[low:high] or batch[:1]
+            told.append((low, high, len(batch), digest(repr(batch).encode())))
+            if number >= skip:
+                own, place = batch[low:high] or batch[:1], (self._seed, walk.loader, walk.number, number)
+                yield [(i, seed_of(*place, low + row)) for row, i in enumerate(own)] if self._keyed else own
+            number += 1
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_batches" not in self.__dict__:
@@ -72,49 +82,117 @@ class Slices:
 class DealtLoader:
     """This rank's parts of the batches of `data`, and what each weighs. Length and attributes are those of `data`."""
 
-    def __init__(self, data: Any, share: BatchWeight, small: Small) -> None:
-        self._share, self._small = share, small
+    def __init__(self, data: Any, hand: Hand, small: Small, streams: Streams, number: int, seed: int) -> None:
+        _refuse(data)
+        self._hand, self._small, self._streams, self._given = hand, small, streams, data
         self._slices: Slices | None = None
         self._data = data
-        _refuse(data)
+        self._walk, self._start = Walk(number, -1), []
+        self._going_on: dict[str, Any] | None = None
         # A stream has no samples to choose among: its loader's batch sampler says how many come next.
         chosen = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         if chosen and data.batch_sampler is not None:
-            self._slices = Slices(data.batch_sampler, small.group.index, small.group.size)
+            by_sample = draws(data.dataset)
+            self._slices = Slices(data.batch_sampler, hand.index, hand.size, seed, by_sample)
             self._data = copy.copy(data)
+            dataset = BySample(data.dataset) if by_sample else data.dataset
             # A loader guards these names against assignment, for its own iterators may be on their way; this copy's
             # are not.
-            vars(self._data).update(batch_sampler=self._slices, _iterator=None)
+            vars(self._data).update(batch_sampler=self._slices, dataset=dataset, _iterator=None)
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self._given)
 
     def __iter__(self) -> Iterator[Any]:
         with explained():
-            self._one_randomness()
-            batches = iter(self._data)
-            walk = self._whole(batches) if self._slices is None else self._own(batches, self._slices.latest)
-            for number, (batch, mine, count, seen) in enumerate(walk):
-                if number == 0:
-                    self._agree(seen)
-                self._share.ratio, self._share.borrowed = mine * self._small.group.size / count, mine == 0
-                yield batch
-            self._share.ratio, self._share.borrowed = 1.0, False
+            going_on, self._going_on = self._going_on, None
+            number = self._walk.number + 1 if going_on is None else going_on["pass"]
+            walk = self._walk = Walk(self._walk.loader, number)
+            first, exhausted = True, False
+            self._streams.to_script()
+            try:
+                for batch, low, high, count, chain in self._batches(walk, going_on or {}):
+                    if first:
+                        self._agree(chain)
+                    first = False
+                    self._hand.fetched(batch, low, high, count, walk, chain)
+                    self._streams.to_own()
+                    yield batch
+                    self._streams.to_script()
+                exhausted = True
+            finally:  # also where the loop leaves a pass early: it begins another then
+                if self._hand.ended(walk, exhausted):
+                    self._streams.to_script()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_data" not in self.__dict__:
+        if name.startswith("__") or "_given" not in self.__dict__:
             raise AttributeError(name)
-        return getattr(self._data, name)
+        return getattr(self._given, name)
 
-    def _own(
-        self, batches: Iterator[Any], told: deque[tuple[int, int, int]]
-    ) -> Iterator[tuple[Any, int, int, int]]:
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the loop stands in this data, as JSON. What a loop has fetched ahead and not used comes again."""
+        walk = self._walk
+        if self._going_on is not None:
+            return self._going_on
+        if walk.number < 0 or walk.over:
+            return {"pass": walk.number}
+        place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
+        return {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self._walk = Walk(self._walk.loader, state["pass"], over=True)
+        self._going_on = state if "place" in state else None
+
+    def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:
+        """Of each batch that is left of this pass: it, low, high, all samples, and the order so far."""
+        skip = going_on.get("place", 0)
+        before = self._begin(going_on)
+        source: Iterator[tuple[Any, int, int, int, int]]
+        if self._slices is not None:
+            self._slices.before, self._slices.walk, self._slices.skip = before, walk, skip
+            with before():
+                batches = iter(self._data)
+            source = self._own(batches, skip)
+        else:
+            with before():
+                batches = iter(self._data)
+            source = self._whole(batches, before, skip)
+        chain = place = 0
+        for batch, low, high, count, seen in source:
+            chain = digest(f"{chain} {seen}".encode()) if place else seen
+            place += 1
+            if place == skip and chain != going_on["chain"]:
+                raise self._other_order(place)
+            if place > skip:
+                walk.fetched = place - 1
+                walk.fetched_chain = chain
+                yield batch, low, high, count, chain
+        if place < skip:
+            raise self._other_order(place)
+
+    def _own(self, batches: Iterator[Any], skip: int) -> Iterator[tuple[Any, int, int, int, int]]:
+        if self._slices is None:
+            return
+        told = self._slices.latest
         for batch in batches:
+            while skip:
+                skip -= 1
+                yield None, *told.popleft()
             yield batch, *told.popleft()
+        while told:  # all that is left was used before the checkpoint
+            yield None, *told.popleft()
 
-    def _whole(self, batches: Iterator[Any]) -> Iterator[tuple[Any, int, int, int]]:
-        index, size = self._small.group.index, self._small.group.size
-        for number, batch in enumerate(batches):
+    def _whole(
+        self, batches: Iterator[Any], before: Context, skip: int
+    ) -> Iterator[tuple[Any, int, int, int, int]]:
+        number = 0
+        while True:
+            with before():
+                batch = next(batches, None)
+            if batch is None:
+                return
             count = samples_in(batch)
             if not count:
                 raise UsageError(
@@ -123,17 +201,61 @@ class DealtLoader:
                     fix="yield tensors (or tuples, lists, dicts of them) whose dim 0 counts the samples",
                     code="J03",
                 )
-            low, high = part(count, index, size)
-            own = cut(batch, count, *((low, high) if high > low else (0, 1)))
-            yield own, high - low, count, _digest_of(batch) if number == 0 else 0
+            low, high = part(count, self._hand.index, self._hand.size)
+            whole = high - low == count
+            own = batch if whole else cut(batch, count, *((low, high) if high > low else (0, 1)))
+            yield own, low, high, count, glance_at(batch) if number else digest_of(batch)
+            number += 1
 
-    def _one_randomness(self) -> None:
-        """Rank 0's random state decides the order of this pass on every rank."""
-        generator = getattr(self._data, "generator", None) or torch.default_generator
-        if isinstance(generator, torch.Generator) and not is_apart(generator.device):
+    def _begin(self, going_on: dict[str, Any]) -> Context:
+        """Random numbers for the order of this pass: rank 0's, or those with which it began before the checkpoint."""
+        generators = self._generators()
+        if going_on:
+            self._start = going_on["random"]
+            states, *own = self._start
+            for generator, state in zip(generators, own, strict=False):
+                generator.set_state(state_of(state))
+            return self._as_before(states)
+        for generator in (torch.default_generator, *generators):
             state = self._small.from_first(generator.get_state())
             if self._small.group.index:
                 generator.set_state(state)
+        self._start = [all_states(), *(g.get_state().numpy().tobytes().hex() for g in generators)]
+        return nullcontext
+
+    def _as_before(self, states: list[Any]) -> Context:
+        """A context with the random numbers of a pass that was begun in another process; around it, all stay as they
+        are."""
+        now, inside = states, False
+
+        @contextmanager
+        def before() -> Iterator[None]:
+            nonlocal now, inside
+            if inside:  # a loader with workers asks for its first batches as it is made
+                yield
+                return
+            with kept():
+                set_all_states(now)
+                inside = True
+                try:
+                    yield
+                finally:
+                    now, inside = all_states(), False
+
+        return before
+
+    def _generators(self) -> list[torch.Generator]:
+        """Generators of the loader's and its samplers' own."""
+        batches = getattr(self._given, "batch_sampler", None)
+        owners = (
+            self._given,
+            getattr(self._given, "sampler", None),
+            batches,
+            getattr(batches, "sampler", None),
+        )
+        found = (getattr(owner, "generator", None) for owner in owners)
+        known = [g for g in found if isinstance(g, torch.Generator) and not is_apart(g.device)]
+        return list({id(g): g for g in known}.values())
 
     def _agree(self, seen: int) -> None:
         others = self._small.gather(seen)
@@ -141,11 +263,20 @@ class DealtLoader:
         if strangers:
             raise UsageError(
                 f"the data's first batch on rank {strangers[0]} is not the one on rank 0",
-                where=type(self._data).__name__,
+                where=type(self._given).__name__,
                 likely="each rank shuffles or draws for itself, or has other files",
                 fix="the same seed on every rank; `data` yields global batches and is cut here",
                 code="J04",
             )
+
+    def _other_order(self, place: int) -> UsageError:
+        return UsageError(
+            f"the first {place} batches of this pass are not those that it began with before the checkpoint",
+            where=type(self._given).__name__,
+            likely="a sampler that counts its own passes, or draws from a generator of its own",
+            fix="a sampler whose order follows from set_epoch(epoch) or torch's random numbers; or save after a pass",
+            code="J17",
+        )
 
 
 def _refuse(data: Any) -> None:
@@ -171,63 +302,3 @@ def _refuse(data: Any) -> None:
             fix="a DataLoader or any iterable of batches",
             code="J03",
         )
-
-
-def digest(data: bytes) -> int:
-    """Eight bytes that say whether two ranks saw the same."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
-
-
-def _leaves(batch: Any) -> Iterator[Any]:
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)):
-        for inner in batch:
-            yield from _leaves(inner)
-    else:
-        yield batch
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (Tensor, np.ndarray)) and x.ndim > 0
-
-
-def samples_in(batch: Any) -> int:
-    """Samples of a batch: the first dim of its first array; 0 if there is none."""
-    return next((x.shape[0] for x in _leaves(batch) if _is_array(x)), 0)
-
-
-def _digest_of(batch: Any) -> int:
-    return digest(b"".join(_bytes(x) for x in _leaves(batch) if _is_array(x)))
-
-
-def _bytes(x: Any) -> bytes:
-    if isinstance(x, Tensor):
-        x = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return np.ascontiguousarray(x).tobytes()
-
-
-def cut(batch: Any, count: int, low: int, high: int) -> Any:
-    """Samples [low, high) of a batch of `count`: every array with as many rows is cut, and so is a list of as many
-    plain values; the rest stays whole."""
-    if _is_array(batch):
-        return batch[low:high] if batch.shape[0] == count else batch
-    if isinstance(batch, Mapping):
-        kept = {key: cut(value, count, low, high) for key, value in batch.items()}
-        return kept if type(batch) is dict else _like(batch, kept)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(cut(x, count, low, high) for x in batch))
-    if isinstance(batch, (list, tuple)):
-        if len(batch) == count and not any(
-            _is_array(x) or isinstance(x, (list, tuple, Mapping)) for x in batch
-        ):
-            return batch[low:high]
-        return type(batch)(cut(x, count, low, high) for x in batch)
-    return batch
-
-
-def _like(batch: Mapping[Any, Any], kept: dict[Any, Any]) -> Any:
-    try:
-        return type(batch)(kept)  # type: ignore[call-arg]
-    except TypeError:
-        return kept

@@ -38,14 +38,19 @@ NOT_HERE = {
 
 
 def init(
-    plan: "str | Plan" = "dp=-1", *, context: RankContext | None = None, timeout: float | None = None
+    plan: "str | Plan" = "dp=-1",
+    *,
+    context: RankContext | None = None,
+    timeout: float | None = None,
+    strict: bool = False,
 ) -> Job:
     """Join the other ranks of this script under a plan of `dp` and `shard` (with `zero`); `dp=-1` takes all there are.
 
     The ranks are those that `torchrun`, Slurm, MPI or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK
     have started, or of a process group that is already initialised; one process alone is a world of one. context: a
     place given by a launcher of one's own. timeout: seconds that a rank may keep the others waiting; by the optimisers'
-    steps if None. Who keeps them longer is named, and all ranks leave with 6.
+    steps if None. Who keeps them longer is named, and all ranks leave with 6. strict: raise what is else told, namely
+    whatever is noticed in the first steps that makes several ranks compute something else than one.
 
     Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
     """
@@ -60,7 +65,7 @@ def init(
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
             _watch(context, place, StepPace(timeout))
-        return _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit=place is not None)
+        return _job(wanted, context, timedelta(seconds=margin(timeout)), place is not None, strict)
 
 
 def _watch(context: RankContext, place: Started, pace: StepPace) -> None:
@@ -119,7 +124,7 @@ def _script() -> str:
     return shlex.join(known)
 
 
-def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool) -> Job:
+def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool, strict: bool) -> Job:
     mine = plan.world > 1 and not dist.is_initialized()
     device = of_script() if context is None else of_rank(context.backend, context.local_rank)
     if mine and context is not None:
@@ -135,7 +140,7 @@ def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: b
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout)
-    job = Job(plan, mesh, device, of_wire(device), owner=mine)
+    job = Job(plan, mesh, device, of_wire(device), owner=mine, strict=strict)
     if mine and at_exit:
         atexit.register(job.close_at_exit)
     return job

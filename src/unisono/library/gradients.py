@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
-from unisono.library.deal import BatchWeight
+from unisono.library.hand import Hand
 from unisono.parallel.params import Slot, local_of
 from unisono.parallel.shard import ShardScatter
 from unisono.sync.every_step import EveryStepSync
@@ -40,16 +40,28 @@ class Averaging(EveryStepSync):
 
 class LoopGradients:
     """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
-    several models is ready first may differ from rank to rank."""
+    several models is ready first may differ from rank to rank. Parameters may be frozen and thawed at any time.
+    over: called as a backward has ended."""
 
-    def __init__(self, slots: Sequence[Slot], dp: Group, shard: Group, share: BatchWeight) -> None:
-        self._gradients = Gradients(slots, dp, Averaging(dp))
-        self.slots = self._gradients.slots
-        self._share, self._shard, self._meets = share, shard, dp.size > 1
+    def __init__(
+        self, slots: Sequence[Slot], dp: Group, shard: Group, hand: Hand, over: Callable[[], None]
+    ) -> None:
+        self._every, self._dp, self._shard = tuple(slots), dp, shard
+        self._hand, self._over = hand, over
+        self._meets = dp.size > 1
         self._running = self._holding = self._behind = False
-        if self._meets and shard.size == 1:
-            for slot in self.slots:
-                slot.live.register_hook(self._arrives)
+        self._gradients = self._made()
+        for slot in slots if self._meets and shard.size == 1 else ():
+            trains = slot.live.requires_grad
+            slot.live.requires_grad_(True).register_hook(
+                self._arrives
+            )  # it stays where a parameter is frozen
+            slot.live.requires_grad_(trains)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Of the parameters that are trained."""
+        return self._gradients.slots
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -73,10 +85,23 @@ class LoopGradients:
             self._gradients.arm()
             self._meet()
 
+    def look_anew(self) -> bool:
+        """Whether parameters have been frozen or thawed; their gradients go their own ways from now on."""
+        if len(self.slots) == sum(s.live.requires_grad for s in self._every) and all(
+            slot.live.requires_grad for slot in self.slots
+        ):
+            return False
+        self._gradients.unhook()
+        self._gradients = self._made()
+        return True
+
+    def _made(self) -> Gradients:
+        return Gradients(self._every, self._dp, Averaging(self._dp))
+
     def _arrives(self, grad: Tensor) -> Tensor | None:
         """One parameter's fresh gradient, before it is added to what is there."""
         self._begin()
-        ratio = self._share.ratio
+        ratio = self._hand.ratio
         if ratio == 1.0:
             return None
         return grad * ratio if ratio else torch.zeros_like(grad)  # 0 x inf is not 0
@@ -84,7 +109,7 @@ class LoopGradients:
     def _weigh(self, grad: Tensor) -> None:
         """Gradients that FSDP2 is about to sum over the shards: this rank's weight applied."""
         self._begin()
-        ratio = self._share.ratio
+        ratio = self._hand.ratio
         if ratio:
             grad.mul_(ratio / self._shard.size)
         else:
@@ -92,14 +117,18 @@ class LoopGradients:
 
     def _begin(self) -> None:
         """The first gradient of a backward is here."""
-        if self._running or not self._meets:
+        if self._running:
             return
         self._running = True
+        at_end_of_backward(self._end)
+        self._hand.backward()
+        if not self._meets:
+            return
+        self.look_anew()
         if self._holding:
             self._behind = True
         else:
             self._gradients.arm()
-        at_end_of_backward(self._end)
 
     def _end(self) -> None:
         # FSDP2 has queued what it does at the end as well, perhaps behind this.
@@ -107,7 +136,8 @@ class LoopGradients:
 
     def _ended(self) -> None:
         self._running = False
-        if not self._holding:
+        self._over()
+        if self._meets and not self._holding:
             self._meet()
 
     @torch.no_grad()

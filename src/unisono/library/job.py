@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,16 @@ from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
 from unisono.library import checks, leave
-from unisono.library.deal import BatchWeight, DealtLoader
+from unisono.library.copies import copied_with_shards
+from unisono.library.deal import DealtLoader
 from unisono.library.explain import explained
+from unisono.library.gather import gather
 from unisono.library.gradients import LoopGradients
-from unisono.library.noise import RandomStream
+from unisono.library.hand import Hand
+from unisono.library.noise import Draws, Streams, all_states, seed_of, set_all_states
 from unisono.library.norms import join_batches
-from unisono.library.sharding import shard
+from unisono.library.notices import Notices
+from unisono.library.sharding import Moved, follow_flags, held_elsewhere, repoint, shard
 from unisono.library.small import Small, spread
 from unisono.library.state import (
     Prepared,
@@ -29,6 +33,7 @@ from unisono.library.state import (
     restore_settings,
     settings_of,
 )
+from unisono.library.watch import FirstSteps, follow, refuse_double_backward
 from unisono.observe.metrics import JsonLines
 from unisono.parallel.params import slots_of
 from unisono.plan import Plan
@@ -41,25 +46,39 @@ from unisono.train.clip import ByTensor, clip
 class Job:
     """One rank's view of a run whose loop is the user's. Made by `unisono.init`.
 
-    rank, world: this process among all. device: where this rank is to compute. step: optimiser steps made.
-    Methods that exchange something (all but `accumulate`) are called by every rank.
+    rank, world: this process among all. device: where this rank is to compute. step: optimiser steps made. generator:
+    draws random numbers for the samples at hand, the same on any number of ranks. Methods that exchange something (all
+    but `accumulate`) are called by every rank. strict: raise what is else told.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, device: torch.device, wire: torch.device, owner: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        device: torch.device,
+        wire: torch.device,
+        owner: bool,
+        strict: bool = False,
+    ) -> None:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
         self.step = 0
-        self._share = BatchWeight()
         self._small = Small(mesh.data, wire)
         # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
         self._norms = mesh.group("shard", ("shard",))
         self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
+        self._told = Notices(self._small, strict)
+        self._hand = Hand(mesh.data.index, mesh.data.size, self._told)
         self._prepared: list[Prepared] = []
+        self._dealt: list[DealtLoader] = []
         self._savers: dict[Path, Saver] = {}
         self._lines: dict[Path, JsonLines] = {}
         self._owner = owner
         self._closed = False
         self._seed, self._token = self._common(torch.initial_seed()), self._common(secrets.randbits(63))
+        self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._told)
+        self._steps = FirstSteps(self._hand, self._streams, self._small, self._told)
+        self.generator = Draws(self._seed, self._hand, lambda: self.step)
 
     @property
     def is_main(self) -> bool:
@@ -68,8 +87,9 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing about the models as they were last stepped; nothing here is an error."""
-        return tuple(
+        """What makes this run another than that of one device, with a code and a remedy each, as far as it was noticed;
+        and parameters that the last backward did not reach."""
+        return *self._told.said.values(), *(
             f"{name} had no gradient in the last backward on any rank"
             for one in self._prepared
             for name in one.gradients.unused
@@ -77,41 +97,80 @@ class Job:
 
     @explained()
     def prepare(
-        self, model: nn.Module, optimizer: Optimizer, *data: Any, blocks: Sequence[nn.Module] | None = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *data: Any,
+        blocks: Sequence[nn.Module] | None = None,
     ) -> Any:
-        """Spread a model, its optimiser and its data over the ranks; returns all of them, in this order.
+        """Spread a model, its optimiser or optimisers and its data over the ranks; returns all of them, in this order.
 
-        The model and the optimiser are the same objects, changed in place, so that schedulers and other names for
+        The model and the optimisers are the same objects, changed in place, so that schedulers and other names for
         them stay right; initial parameters and buffers become rank 0's. Each of `data`, a loader or any iterable of
         global batches, is replaced by one that yields this rank's samples of each. blocks: the modules that
         `shard` gathers one at a time; the elements of the model's lists and sequences if not given. Under `shard`
         the model is called by all ranks or none, in evaluation too, and all take the same way through it.
 
-        Raises UsageError for what cannot be spread. A job may prepare several models, each with its optimiser.
+        A job may prepare several models, each with its optimisers, and a model once more with another optimiser.
+        Raises UsageError for what cannot be spread.
         """
-        checks.fit(model, optimizer, [one.model for one in self._prepared])
-        if self.mesh.data.size > 1:
+        optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        checks.fit(model, optimizers)
+        self._streams.to_script()
+        one = next((one for one in self._prepared if one.model is model), None)
+        if one is None:
+            one = self._spread(model, optimizers, blocks)
+        else:
+            checks.new_only(optimizers, one.optimizers)
+            for other in optimizers:
+                repoint(other, one.moved)
+            checks.own_only(model, optimizers)
+            one.optimizers.extend(optimizers)
+        self._follow(one, optimizers)
+        dealt = [each if each is None else self._deal(each) for each in data]
+        return (model, optimizer, *dealt)
+
+    def _spread(
+        self, model: nn.Module, optimizers: list[Optimizer], blocks: Sequence[nn.Module] | None
+    ) -> Prepared:
+        """A model that is new to this job."""
+        checks.own_only(model, optimizers)
+        several, sharded, number = self.mesh.data.size > 1, self.plan.shard > 1, self._steps.one_more()
+        if several:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
-            join_batches(model, self.mesh.data, self._share)
+            join_batches(model, self.mesh.data, self._hand)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        if self.plan.shard > 1:
-            shard(model, optimizer, blocks, self.mesh.shard, self.plan.zero)
+        moved: Moved = {}
+        if sharded:
+            mesh, zero = self.mesh.shard, self.plan.zero
+            moved = shard(model, optimizers, blocks, mesh, zero)
+            copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
+            refuse_double_backward(model)
         slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
-        dp = self.mesh.group("dp", ("dp",)) if self._prepared else self.mesh.dp
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._share)
-        noise = None
-        if self.mesh.data.size > 1:
+        dp = self.mesh.group("dp", ("dp",)) if number else self.mesh.dp
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, self._streams.to_script)
+        if several:
             gradients.scatter_through(model)
-            noise = RandomStream(model, self._seed + len(self._prepared), self.mesh.data.index)
-        one = Prepared(len(self._prepared), model, optimizer, tuple(slots), gradients, noise)
+
+        def flags() -> None:
+            if gradients.look_anew():
+                follow_flags(model)
+
+        follow(model, self._hand, self._streams, self._steps, [flags] if sharded else [])
+        one = Prepared(number, model, optimizers, tuple(slots), gradients, moved)
         self._prepared.append(one)
-        optimizer.register_step_pre_hook(lambda *_: self._before_step(one))
-        optimizer.register_step_post_hook(lambda *_: self._after_step(one))
-        if self.mesh.data.size > 1:
-            data = tuple(
-                each if each is None else DealtLoader(each, self._share, self._small) for each in data
-            )
-        return (model, optimizer, *data)
+        return one
+
+    def _follow(self, one: Prepared, optimizers: Sequence[Optimizer]) -> None:
+        """Act before and after each step of these optimisers."""
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(lambda own, *_: self._before_step(one, own))
+            optimizer.register_step_post_hook(lambda own, *_: self._after_step(one, own))
+
+    def _deal(self, data: Any) -> DealtLoader:
+        number = len(self._dealt)
+        self._dealt.append(DealtLoader(data, self._hand, self._small, self._streams, number, self._seed))
+        return self._dealt[-1]
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -128,18 +187,34 @@ class Job:
     def weigh(self, count: float) -> None:
         """The loss of the batch at hand is a mean over `count` things on this rank (tokens that are no padding, say),
         not over its samples. Call it between the batch and its forward."""
-        count = 0 if self._share.borrowed else count
+        count = 0 if self._hand.expected().borrowed else count
         total = self._small.sums([count])[0]
         if total <= 0:
             raise UsageError(f"the batch counts {total:g} over all ranks", where="job.weigh", code="J07")
-        self._share.ratio = count * self.mesh.data.size / total
+        self._hand.weigh(count, total)
 
-    def mean(self, value: float | Tensor) -> float:
-        """The mean over the global batch of a quantity that is a mean over this rank's samples, such as the loss."""
-        return self._means([value])[0]
+    @overload
+    def mean(self, value: float) -> float: ...
+    @overload
+    def mean(self, value: Tensor) -> Any: ...
+    def mean(self, value: float | Tensor) -> Any:
+        """The mean over the global batch of a quantity that is a mean over this rank's samples, such as the loss: a
+        number, or for a tensor with dims, such as a buffer, a tensor."""
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return self._means([value])[0]
+        own = value.detach().to(torch.float64) * (self._hand.ratio / self.mesh.data.size)
+        return self.mesh.data.all_reduce(own).to(value.dtype)
+
+    @explained()
+    def gather(self, *rows: Tensor) -> Any:
+        """Each x [samples here, ...] of the batch at hand as [samples of the global batch, ...], on every rank.
+
+        Gradients flow back. So a loss that lets samples meet is, made of these, that of one device."""
+        whole = [gather(x, self._hand.current, self.mesh.data) for x in rows]
+        return tuple(whole) if len(whole) > 1 else whole[0]
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
-        ratio, size = self._share.ratio, self.mesh.data.size
+        ratio, size = self._hand.ratio, self.mesh.data.size
         plain = [v.item() if isinstance(v, Tensor) else v for v in values]
         own = [v * ratio / size if ratio else 0.0 for v in plain]
         return self._small.sums(own)
@@ -178,7 +253,8 @@ class Job:
 
     @explained()
     def save(self, folder: str | Path, state: Mapping[str, Any] | None = None, keep: int | None = 3) -> Path:
-        """Save models, buffers, optimisers and random states as `folder/checkpoints/step-N`; returns that folder.
+        """Save models, buffers, optimisers, random states and the place in the data; returns the checkpoint,
+        `folder/checkpoints/step-N`.
 
         state: JSON values of yours, such as an epoch or a scheduler's `state_dict()`. keep: how many checkpoints
         to leave. The files load under any plan, and hold no pickle. Raises UsageError K02 if it cannot be written.
@@ -190,6 +266,8 @@ class Job:
             "step": self.step,
             "plan": str(self.plan),
             "optim": [settings_of(one) for one in self._prepared],
+            "data": [data.state for data in self._dealt],
+            "random": all_states()[1:],
             "yours": dict(state or {}),
         }
         folder_made = saver.save(self.step, list(self._pieces()), known)
@@ -200,7 +278,7 @@ class Job:
     @explained()
     def load(self, folder: str | Path) -> dict[str, Any] | None:
         """Go on from the last checkpoint in `folder` (or from `folder`, if it is one); returns the `state` given to
-        `save`, or None if there is none yet.
+        `save`, or None if there is none yet. The next walk through each loader yields what was left of the pass.
 
         Raises UsageError: K01 if it is damaged, K03 if it is of another model.
         """
@@ -213,11 +291,21 @@ class Job:
             make_room(one, found)
             restore_settings(one, settings, found)
         names = set(tensor_names(found))
+        self._streams.to_script()
         randomness = {piece.name: piece for piece in self._random_pieces() if piece.name in names}
         load(found, [*(p for one in self._prepared for p in self._tensors(one)), *randomness.values()])
         for name, piece in randomness.items():
             if name == "random/outside":
                 torch.set_rng_state(piece.tensor)
+            else:
+                self._streams.state = piece.tensor
+        if not any(name != "random/outside" for name in randomness) and self.mesh.data.index:
+            again = seed_of(self._seed, self.mesh.data.index, int(kept.get("step", 0)))
+            self._streams.state = torch.Generator().manual_seed(again).get_state()
+        if "random" in kept:
+            set_all_states([None, *kept["random"]], torch_too=False)
+        for data, state in zip(self._dealt, kept.get("data", []), strict=False):
+            data.state = state
         self.step = int(kept.get("step", 0))
         self.mesh.data.barrier()  # nobody may save over what another rank still reads
         return dict(kept.get("yours", {}))
@@ -257,13 +345,20 @@ class Job:
         raise UsageError(what, fix="job.prepare(model, optimizer, data) first", code="J08")
 
     @explained()
-    def _before_step(self, one: Prepared) -> None:
+    def _before_step(self, one: Prepared, optimizer: Optimizer) -> None:
         one.gradients.catch_up()
         if self.mesh.data.size > 1:
-            checks.all_known(one.optimizer, one.gradients.slots)
+            checks.all_known(optimizer, one.gradients.slots)
+        if self._steps.looking:
+            if self.plan.shard > 1:
+                checks.all_stepped(one.optimizers, one.gradients.slots)
+                held = held_elsewhere(one.moved)
+                if held:
+                    self._told("J15", held)
+            self._steps.before_step(one.number, one.model)
 
-    def _after_step(self, one: Prepared) -> None:
-        self.step += one.number == 0
+    def _after_step(self, one: Prepared, optimizer: Optimizer) -> None:
+        self.step += one.number == 0 and optimizer is one.optimizers[0]
 
     def _tensors(self, one: Prepared) -> Iterator[Box]:
         return pieces_of(one, first=self.mesh.data.index == 0, first_replica=self.mesh.dp.index == 0)
@@ -274,10 +369,9 @@ class Job:
         yield from self._random_pieces()
 
     def _random_pieces(self) -> Iterator[Box]:
-        """The script's random state, and of every rank that of its models."""
-        outside = torch.get_rng_state()
+        """The script's random state, and every rank's own."""
+        self._streams.to_script()
+        outside, own = torch.get_rng_state(), self._streams.state
         yield Box("random/outside", tuple(outside.shape), (0,), outside, saved=self.rank == 0)
-        for one in self._prepared:
-            if one.noise is not None:
-                own = one.noise.state
-                yield Box(f"random/model{one.number}/rank{self.rank}", tuple(own.shape), (0,), own)
+        if self.world > 1:
+            yield Box(f"random/rank{self.rank}", tuple(own.shape), (0,), own)

@@ -1,46 +1,221 @@
-"""Randomness inside the model differs from rank to rank, randomness outside it is the same on all.
+"""Random numbers: whose they are.
 
-One device drops other elements of each sample; ranks that share a random state would drop the same ones of theirs.
-So while the model runs in training, the CPU's generator is one of this rank's own; around it, the script's goes on
-undisturbed and equal on every rank, so that orders and choices drawn there agree.
+torch's generator                each rank's own from `prepare` on: ranks drop and mix differently
+the order of the data            `Common`: rank 0's, on every rank
+what a data set draws            by sample, so the same on any number of ranks and with any number of workers
+Python's and NumPy's in a loop   as the script left them, so that choices agree
+job.generator                    by sample: what any number of ranks draws is what one process draws
 """
 
 import hashlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
 
-from unisono.comm.device import seed_models
+from unisono.comm.device import random_states, seeded_states, set_random_states
+from unisono.library.hand import Hand
+from unisono.library.notices import Notices
+from unisono.spec.errors import UsageError
 
 
-def seed_of(seed: int, rank: int) -> int:
-    """A seed of one rank's own, from one that all share."""
-    drawn = hashlib.blake2b(f"noise {seed} {rank}".encode(), digest_size=8).digest()
+def seed_of(*numbers: int) -> int:
+    """A seed of 63 bits that differs wherever one of the numbers does."""
+    drawn = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "little") >> 1
 
 
-class RandomStream:
-    """The stream of one model on one rank. `state` is what its next forward begins with."""
+def all_states() -> list[Any]:
+    """Of torch's (CPU), Python's and NumPy's generators, as JSON values."""
+    python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
+    mine = torch.get_rng_state().numpy().tobytes().hex()
+    return [mine, [python[0], list(python[1]), python[2]], [kind, np.asarray(keys).tolist(), *rest]]
 
-    def __init__(self, model: nn.Module, seed: int, rank: int) -> None:
-        own = seed_of(seed, rank)
-        self.state: Tensor = torch.Generator().manual_seed(own).get_state()
-        self._outside: Tensor | None = None
-        self._depth = 0
-        seed_models(model.parameters(), own)
-        model.register_forward_pre_hook(self._enter)
-        model.register_forward_hook(self._leave, always_call=True)
 
-    def _enter(self, model: nn.Module, _: Any) -> None:
-        self._depth += 1
-        if self._depth == 1 and model.training:
-            self._outside = torch.get_rng_state()
-            torch.set_rng_state(self.state)
+def set_all_states(states: Sequence[Any], *, torch_too: bool = True) -> None:
+    mine, python, numpy = states
+    if torch_too:
+        torch.set_rng_state(state_of(mine))
+    random.setstate((python[0], tuple(python[1]), python[2]))
+    np.random.set_state((numpy[0], np.array(numpy[1], dtype=np.uint32), *numpy[2:]))
 
-    def _leave(self, _model: nn.Module, _inputs: Any, _output: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._outside is not None:
-            self.state = torch.get_rng_state()
-            torch.set_rng_state(self._outside)
-            self._outside = None
+
+def state_of(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Put all three generators back as they were."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
+
+
+class Streams:
+    """Torch's generators of one rank: the script's, which is the same on every rank, and the rank's own.
+
+    The rank's own serves what depends on its samples: from a batch to the end of its backward, and in forwards. All
+    else, such as orders, new models and noise on gradients, is drawn from the script's. One rank has one stream.
+    """
+
+    def __init__(self, seed: int, index: int, size: int, told: Notices) -> None:
+        self._alone, self._told, self.looking = size == 1, told, size > 1
+        self._inside = False
+        self._seed = seed_of(seed, index)
+        self._other = self._seen = seeded_states(self._seed)
+        self._others_seen: Any = None
+
+    @property
+    def state(self) -> Tensor:
+        """Of this rank's own generator on the CPU."""
+        return torch.get_rng_state() if self._inside else self._other[0]
+
+    @state.setter
+    def state(self, state: Tensor) -> None:
+        self.to_script()
+        self._seed = seed_of(*state[:64].tolist())
+        self._other = [state]
+
+    def to_own(self) -> None:
+        """This rank's samples are at hand."""
+        if self._alone or self._inside:
+            return
+        self._swap()
+        self._inside = True
+        if self.looking:
+            self._seen, self._others_seen = random_states(), _others()
+
+    def to_script(self) -> None:
+        """What is drawn now must be the same on every rank."""
+        if self._inside:
+            self._look("J12")
+            self._swap()
+            self._inside = False
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around a model's forward."""
+        was = self._inside
+        self.to_own()
+        self._look("J12")
+        try:
+            yield
+        finally:
+            self._look("J13")
+            if not was:
+                self.to_script()
+
+    def _look(self, code: str) -> None:
+        if not self.looking or not self._inside:
+            return
+        now, others = random_states(), _others()
+        if any(not torch.equal(a, b) for a, b in zip(now, self._seen, strict=False)):
+            self._told(code)
+        if others != self._others_seen:
+            self._told("J16" if code == "J12" else code)
+        self._seen, self._others_seen = now, others
+
+    def _swap(self) -> None:
+        now = random_states()
+        if len(now) > len(self._other):  # a GPU is in use now
+            self._other = [*self._other, *seeded_states(self._seed)[len(self._other) :]]
+        set_random_states(self._other)
+        self._other = now
+
+
+def _others() -> tuple[Any, ...]:
+    _, keys, at, *_ = np.random.get_state()
+    return random.getstate()[1], at, int(keys[0])
+
+
+class BySample(Dataset):
+    """A data set whose samples draw the same random numbers wherever they are fetched. It is asked for
+    (index, seed)."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "data" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.data, name)
+
+    def __getitems__(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
+        several = getattr(self.data, "__getitems__", None)
+        with kept():
+            return [self._one(index, seed, several) for index, seed in keys]
+
+    def _one(self, index: Any, seed: int, several: Callable[[list[Any]], list[Any]] | None) -> Any:
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        return several([index])[0] if several else self.data[index]
+
+
+def draws(data: Any) -> bool:
+    """Whether a data set could draw random numbers."""
+    return type(data) is not TensorDataset
+
+
+class Draws:
+    """Random numbers for the samples at hand, which do not depend on how many ranks there are.
+
+    The functions are torch's; dim 0 counts this rank's samples. Numbers are a function of the job's seed, the batch,
+    how often this was called for it, and the sample's place in the global batch.
+    """
+
+    def __init__(self, seed: int, hand: Hand, step: Callable[[], int]) -> None:
+        self._seed, self._hand, self._step = seed, hand, step
+
+    def rand(self, *size: int, **options: Any) -> Tensor:
+        """Uniform in [0, 1)."""
+        return self._drawn(torch.rand, size, options)
+
+    def randn(self, *size: int, **options: Any) -> Tensor:
+        """Normal, with mean 0 and variance 1."""
+        return self._drawn(torch.randn, size, options)
+
+    def randint(self, low: int, high: int, size: Sequence[int], **options: Any) -> Tensor:
+        """Integers in [low, high)."""
+
+        def one(size: Sequence[int], **more: Any) -> Tensor:
+            return torch.randint(low, high, tuple(size), **more)
+
+        return self._drawn(one, size, options)
+
+    def rand_like(self, x: Tensor) -> Tensor:
+        return self.rand(*x.shape, dtype=x.dtype, device=x.device)
+
+    def randn_like(self, x: Tensor) -> Tensor:
+        return self.randn(*x.shape, dtype=x.dtype, device=x.device)
+
+    def _drawn(self, function: Callable[..., Tensor], size: Sequence[int], options: dict[str, Any]) -> Tensor:
+        batch = self._hand.expected()
+        if not size or (batch.count and size[0] != batch.samples):
+            raise UsageError(
+                f"numbers of shape {list(size)} for a batch of which {batch.samples} samples are here",
+                where="job.generator",
+                fix="as many rows as the batch at hand has on this rank, such as len(x)",
+                code="J07",
+            )
+        batch.drawn += 1
+        generator = torch.Generator(options.get("device") or "cpu")
+        number, rows = batch.place if batch.count else self._step(), []
+        for row in range(size[0]):
+            place = (batch.walk.loader, batch.walk.number, number, batch.low + row, batch.drawn)
+            generator.manual_seed(seed_of(self._seed, *place))
+            rows.append(function(tuple(size[1:]), generator=generator, **options))
+        return torch.stack(rows)

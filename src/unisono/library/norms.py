@@ -4,7 +4,6 @@ Each rank's sums are added over the data ranks, forward and backward; running st
 and those that one device would have. Other layers treat each sample alone and need nothing.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +12,27 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.comm.group import Group
-from unisono.library.deal import BatchWeight
+from unisono.library.hand import Hand
 
 
-def join_batches(model: nn.Module, group: Group, share: BatchWeight) -> None:
+class Joined:
+    """The forward of one batch norm, over the group. A copy of the module has one of its own."""
+
+    def __init__(self, module: _BatchNorm, group: Group, hand: Hand) -> None:
+        self._module, self._group, self._hand = module, group, hand
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _forward(self._module, self._group, self._hand, x)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Joined":
+        return Joined(memo.get(id(self._module), self._module), self._group, self._hand)
+
+
+def join_batches(model: nn.Module, group: Group, hand: Hand) -> None:
     """Let the model's batch norms see the global batch. Modules, parameters and state_dict stay as they are."""
     for module in model.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-            module.forward = partial(_forward, module, group, share)  # type: ignore[method-assign]
+            module.forward = Joined(module, group, hand)  # type: ignore[method-assign]
 
 
 class _Sum(torch.autograd.Function):
@@ -41,7 +53,7 @@ class _Sum(torch.autograd.Function):
         return whole / (ctx.ratio or 1.0), None, None
 
 
-def _forward(module: _BatchNorm, group: Group, share: BatchWeight, x: Tensor) -> Tensor:
+def _forward(module: _BatchNorm, group: Group, hand: Hand, x: Tensor) -> Tensor:
     module._check_input_dim(x)
     if not (module.training or module.running_mean is None):
         return _BatchNorm.forward(module, x)
@@ -49,16 +61,16 @@ def _forward(module: _BatchNorm, group: Group, share: BatchWeight, x: Tensor) ->
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     here = (
-        1.0 if share.ratio else 0.0
+        1.0 if hand.ratio else 0.0
     )  # a rank without samples computes on a borrowed one, which does not count
     own = here * x.numel() / x.shape[1]
-    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), own)]), group, share.ratio)
+    line = _Sum.apply(torch.cat([wide.sum(dims) * here, wide.new_full((1,), own)]), group, hand.ratio)
     count = line[-1].detach()
     if own <= 1 and count <= 1:  # as on one device; asked only where this rank could be all there is
         raise ValueError("batch normalisation needs more than one value a channel in training")
     mean = line[:-1] / count
     centred = wide - mean.view(shape)
-    variance = _Sum.apply(centred.square().sum(dims) * here, group, share.ratio) / count
+    variance = _Sum.apply(centred.square().sum(dims) * here, group, hand.ratio) / count
     _remember(module, mean.detach(), variance.detach() * (count / (count - 1)))
     y = centred * (variance + module.eps).rsqrt().view(shape)
     if module.affine:

@@ -1,11 +1,14 @@
-"""A user's module under FSDP2, in place, and its optimiser with it."""
+"""A user's module under FSDP2, in place, and its optimisers with it."""
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from unisono.comm.group import Group
 from unisono.parallel.shard import Sharded
@@ -56,13 +59,28 @@ def _uses_within(block: nn.Module, p: int) -> int:
     return sum(id(own) == p for module in block.modules() for own in module.parameters(recurse=False))
 
 
+Moved = MutableMapping[Tensor, nn.Parameter]  # from a model's parameters to the shards that replaced them
+
+
 def shard(
-    model: nn.Module, optimizer: Optimizer, blocks: Sequence[nn.Module] | None, group: Group, zero: int
-) -> None:
-    """Shard the parameters in place and point the optimiser, the same object, at the shards.
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    blocks: Sequence[nn.Module] | None,
+    group: Group,
+    zero: int,
+) -> Moved:
+    """Shard the parameters in place, and point the optimisers, the same objects, at the shards. Returns what became of
+    each parameter, as long as somebody holds the old one.
 
     Raises UsageError for what FSDP2 cannot shard.
     """
+    if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+        raise UsageError(
+            "LBFGS makes one vector of all parameters, which shards do not add up to",
+            where="plan.shard",
+            fix="dp instead of shard, or another optimiser",
+            code="J05",
+        )
     scalars = [name for name, p in model.named_parameters() if p.dim() == 0]
     if scalars:
         raise UsageError(
@@ -82,21 +100,66 @@ def shard(
     before = dict(model.named_parameters())
     Sharded(model, blocks_of(model) if blocks is None else blocks, group, zero)
     after = dict(model.named_parameters())
-    repoint(optimizer, {id(before[name]): after[name] for name in before}, before)
+    moved = WeakTensorKeyDictionary()
+    for name, old in before.items():
+        moved[old] = after[name]
+    for optimizer in optimizers:
+        repoint(optimizer, moved)
+    keep_shards(model)
+    return moved
 
 
 @torch.no_grad()
-def repoint(
-    optimizer: Optimizer, now: Mapping[int, nn.Parameter], before: Mapping[str, nn.Parameter]
-) -> None:
+def repoint(optimizer: Optimizer, moved: Moved) -> None:
     """Parameters and state of the optimiser, replaced in place: whoever holds it or its groups sees the new ones."""
     for group in optimizer.param_groups:
-        group["params"][:] = [now[id(p)] for p in group["params"]]
-    for old in before.values():
-        if old not in optimizer.state:
-            continue
-        new, state = now[id(old)], optimizer.state.pop(old)
+        group["params"][:] = [moved.get(p, p) for p in group["params"]]
+    for old in [p for p in optimizer.state if p in moved]:
+        new, state = moved[old], optimizer.state.pop(old)
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == old.shape and isinstance(new, DTensor):
                 state[key] = distribute_tensor(value, new.device_mesh, new.placements)
         optimizer.state[new] = state
+
+
+def held_elsewhere(moved: Moved) -> str:
+    """What still holds a parameter that is no longer the model's, such as a list of an EMA or another optimiser: the
+    type of the holder, or ""."""
+    gc.collect()  # FSDP2 leaves cycles
+    for old in list(moved):
+        for holder in gc.get_referrers(old):
+            if isinstance(holder, (list, tuple, set, dict)) and "__builtins__" not in holder:
+                if isinstance(holder, dict) and any(isinstance(value, type(gc)) for value in holder.values()):
+                    continue  # the names of a script
+                return f"a {type(holder).__name__} of parameters"
+    return ""
+
+
+def keep_shards(model: nn.Module) -> None:
+    """Have `model.parameters()` be the shards after an evaluation, and `model.zero_grad()` act on them at any time:
+    from a forward to its backward, FSDP2 leaves whole parameters in their place."""
+    shards = list(model.parameters())
+
+    def evaluated(own: nn.Module, _: object, __: object) -> None:
+        for module in own.modules() if not torch.is_grad_enabled() else ():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def zero_grad(set_to_none: bool = True) -> None:
+        for p in shards:
+            if p.grad is not None:
+                p.grad = None if set_to_none else torch.zeros_like(p.grad)
+
+    model.register_forward_hook(evaluated)
+    model.__dict__["zero_grad"] = zero_grad
+
+
+def follow_flags(model: nn.Module) -> None:
+    """Have FSDP2 follow parameters that were frozen or thawed: it asks them only once."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            for one in group.fsdp_params if group is not None else ():
+                whole = getattr(one, "_unsharded_param", None)
+                if whole is not None:
+                    whole.requires_grad_(one.sharded_param.requires_grad)

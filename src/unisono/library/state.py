@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.library.gradients import LoopGradients
-from unisono.library.noise import RandomStream
+from unisono.library.sharding import Moved
 from unisono.parallel.params import Slot, local_of
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box
@@ -26,14 +26,32 @@ Plain = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Prepared:
-    """One model with its optimiser as `prepare` left them on this rank. number: 0 for the first."""
+    """One model with its optimisers as `prepare` left them on this rank. number: 0 for the first. moved: what became of
+    parameters that sharding replaced."""
 
     number: int
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: list[Optimizer]
     slots: tuple[Slot, ...]
     gradients: LoopGradients
-    noise: RandomStream | None
+    moved: Moved
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters of all its optimisers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def state_of(self, slot: Slot) -> dict[str, Any]:
+        """What its optimiser keeps of a parameter."""
+        owner = next((o for o in self.optimizers if slot.live in o.state), None)
+        return {} if owner is None else owner.state[slot.live]
+
+    def owner_of(self, slot: Slot) -> Optimizer | None:
+        """The optimiser that steps a parameter."""
+        steps = (
+            o for o in self.optimizers for g in o.param_groups if any(p is slot.live for p in g["params"])
+        )
+        return next(steps, None)
 
     def key(self, kind: str, name: str) -> str:
         return f"{kind}{self.number or ''}/{name}"
@@ -45,7 +63,7 @@ def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
     for slot in one.slots:
         saved = first_replica if isinstance(slot.live, DTensor) else first
         yield Box(one.key("model", slot.name), slot.shape, slot.start, local_of(slot.live).detach(), saved)
-        for key, value in tensors_of(one.optimizer, slot).items():
+        for key, value in tensors_of(one, slot).items():
             name = one.key("optim", f"{slot.name}/{key}")
             if tuple(value.shape) == slot.shape and isinstance(slot.live, DTensor):
                 yield Box(name, slot.shape, slot.start, local_of(value), saved)
@@ -59,17 +77,17 @@ def _whole(name: str, value: Tensor, saved: bool) -> Box:
     return Box(name, tuple(value.shape), (0,) * value.dim(), value.detach(), saved)
 
 
-def tensors_of(optimizer: Optimizer, slot: Slot) -> dict[str, Tensor]:
+def tensors_of(one: Prepared, slot: Slot) -> dict[str, Tensor]:
     """The optimiser's tensors for one parameter. Raises UsageError for state that has no place in a checkpoint."""
     found: dict[str, Tensor] = {}
-    for key, value in optimizer.state.get(slot.live, {}).items():
+    for key, value in one.state_of(slot).items():
         if isinstance(value, Tensor):
             strange = isinstance(value, DTensor) and tuple(value.shape) != slot.shape
         else:
             strange = not isinstance(value, Plain)
         if strange:
             raise UsageError(
-                f"{type(optimizer).__name__} keeps {key!r} of {slot.name} in a form that a checkpoint cannot hold",
+                f"the optimiser keeps {key!r} of {slot.name} in a form that a checkpoint cannot hold",
                 where=f"optimizer.state: {type(value).__name__}",
                 fix="an optimiser whose state has the shape of its parameters, or save its state_dict() yourself",
                 code="J06",
@@ -90,11 +108,10 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def settings_of(one: Prepared) -> dict[str, Any]:
     """What of the optimiser is no tensor: its groups' settings, and plain values of its state."""
     numbers = {
-        slot.name: {k: v for k, v in one.optimizer.state.get(slot.live, {}).items() if isinstance(v, Plain)}
-        for slot in one.slots
+        slot.name: {k: v for k, v in one.state_of(slot).items() if isinstance(v, Plain)} for slot in one.slots
     }
     return {
-        "groups": [_plain_settings(group) for group in one.optimizer.param_groups],
+        "groups": [_plain_settings(group) for group in one.groups],
         "numbers": {name: values for name, values in numbers.items() if values},
     }
 
@@ -114,7 +131,7 @@ def _plain_settings(group: dict[str, Any]) -> dict[str, Any]:
 
 def restore_settings(one: Prepared, settings: dict[str, Any], folder: Path) -> None:
     """The reverse of `settings_of`. Raises UsageError if the optimiser has other groups."""
-    groups, kept = one.optimizer.param_groups, settings["groups"]
+    groups, kept = one.groups, settings["groups"]
     if len(groups) != len(kept):
         raise UsageError(
             f"the checkpoint's optimiser has {len(kept)} groups of parameters, this one {len(groups)}",
@@ -130,8 +147,9 @@ def restore_settings(one: Prepared, settings: dict[str, Any], folder: Path) -> N
                 group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
     by_name = {slot.name: slot for slot in one.slots}
     for name, values in settings["numbers"].items():
-        if name in by_name:
-            one.optimizer.state[by_name[name].live].update(values)
+        owner = one.owner_of(by_name[name]) if name in by_name else None
+        if owner is not None:
+            owner.state[by_name[name].live].update(values)
 
 
 @torch.no_grad()
@@ -142,14 +160,15 @@ def make_room(one: Prepared, folder: Path) -> None:
     for name, entry in known.items():
         owner, _, key = name.rpartition("/")
         slot = by_name.get(owner)
-        if slot is None or key in one.optimizer.state[slot.live]:
+        optimizer = None if slot is None else one.owner_of(slot)
+        if slot is None or optimizer is None or key in optimizer.state[slot.live]:
             continue
         dtype = DTYPES[entry.dtype]
         if entry.shape == slot.shape and entry.shape:
             room = torch.zeros_like(slot.live, dtype=dtype)
         else:
-            room = torch.zeros(entry.shape, dtype=dtype, device=_device(one.optimizer, slot, entry.shape))
-        one.optimizer.state[slot.live][key] = room
+            room = torch.zeros(entry.shape, dtype=dtype, device=_device(optimizer, slot, entry.shape))
+        optimizer.state[slot.live][key] = room
 
 
 def _device(optimizer: Optimizer, slot: Slot, shape: Sequence[int]) -> torch.device:

@@ -1,0 +1,171 @@
+"""The batch at hand: what it weighs on this rank, and which of the batches dealt lately a forward computes on.
+
+A loop may fetch the next batch before it uses this one, walk two loaders at once, or validate in between. So a weight
+belongs to a batch and not to the moment: the forward's inputs say which batch it is (they lie in its memory, or have as
+many samples), and a backward takes the weight of the forwards before it.
+"""
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from unisono.library.notices import Notices
+from unisono.library.whole import leaves_of, samples_in
+from unisono.spec.errors import UsageError
+
+LATELY = 32  # batches that a forward may still use
+
+
+def part(count: int, index: int, size: int) -> tuple[int, int]:
+    """The samples [low, high) of a batch of `count` that fall to rank `index` of `size`."""
+    return index * count // size, (index + 1) * count // size
+
+
+@dataclass(eq=False, slots=True)
+class Walk:
+    """One walk through a loader. fetched, used: batches that the loop got, and that a forward computed on (the latest
+    and all before it). chain: a digest of the order up to the batch used last."""
+
+    loader: int
+    number: int
+    fetched: int = 0
+    used: int = 0
+    chain: int = 0
+    fetched_chain: int = 0
+    over: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class DealtBatch:
+    """This rank's samples [low, high) of a global batch of `count`. ratio: what the mean over them is multiplied by,
+    so that the mean over ranks is the mean over the global batch; 0 if the one sample here is another rank's."""
+
+    low: int
+    high: int
+    count: int
+    ratio: float
+    walk: Walk
+    place: int = 0
+    chain: int = 0
+    uneven: bool = False  # whether ranks weigh differently
+    tensors: tuple[weakref.ref[Tensor], ...] = ()
+    used: bool = False
+    weighed: bool = False
+    drawn: int = field(default=0)  # how often numbers were drawn for its samples
+
+    @property
+    def borrowed(self) -> bool:
+        return self.count > 0 and self.low == self.high
+
+    @property
+    def samples(self) -> int:
+        return max(1, self.high - self.low)
+
+    def holds(self, x: Tensor) -> bool:
+        """Whether x lies in the memory of one of this batch's tensors."""
+        at = x.data_ptr()
+        for ref in self.tensors:
+            own = ref()
+            if own is not None and own.data_ptr() <= at < own.data_ptr() + max(own.nbytes, 1):
+                return True
+        return False
+
+
+class Hand:
+    """Which batch this rank computes on. index, size: of this rank among those that share a batch."""
+
+    def __init__(self, index: int, size: int, told: Notices) -> None:
+        self.index, self.size, self._told = index, size, told
+        self._none = self.current = DealtBatch(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
+        self._recent: deque[DealtBatch] = deque(maxlen=LATELY)
+        self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
+        self._stale = False  # a backward has gone through them
+
+    @property
+    def ratio(self) -> float:
+        return self.current.ratio
+
+    @property
+    def latest(self) -> DealtBatch:
+        """Of the last forward that a backward may go through."""
+        return self._trained[-1] if self._trained else self.current
+
+    def fetched(self, batch: Any, low: int, high: int, count: int, walk: Walk, chain: int) -> None:
+        """The loop is about to be given this batch."""
+        tensors = tuple(weakref.ref(x) for x in leaves_of(batch) if isinstance(x, Tensor))
+        ratio = (high - low) * self.size / count
+        uneven = count % self.size > 0
+        self.current = DealtBatch(low, high, count, ratio, walk, walk.fetched, chain, uneven, tensors)
+        walk.fetched += 1
+        self._recent.append(self.current)
+
+    def ended(self, walk: Walk, exhausted: bool) -> bool:
+        """A pass is over, or the loop has left it; whether no batch is at hand now."""
+        walk.over = True
+        waiting = [b for b in self._waiting() if b.walk is walk]
+        left = bool(waiting) and bool(walk.used or not exhausted)
+        self.current = waiting[0] if left else self._none
+        return not left
+
+    def expected(self) -> DealtBatch:
+        """The batch that the next forward will use, as far as anybody can say: the first that waits."""
+        waiting = self._waiting() if not self.current.used else []
+        return next((b for b in waiting if b.walk is self.current.walk), self.current)
+
+    def weigh(self, count: float, total: float) -> None:
+        batch = self.current = self.expected()
+        batch.ratio, batch.weighed = count * self.size / total, True
+
+    def forward(self, inputs: Any, trains: bool) -> DealtBatch:
+        """A forward begins; trains: whether a backward may go through it."""
+        batch = self.current = self._of(inputs)
+        if not batch.used:
+            batch.used, walk = True, batch.walk
+            if batch.place >= walk.used:
+                walk.used, walk.chain = batch.place + 1, batch.chain
+        if trains:
+            if self._stale:
+                self._trained, self._stale = [], False
+            if not any(batch is other for other in self._trained):
+                self._trained.append(batch)
+        return batch
+
+    def backward(self) -> None:
+        """A backward begins: the batch at hand is the one that it goes back to. Raises UsageError J11 for several
+        batches of unlike weights, whose gradients are one sum here."""
+        if not self._trained:
+            return
+        first, *others = self._trained
+        self._stale, self.current = True, self._trained[-1]
+        for other in others:
+            unlike = first.uneven or other.uneven or first.weighed or other.weighed
+            if unlike and (other.ratio != first.ratio or other.count != first.count):
+                raise UsageError(
+                    f"one backward goes back to a batch of {first.count} samples and to one of {other.count}, "
+                    "which the ranks weigh differently",
+                    where="backward",
+                    fix="loss.backward() for each batch by itself, or batches that the ranks divide",
+                    code="J11",
+                )
+
+    def _waiting(self) -> list[DealtBatch]:
+        return [b for b in self._recent if not b.used and b.place >= b.walk.used]
+
+    def _of(self, inputs: Any) -> DealtBatch:
+        tensors = [x for x in leaves_of(inputs) if isinstance(x, Tensor) and x.numel()]
+        for batch in reversed(self._recent):
+            if any(batch.holds(x) for x in tensors):
+                return batch
+        rows = samples_in(tensors)
+        likely = [b for b in self._waiting() if b.samples == rows]
+        if not likely or (self.current.used and self.current.samples == rows):
+            return self.current  # numbers that the loop made, or this batch once more
+        same = [b for b in likely if b.walk is self.current.walk] or likely
+        if any((b.uneven, b.ratio) != (same[0].uneven, same[0].ratio) for b in same):
+            self._told(
+                "J11", "several batches of unlike weights wait, and the forward's inputs are none of theirs"
+            )
+        return same[0]

@@ -1,0 +1,55 @@
+"""Each loop of a user is equal to one process, refused or told; which of them is written with the loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.library import catalogue
+from tests.library.catalogue import Loop, generative, losses, order, updates, verdict, vision
+from tests.ranks import World
+
+LOOPS = catalogue.all_loops()
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def verdicts(threads: World, plan: str, loops: Sequence[Loop], **told: Any) -> dict[str, str]:
+    (alone,) = threads(catalogue.on_ranks, 1, group=False, plan="dp=1", loops=loops)
+    ranks = threads(catalogue.on_ranks, catalogue.PLANS[plan], group=False, plan=plan, loops=loops, **told)
+    return {one.name: verdict(one, alone[one.name], [rank[one.name] for rank in ranks]) for one in loops}
+
+
+# What a plan can spoil that dp=2 does not: a rank without samples, replaced parameters, both axes at once.
+QUICK = {
+    "dp=2": LOOPS,
+    "dp=3": [order.look_ahead, updates.two_optimisers, losses.several_losses, vision.cnn_with_batchnorm],
+    "shard=2": [
+        updates.two_optimisers, updates.an_optimiser_that_is_not_prepared, updates.clipping_a_list_made_before,
+        updates.thawed_later, vision.ema_by_hand, generative.wgan_gp, order.look_ahead_that_copies,
+    ],
+    "dp=2 shard=2": [updates.thawed_as_a_new_group],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", QUICK)
+def test_no_loop_is_different_in_silence(threads: World, plan: str) -> None:
+    loops = QUICK[plan]
+    assert verdicts(threads, plan, loops) == {one.name: one.expected(plan) for one in loops}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [plan for plan in QUICK if QUICK[plan] is not LOOPS])
+def test_nor_is_any_of_the_others(threads: World, plan: str) -> None:
+    loops = [one for one in LOOPS if one not in QUICK[plan]]
+    assert verdicts(threads, plan, loops) == {one.name: one.expected(plan) for one in loops}
+
+
+def test_a_strict_job_raises_what_is_told_before_the_first_update(threads: World) -> None:
+    told = [one for one in LOOPS if one.verdict.startswith("told")]
+    expected = {one.name: f"refused {one.verdict.split()[1]}" for one in told}
+    assert verdicts(threads, "dp=2", told, strict=True) == expected
+
+
+def test_there_are_forty_loops_at_least() -> None:
+    assert len({one.name for one in LOOPS}) == len(LOOPS) >= 40
