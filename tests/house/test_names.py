@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from tests.house.test_families import FAMILIES, SOURCE
+from unisono.plan.grammar import known
 
 FILES = sorted(SOURCE.rglob("*.py"))
 # What a family's key is called in code: `plan.sync == "canonical"`, `model.kind in ("gpt", "moe")`.
@@ -38,6 +39,29 @@ def test_nobody_branches_on_a_members_name() -> None:
             package = next(f.package for f in FAMILIES.values() if f.key == key)
             if not str(place).startswith(package.removeprefix("unisono.").replace(".", "/")):
                 found.append(f"{place}:{line}: {key} compared with {name!r}")
+    assert found == []
+
+
+# Where names that nothing plays yet have their costs, and what is tried of them where nobody named one.
+TABLES = (
+    "planner/replicas.py",
+    "planner/algorithms.py",
+    "planner/stragglers.py",
+    "planner/studies/exactness.py",
+)
+
+
+def test_prices_and_checks_hold_no_list_of_members_names() -> None:
+    """A fact of a schedule, policy or codec stands in its file, or is read off its value."""
+    named = {name for key in ("schedule", "sync", "codec") for name in known(key)} - {"plain", "block"}
+    found = []
+    for path in [*sorted((SOURCE / "planner").rglob("*.py")), SOURCE / "plan" / "checks.py"]:
+        if str(path.relative_to(SOURCE)) in TABLES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare | ast.Tuple | ast.List | ast.Set | ast.Dict):
+                texts = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
+                found += [f"{path.relative_to(SOURCE)}:{node.lineno}: {name}" for name in texts & named]
     assert found == []
 
 

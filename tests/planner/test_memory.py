@@ -11,7 +11,7 @@ from unisono.planner import memory
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import even
 from unisono.planner.stack import Stack, stack
-from unisono.planner.timetables import LATE, in_flight, serves
+from unisono.planner.timetables import in_flight, of, serves
 from unisono.programs.pipeline import peak_held
 from unisono.programs.schedules import SCHEDULES
 
@@ -157,5 +157,5 @@ def test_heads_wait_for_their_weights_on_zero_bubbles_last_row_alone(
                 key = action.stage, action.micro
                 waiting = waiting | {key} if action.kind == "B" else waiting - {key}
     held = in_flight(name, row, ranks, micros)
-    assert most <= (held - 1 if name in LATE else 0)
-    assert most >= held - 2 if name in LATE else most == 0
+    assert most <= (held - 1 if of(name).late else 0)
+    assert most >= held - 2 if of(name).late else most == 0

@@ -4,11 +4,11 @@ from itertools import product
 
 import pytest
 
-from unisono.planner.numbers import either, larger, smaller
-from unisono.planner.timetables import WEIGHT_COPIES, chunks, ends, idle, in_flight, serves
+from unisono.planner.timetables import chunks, copies, ends, idle, in_flight, serves
 from unisono.programs.pipeline import Timetable, peak_held
 from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.numbers import either, larger, smaller
 
 NAMES = (
     "gpipe", "1f1b", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "looped_bfs:v=3", "zb1p", "zb2p",
@@ -84,7 +84,7 @@ def test_ends_and_copies_are_where_the_timetable_has_them(name: str) -> None:
     firsts = {timetable.placement[s] for s in range(timetable.stages) if s % timetable.length == 0}
     lasts = {timetable.placement[s] for s in range(timetable.stages) if (s + 1) % timetable.length == 0}
     assert (firsts, lasts) == tuple(set(rows) for rows in ends(name, ranks))
-    assert timetable.chains == WEIGHT_COPIES.get(name, 1.0)
+    assert timetable.chains == copies(name)
     assert timetable.length == ranks * chunks(name)
 
 
@@ -101,7 +101,7 @@ def test_what_is_served_can_be_made(name: str) -> None:
 
 
 def test_dualpipev_has_the_weights_once_and_half_a_micro_batch_more() -> None:
-    assert "dualpipev" not in WEIGHT_COPIES
+    assert copies("dualpipev") == 1.0
     assert in_flight("dualpipev", 0, 4, 16) == 4.5
     assert idle("dualpipev", 4, 16, 2.0, 4.0, 2.0) == 3 * (3.0 + 2.0 - 3.0)
 

@@ -12,7 +12,7 @@ from math import isqrt
 from unisono.planner.collectives import bus
 from unisono.planner.collectives import levels as reached
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.numbers import smaller
+from unisono.spec.numbers import smaller
 
 NAMES = ("auto", "ring", "tree", "halving_doubling", "hierarchical", "torus")
 

@@ -17,7 +17,7 @@ from unisono.planner.machines.mixture import Mixture
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
-from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of, serves
+from unisono.planner.timetables import chunks, copies, serves
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
@@ -59,7 +59,7 @@ def question_on(loaded: Loaded, model: Model, mixture: Mixture, stack_name: str 
 
 def unpriced(plan: Plan) -> None:
     """Raises UsageError for a timetable whose two ways would lie on unlike devices."""
-    if name_of(plan.schedule) in WEIGHT_COPIES:
+    if copies(plan.schedule) > 1:
         raise UsageError(f"schedule={plan.schedule} cannot be priced on a mixture of devices", where="plan.schedule",
                          fix="dualpipev or 1f1b", code="C22")  # fmt: skip
 

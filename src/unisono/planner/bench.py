@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.planner.block import COVERING
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Kept, RowShare, kept_of, share_of
 from unisono.planner.price import Blocks, Kernels, Totals, blocks, kernels
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import ends, in_flight, name_of, serves
+from unisono.planner.timetables import ends, in_flight, of, serves
 from unisono.planner.work.transformer import Transformer
 
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
@@ -120,7 +119,7 @@ def _inside(bench: SearchShared, plan: Plan) -> tuple[int, ...]:
 
 def covers(plan: Plan) -> bool:
     """Whether its timetable hides what ep sends behind another micro-batch."""
-    return plan.ep > 1 and name_of(plan.schedule) in COVERING
+    return plan.ep > 1 and of(plan.schedule).overlapped
 
 
 def kernels_of(bench: SearchShared, plan: Plan, size: int) -> Kernels:

@@ -14,7 +14,7 @@ from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import name_of
+from unisono.planner.timetables import of
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = Source(
@@ -86,10 +86,6 @@ class BlockSplit:
     heads: Exchange | None = None
 
 
-# Timetables in which one micro-batch computes while another's tokens travel to their experts.
-COVERING = ("dualpipe", "dualpipev")
-
-
 def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> BlockSplit:
     """How a block is dealt."""
     spread, order = None, cluster.order
@@ -103,7 +99,7 @@ def dealt(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
         bus(cluster, stride(plan, "cp", order), plan.cp, stack.tp_bus),
         plan.ep,
         exchange(cluster, stride(plan, "ep", order), plan.ep, stack.tp_bus),
-        name_of(plan.schedule) in COVERING,
+        of(plan.schedule).overlapped,
         spread,
     )
 

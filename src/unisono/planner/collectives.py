@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from unisono.planner import shape
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.numbers import larger
+from unisono.spec.numbers import larger
 
 
 @dataclass(frozen=True, slots=True)

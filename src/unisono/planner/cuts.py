@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from functools import cache
 
-from unisono.planner.timetables import chunks, name_of
+from unisono.planner.timetables import chunks, name_of, of
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import Problem
-
-CUTTABLE = ("1f1b", "gpipe", "zb1p", "zb2p")  # timetables with one stage a rank, which may be cut anywhere
 
 
 @cache
@@ -60,12 +58,17 @@ def with_cut(schedule: str, blocks: Sequence[int]) -> str:
     return f"{name_of(schedule)}:cut={'/'.join(str(count) for count in blocks)}"
 
 
+def is_cuttable(schedule: str) -> bool:
+    """Whether it has one stage a rank, which may be cut anywhere."""
+    return chunks(schedule) == 1 and of(schedule).chains == 1 and not of(schedule).alone
+
+
 def cut_problem(schedule: str) -> Problem | None:
     """What keeps the cut that a plan says from being priced."""
-    if not given(schedule) or name_of(schedule) in CUTTABLE:
+    if not given(schedule) or is_cuttable(schedule):
         return None
     what = f"schedule={schedule}: a cut has a price for timetables with one stage a rank"
-    return Problem("P13", what, "plan.schedule", f"one of {' '.join(CUTTABLE)}")
+    return Problem("P13", what, "plan.schedule", "schedule=1f1b")
 
 
 def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
@@ -80,10 +83,8 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
     v = chunks(schedule)
     if not is_balanced or ranks == 1 or ranks * v > model.n_layer:
         return even(model.n_layer, ranks)
-    stages = balanced(model.n_layer, ranks * v, head_share(model))
-    name = name_of(schedule)
-    if name in ("zbv", "dualpipev"):
-        return tuple(stages[row] + stages[2 * ranks - 1 - row] for row in range(ranks))
-    if name == "dualpipe":
-        return tuple((stages[row] + stages[ranks - 1 - row]) / 2 for row in range(ranks))
-    return tuple(sum(stages[row::ranks]) for row in range(ranks))
+    stages, found = balanced(model.n_layer, ranks * v, head_share(model)), [0] * ranks
+    for stage, row in enumerate(of(schedule).placement(ranks)):
+        found[row] += stages[stage % len(stages)]
+    chains = of(schedule).chains
+    return tuple(layers / chains for layers in found) if chains > 1 else tuple(found)

@@ -17,7 +17,7 @@ from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, ITEM, Memory, RowShare, item_of, states, stored
 from unisono.planner.parts import Passes, Rows, Traffic
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import WEIGHT_COPIES, in_flight, name_of
+from unisono.planner.timetables import copies, in_flight
 from unisono.planner.work.networks import Network
 from unisono.programs.balance import balance
 from unisono.spec.workload import WorkPart
@@ -150,9 +150,9 @@ def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowS
     of the group has read."""
     dense = max(sum(map(_matrix, parts)) for parts in cuts)
     read = max(_read(parts, plan, samples) for parts in cuts)
-    copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
+    times = copies(plan.schedule, plan.pp)
     left = max(1, plan.shard // plan.ep)
-    return RowShare(dense * copies, 0.0, 1.0, 1.0, float(plan.pp == 1), copies, read * copies, ranks=left)
+    return RowShare(dense * times, 0.0, 1.0, 1.0, float(plan.pp == 1), times, read * times, ranks=left)
 
 
 def inside(
@@ -191,7 +191,7 @@ def _of_row(
     network: Network, parts: tuple[WorkPart, ...], plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:  # fmt: skip
     item, weight = ITEM[plan.precision], item_of(plan, stack)
-    copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0)
+    times = copies(plan.schedule, plan.pp)
     dense = sum(map(_matrix, parts))
     tables = sum(part.tables.elements / plan.ep for part in parts if part.tables)
     read = _read(parts, plan, micro_batch * micros)
@@ -202,8 +202,8 @@ def _of_row(
                       grad_bytes=stack.grad_bytes, moments=network.states)  # fmt: skip
 
     (params, grads, optim), looked_up = of(dense, plan.shard), of(tables, left)
-    params, optim = copies * (params + looked_up[0]), optim + looked_up[2]
-    grads = copies * (grads + of(read, left)[1])
+    params, optim = times * (params + looked_up[0]), optim + looked_up[2]
+    grads = times * (grads + of(read, left)[1])
     full = plan.recompute == "full"
     live = max(part.activations for part in parts) if full else 0
     flying = in_flight(plan.schedule, row, plan.pp, micros)

@@ -17,7 +17,7 @@ from unisono.planner.machines.host import Host, Pace
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, share_of
 from unisono.planner.price import Price, Traffic
-from unisono.planner.timetables import WEIGHT_COPIES, chunks, name_of
+from unisono.planner.timetables import chunks, copies
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.pipeline import Placed
@@ -236,7 +236,7 @@ def _twice(model: Transformer, plan: Plan) -> float:
     """Bytes of gradients that two rows sum: of a tied weight whose ends lie apart, of all that DualPipe has twice."""
     if plan.pp == 1:
         return 0.0
-    if name_of(plan.schedule) in WEIGHT_COPIES:
+    if copies(plan.schedule) > 1:
         return ITEM * own_of(model, plan, 0)
     stems, heads = ends_of(plan.schedule, plan.pp)
     return ITEM * model.vocab * model.d_model / plan.tp if model.tied and stems != heads else 0.0

@@ -8,7 +8,7 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Source
 from unisono.planner.machines.host import Host
 from unisono.planner.memory import Memory, share_of, states
-from unisono.planner.timetables import HEAPED, LATE, ends, in_flight, name_of
+from unisono.planner.timetables import ends, in_flight, of
 from unisono.planner.work.kept import block_bytes, head_bytes, owed_bytes
 from unisono.planner.work.transformer import Transformer
 
@@ -69,10 +69,10 @@ def _moments(
         # Of one micro-batch the logits, their log-probabilities and the gradient of these.
         working += 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
         # Where all forward passes come first, every other micro-batch keeps what its loss is made from.
-        name = name_of(plan.schedule)
-        if name in HEAPED:
+        schedule = of(plan.schedule)
+        if schedule.heaped:
             head = head_bytes(model, micro_batch, plan.tp)
-        elif name in LATE:
+        elif schedule.late:
             head = owed_bytes(model, micro_batch, plan.tp)
     own = ITEM * own_of(model, plan, row)
     # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its

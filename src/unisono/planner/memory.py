@@ -12,12 +12,12 @@ from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device, Source
-from unisono.planner.numbers import smaller
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import HEAPED, LATE, WEIGHT_COPIES, chunks, in_flight, name_of
+from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import kept as own
 from unisono.planner.work.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
+from unisono.spec.numbers import smaller
 
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
@@ -129,16 +129,23 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
     """The same where rows have `cut` blocks."""
     dealt, whole = model.block_parameters
     layers = cut[row]
-    copies = WEIGHT_COPIES.get(name_of(plan.schedule), 1.0) if plan.pp > 1 else 1.0
+    times, schedule = copies(plan.schedule, plan.pp), of(plan.schedule)
     stems, heads = ends_of(plan.schedule, plan.pp)
     first, last = row in stems, row in heads
     ends = end_elements(model, plan, first, last)
-    blocks = layers * copies * (dealt / plan.tp + whole)
+    blocks = layers * times * (dealt / plan.tp + whole)
     routed, ranks = _experts_in(model, plan, row, cut)
-    name = name_of(plan.schedule)
-    heaped, late = float(name in HEAPED), float(name in LATE)
     return RowShare(
-        blocks, ends, layers, float(first), float(last), copies, copies * routed, heaped, late, ranks
+        blocks,
+        ends,
+        layers,
+        float(first),
+        float(last),
+        times,
+        times * routed,
+        float(schedule.heaped),
+        float(schedule.late),
+        ranks,
     )
 
 

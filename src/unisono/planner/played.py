@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from unisono.planner.price import Price, Rows, Traffic
-from unisono.planner.timetables import chunks, ends, name_of, serves
+from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_costs
 from unisono.programs.pricing import Costs, slowest
-from unisono.programs.schedules import SCHEDULES
+from unisono.programs.schedules import SCHEDULES, Schedule
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -45,8 +45,13 @@ def span(schedule: str, n_layer: int, micros: int, each: Rows) -> float | None:
 
 def actions(schedule: str, ranks: int, micros: int) -> int:
     """Computations of a timetable, those that are tried for an automatic one too."""
-    kinds = 3 if name_of(schedule) in ("zb1p", "zb2p", "zbv", "dualpipe", "dualpipev") else 2
-    return kinds * ranks * micros * chunks(schedule) * (5 if name_of(schedule) in ("zb1p", "zb2p") else 1)
+    kinds = 3 if of(schedule).halves else 2
+    return kinds * ranks * micros * chunks(schedule) * (5 if _is_fitted(schedule) else 1)
+
+
+def _is_fitted(schedule: str) -> bool:
+    """Whether its order depends on what things cost."""
+    return type(of(schedule)).fitted is not Schedule.fitted
 
 
 def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) -> Price:
@@ -62,7 +67,7 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
     ranks, v = len(each.forward), chunks(schedule)
-    if name_of(schedule) in ("zb1p", "zb2p"):
+    if _is_fitted(schedule):
         send = sum(map(each.message, range(ranks))) / ranks
         f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
         w = min(f, b / 2)

@@ -13,7 +13,6 @@ from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster, Device, Source
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import ITEM, RowShare, item_of, share_of
-from unisono.planner.numbers import either, larger, smaller
 from unisono.planner.parts import (
     Blocks,
     Detail,
@@ -30,6 +29,7 @@ from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
+from unisono.spec.numbers import either, larger, smaller
 
 Model = Transformer | Network
 

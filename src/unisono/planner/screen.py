@@ -25,7 +25,6 @@ from unisono.planner.bench import (
     share_by,
     totals_by,
 )
-from unisono.planner.block import COVERING
 from unisono.planner.collectives import uncovered
 from unisono.planner.memory import Kept, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
@@ -78,8 +77,9 @@ def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
     plain = Axes(axes.zeros[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
-    if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
-        mesh = like(mesh, schedule=COVERING[0])  # under which nothing that goes to experts may show
+    hiding = [name for name in axes.schedules if covers(like(mesh, schedule=name))]
+    if hiding:
+        mesh = like(mesh, schedule=hiding[0])  # under which nothing that goes to experts may show
     made = totals_by(bench, mesh, plain)
     both = np.broadcast_to(made.ahead + made.back, (1, 1, len(axes.sizes), len(axes.kinds)))
     micros = np.array([m for _, m in axes.sizes], float)[:, None]
@@ -118,10 +118,9 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
-    plain = blocks_by(bench, like(mesh, schedule="1f1b"), axes)
-    covered = plain
-    if any(covers(like(mesh, schedule=name)) for name in axes.schedules):
-        covered = blocks_by(bench, like(mesh, schedule=COVERING[0]), axes)
+    blocks = {
+        covers(own := like(mesh, schedule=name)): blocks_by(bench, own, axes) for name in axes.schedules
+    }
     first = share_by(bench, mesh, axes, 0)
     shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
@@ -132,7 +131,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
-        each = covered if covers(like(mesh, schedule=name)) else plain
+        each = blocks[covers(like(mesh, schedule=name))]
         whole = line(name, mesh.pp, micros, works(at, each), each.send)
         once = np.array(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]

@@ -14,7 +14,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
-from unisono.plan.grammar import played
+from unisono.plan.grammar import known, played
 from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.asked import NOT_BUILT, judged, problems
 from unisono.planner.bench import Axes, like
@@ -22,7 +22,9 @@ from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import Stack, stack
+from unisono.planner.timetables import chunks
 from unisono.planner.work.transformer import Transformer
+from unisono.programs.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +156,16 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
 
 def _schedules(space: Space, ranks: int) -> list[str]:
     """Timetables, those with several stages a rank for every number that cuts a row evenly."""
-    if not space.all_keys:
-        return [name for name in played("schedule") if name != "accumulate"]
-    most = -(-space.model.n_layer // ranks)
     found: list[str] = []
-    for name in ("1f1b", "gpipe", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev"):
-        if name not in ("zbv", "dualpipev") or 2 * ranks <= space.model.n_layer:
-            found.append(name)
-    for v in divisors(most)[1:]:
-        if v * ranks <= space.model.n_layer:
-            found += [f"interleaved:v={v}", f"looped_bfs:v={v}"]
-    return [name for name in found if name != "dualpipe" or ranks % 2 == 0]
+    for name in known("schedule") if space.all_keys else played("schedule"):
+        if name not in SCHEDULES.names() or SCHEDULES.find(name).alone:
+            continue
+        sizes = (
+            divisors(-(-space.model.n_layer // ranks))[1:] if "v" in SCHEDULES.find(name).model_fields else ()
+        )
+        each = [f"{name}:v={v}" for v in sizes] if sizes else [name]
+        found += [text for text in each if ranks * chunks(text) <= space.model.n_layer]
+    return found
 
 
 def _sizes(space: Space, plan: Plan, share: int) -> Iterator[tuple[int, int]]:

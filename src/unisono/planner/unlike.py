@@ -10,14 +10,14 @@ from dataclasses import replace
 
 from unisono.plan import Plan
 from unisono.planner.collectives import message
-from unisono.planner.cuts import CUTTABLE, given, rows_of, with_cut
+from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of
 from unisono.planner.parts import Passes, Rows, Traffic
 from unisono.planner.price import Price, composed, detail, joined, message_bytes, owned, passes
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import ends, in_flight, name_of
+from unisono.planner.timetables import ends, in_flight
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.balance import balance
 
@@ -109,7 +109,7 @@ def cut(
 ) -> Plan:
     """The plan with the cut whose dearest row is cheapest, of those whose rows fit where any do; as it is where it says
     one, or where rows have several stages, which have equally many blocks."""
-    if plan.pp == 1 or given(plan.schedule) or name_of(plan.schedule) not in CUTTABLE:
+    if plan.pp == 1 or given(plan.schedule) or not is_cuttable(plan.schedule):
         return plan
     each = [detail(model, plan, cluster.of_row(row), stack, micro_batch).blocks for row in range(plan.pp)]
     block = [one.forward + one.backward for one in each]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from unisono.programs.pipeline import Action, Kind, Timetable
 from unisono.programs.pricing import Costs, played, slowest
+from unisono.spec.numbers import larger, smaller
 
 
 def handcrafted(ranks: int, micros: int, depth: int) -> Timetable:
@@ -49,6 +50,17 @@ def automatic(ranks: int, micros: int, depth: int, costs: Costs, kept: float = 1
     ]
     best = min(tried, key=_Ranks.span)
     return pattern if slowest(played(pattern, costs)) <= best.span() else best.timetable()
+
+
+def bubble(depth: int, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+    """Seconds in which a row waits between its own first start and last stop, at most. backward includes weight."""
+    owed = smaller(micros, depth * ranks) - 1
+    return larger(0.0, (ranks - 1) * (forward + backward - weight) - owed * spare(forward, backward, weight))
+
+
+def spare(forward: float, backward: float, weight: float) -> float:
+    """What of a W fills the others' waiting: it is the least of the three parts."""
+    return smaller(weight, smaller(forward, backward - weight))
 
 
 class _Ranks:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from unisono.planner.cuts import CUTTABLE, given
+from unisono.planner.cuts import given, is_cuttable
 from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question, gain, simulate, verdict_of
 from unisono.planner.tell import Told, lines, share
@@ -45,7 +45,7 @@ def best(ask: Question) -> Question | None:
     model, plan = ask.model, ask.plan
     if not isinstance(model, Transformer) or shares_cores(model, ask.cluster):
         return None
-    if plan.pp == 1 or name_of(plan.schedule) not in CUTTABLE:
+    if plan.pp == 1 or not is_cuttable(plan.schedule):
         return None
     free = replace(plan, schedule=name_of(plan.schedule))
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}

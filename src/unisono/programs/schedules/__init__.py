@@ -16,11 +16,21 @@ class Schedule(Member, ABC):
 
     fidelity: EXACT where a stage's gradient is summed in the order of its micro-batches. played: whether a run can play
     it; the others are drawn and priced. alone: it makes sense for one stage alone.
+
+    For prices, all else is read off the placement. chains: copies of the model, each with its own micro-batches.
+    halves: weight gradients are apart. heaped: all forward passes come before the first backward one. late: the last
+    row's weight gradients wait, the head's among them; where they do not, the head's come directly after its backward.
+    overlapped: one micro-batch computes while another's messages travel.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.EXACT
     played: ClassVar[bool] = False
     alone: ClassVar[bool] = False
+    chains: ClassVar[int] = 1
+    halves: ClassVar[bool] = False
+    heaped: ClassVar[bool] = False
+    late: ClassVar[bool] = False
+    overlapped: ClassVar[bool] = False
 
     cut: str = Field(
         "", pattern=r"^([1-9]\d*(/[1-9]\d*)*)?$", description="blocks of each stage: 13/12/12/11"
@@ -30,6 +40,24 @@ class Schedule(Member, ABC):
     def timetable(self, ranks: int, micros: int) -> Timetable:
         """One row of actions for each of `ranks`. Raises UsageError, with numbers that it serves, where it has none for
         these."""
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        """The row of each stage."""
+        return tuple(range(ranks))
+
+    def serves(self, ranks: int, micros: int) -> bool:
+        """Whether there is a timetable for these."""
+        return True
+
+    def held(self, row: int, ranks: int, micros: float) -> float:
+        """Micro-batches whose activations a row holds at its peak, each counted over all its layers: as
+        `pipeline.peak_held`, or at most that. micros, and what is given back, may be arrays."""
+        return micros * 1.0 if self.heaped else float(ranks - row)
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        """Seconds of a step in which a row waits, given seconds of one micro-batch on one row. weight: the part of
+        backward that nobody waits for. All may be arrays."""
+        return (ranks - 1) * (forward + backward)
 
     def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
         """The timetable for these costs, where the order depends on them. kept: the part of a micro-batch's activations
@@ -47,13 +75,21 @@ class Schedule(Member, ABC):
         return tuple(map(int, self.cut.split("/"))) if self.cut else ()
 
 
+class VShaped(Schedule):
+    """A schedule with two stages a rank, the second half of them on the way back."""
+
+    halves = True
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        return (*range(ranks), *reversed(range(ranks)))
+
+
 class Looped(Schedule):
     """A schedule with several stages a rank, dealt in turn: stage s on row s mod ranks."""
 
     v: int = Field(2, ge=1, description="stages of each rank")
 
     def placement(self, ranks: int) -> tuple[int, ...]:
-        """The row of each stage."""
         return tuple(stage % ranks for stage in range(ranks * self.v))
 
 

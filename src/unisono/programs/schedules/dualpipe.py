@@ -1,13 +1,14 @@
 """DualPipe: micro-batches enter at both ends, F of one runs with B of another (DeepSeek-AI, 2024, 2412.19437)."""
 
 from unisono.programs.pipeline import Timetable
-from unisono.programs.schedules import Schedule
+from unisono.programs.schedules import VShaped
 from unisono.programs.two_ways import row
+from unisono.programs.zero_bubble import spare
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 
 
-class DualPipe(Schedule):
+class DualPipe(VShaped):
     """Bubble (ranks/2-1)(FB + B - 3W), B with W in it, FB the time of an overlapped pair (`play_costs`'s `together`).
 
     That is exact where F, B towards the input and W cost the same and FB their sum. Two copies of the parameters:
@@ -21,9 +22,21 @@ class DualPipe(Schedule):
 
     name = "dualpipe"
     fidelity = Fidelity.ROUNDING
+    chains = 2
+    overlapped = True
+
+    def serves(self, ranks: int, micros: int) -> bool:
+        return ranks % 2 == 0 and micros % 2 == 0 and micros >= 2 * ranks
+
+    def held(self, row: int, ranks: int, micros: float) -> float:
+        return ranks + 1.0
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        pair = forward + backward
+        return (ranks / 2 - 1) * (pair + backward - 3 * spare(forward, backward, weight))
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
-        if ranks % 2 or micros % 2 or micros < 2 * ranks:
+        if not self.serves(ranks, micros):
             even = ranks + ranks % 2
             raise UsageError(
                 f"dualpipe needs an even number of stages and an even number of at least 2 pp micro-batches, "
@@ -39,5 +52,6 @@ class DualPipe(Schedule):
             actions, pairs = row(min(rank, ranks - 1 - rank), half, near, far)
             rows.append(tuple(actions))
             overlapped += pairs
-        placement = tuple(range(ranks)) + tuple(reversed(range(ranks)))
-        return Timetable(tuple(rows), placement, micros, chains=2, overlapped=frozenset(overlapped))
+        return Timetable(
+            tuple(rows), self.placement(ranks), micros, chains=2, overlapped=frozenset(overlapped)
+        )

@@ -12,6 +12,7 @@ class GPipe(Schedule):
     """
 
     name = "gpipe"
+    heaped = True
     played = True
 
     def timetable(self, ranks: int, micros: int) -> Timetable:

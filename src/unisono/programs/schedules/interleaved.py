@@ -15,8 +15,18 @@ class Interleaved(Looped):
 
     name = "interleaved"
 
+    def serves(self, ranks: int, micros: int) -> bool:
+        return micros % ranks == 0
+
+    def held(self, row: int, ranks: int, micros: float) -> float:
+        # Warm-up of 2 (ranks-row-1) + (v-1) ranks stages and the one being computed, each 1/v of a row.
+        return (2 * (ranks - row - 1) + (self.v - 1) * ranks + 1) / self.v
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        return (ranks - 1) * (forward + backward) / self.v
+
     def timetable(self, ranks: int, micros: int) -> Timetable:
-        if micros % ranks:
+        if not self.serves(ranks, micros):
             fewer, more = micros // ranks * ranks, (micros // ranks + 1) * ranks
             raise UsageError(
                 f"interleaved serves micro-batches in groups of {ranks}, and {micros} is no multiple of it",

@@ -2,6 +2,7 @@
 
 from unisono.programs.pipeline import Action, Timetable
 from unisono.programs.schedules import Looped
+from unisono.spec.numbers import larger
 
 
 class LoopedBfs(Looped):
@@ -13,6 +14,12 @@ class LoopedBfs(Looped):
     """
 
     name = "looped_bfs"
+    heaped = True
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        # A loop is at least as long as the way round.
+        turns = (ranks - 1) + (self.v - 1) * larger(0, ranks - micros)
+        return turns * (forward + backward) / self.v
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
         rows = tuple(

@@ -5,7 +5,7 @@ from typing import ClassVar
 from unisono.programs.pipeline import Timetable
 from unisono.programs.pricing import Costs
 from unisono.programs.schedules import Schedule
-from unisono.programs.zero_bubble import automatic, handcrafted
+from unisono.programs.zero_bubble import automatic, bubble, handcrafted
 
 
 class Zb1p(Schedule):
@@ -16,7 +16,14 @@ class Zb1p(Schedule):
     """
 
     name = "zb1p"
+    halves = late = True
     memory: ClassVar[int] = 1  # in micro-batches, over the ranks
+
+    def held(self, row: int, ranks: int, micros: float) -> float:
+        return float(self.memory * ranks)
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        return bubble(self.memory, ranks, micros, forward, backward, weight)
 
     def timetable(self, ranks: int, micros: int) -> Timetable:
         return self.fitted(ranks, micros, Costs())

@@ -1,10 +1,12 @@
 """ZB-V: two stages a rank, placed like a V, zero bubble in 1F1B's memory (Qi et al., 2024, arXiv 2401.10241)."""
 
 from unisono.programs.pipeline import COMPUTE, Action, Kind, Timetable
-from unisono.programs.schedules import Schedule
+from unisono.programs.schedules import VShaped
+from unisono.programs.zero_bubble import spare
+from unisono.spec.numbers import larger, smaller
 
 
-class ZbV(Schedule):
+class ZbV(VShaped):
     """No bubble if F, B and W cost the same and micros >= 2 ranks - 1.
 
     That is: no rank waits between its own first start and its last stop. Rank r owns stages r and 2 ranks - 1 - r, so
@@ -16,9 +18,21 @@ class ZbV(Schedule):
 
     name = "zbv"
 
+    def held(self, row: int, ranks: int, micros: float) -> float:
+        return float(ranks)
+
+    def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
+        turns, least = ranks - 1, spare(forward, backward, weight)
+        missing = smaller(larger(0, 2 * ranks - 1 - micros), turns) * least
+        return (
+            turns * (larger(forward, backward - weight) - least)
+            + missing
+            + larger(0, ranks - micros) * forward
+        )
+
     def timetable(self, ranks: int, micros: int) -> Timetable:
         rows = tuple(_row(rank, ranks, micros) for rank in range(ranks))
-        return Timetable(rows, tuple(range(ranks)) + tuple(reversed(range(ranks))), micros)
+        return Timetable(rows, self.placement(ranks), micros)
 
 
 def _row(rank: int, ranks: int, micros: int) -> tuple[Action, ...]:
