@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unisono.observe import memory
-from unisono.observe.metrics import JsonLines, forget_from, plain, read_lines
+from unisono.observe.metrics import JsonLines, forget_after, plain, read_lines, read_steps
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=5),
@@ -40,14 +40,23 @@ def test_plain_is_json_and_keeps_what_json_has_words_for(value):
 
 
 @QUIET
-@given(st.lists(st.integers(0, 9), max_size=10), st.integers(0, 9))
+@given(st.lists(st.integers(1, 9), max_size=10), st.integers(0, 9))
 def test_steps_from_where_a_run_goes_on_are_forgotten(tmp_path: Path, steps, first):
     path = tmp_path / "metrics.jsonl"
     path.unlink(missing_ok=True)
     with JsonLines(path) as lines:
         lines.write({"kind": "info"}, *({"step": step} for step in steps))
-    forget_from(path, first)
-    assert read_lines(path) == ([{"kind": "info"}, *({"step": step} for step in steps if step < first)], 0)
+    forget_after(path, first)
+    assert read_lines(path) == ([{"kind": "info"}, *({"step": step} for step in steps if step <= first)], 0)
+
+
+def test_a_run_of_long_ago_is_counted_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with JsonLines(path) as lines:
+        lines.write({"kind": "info"}, *({"step": step} for step in range(5)))
+    assert [line.get("step") for line in read_steps(path)[0]] == [None, 1, 2, 3, 4, 5]
+    forget_after(path, 3)  # resumed after three steps: from now on it is written as it is read
+    assert [line.get("step") for line in read_lines(path)[0]] == [None, 1, 2, 3]
 
 
 def test_the_peak_of_memory_is_no_less_than_what_is_held():

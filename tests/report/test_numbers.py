@@ -151,10 +151,10 @@ def test_a_step_done_again_counts_as_it_was_done_last(tmp_path: Path) -> None:
 
 def test_validations_come_from_metrics_and_summary(tmp_path: Path) -> None:
     lines = [
-        {"step": 0, "loss": 5.0},
+        {"step": 1, "loss": 5.0},
         {"step": 9, "loss": 3.0},
         {"step": 9, "val_loss": 3.5},
-        {"step": 0, "loss": 4.9},
+        {"step": 1, "loss": 4.9},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "summary.json").write_text('{"val": [[20, 2.5], [30, null], 7]}')

@@ -95,7 +95,7 @@ def test_the_odd_one_of_three_is_named(threads, folder, kind, at):
     error = caught.value
     tensor = f"model/{NAME}" if kind == "weight" else f"optim/{NAME}/{kind}"
     assert error.code == "G01" and error.exit == 1 and error.rank == 1
-    assert f"before step 4: the copy of rank 1 of {tensor} is not that of ranks 0, 2" in error.what
+    assert f"after step 4: the copy of rank 1 of {tensor} is not that of ranks 0, 2" in error.what
     if at == 4:
         assert "element [0, 5]" in error.where and "bit 27 alone" in error.where
     assert "step 0 or before" in error.fix
@@ -106,7 +106,7 @@ def test_of_two_both_are_named_and_what_a_flipped_bit_would_make(threads, folder
         threads(with_flip, 2, folder=folder, plan="dp=2", rank=1, kind="weight", at=2, every=2)
     error = caught.value
     assert error.code == "G01"
-    assert f"before step 2: the copies of model/{NAME} on ranks 0, 1 differ" in error.what
+    assert f"after step 2: the copies of model/{NAME} on ranks 0, 1 differ" in error.what
     assert "bit 27 alone, as a flipped bit makes it; two copies cannot tell" in error.where
 
 
@@ -156,14 +156,14 @@ def test_a_flipped_bit_in_a_gradient_is_found(threads, folder, plan):
         threads(with_bad_gradient, 2, folder=folder, plan=plan, rank=1, micro=0, every=1, global_batch=2)
     error = caught.value
     assert error.code == "G02" and error.rank == 1
-    assert error.what == "step 0: micro-batch 0 of this rank, computed twice, gives two gradients"
+    assert error.what == "step 1: micro-batch 0 of this rank, computed twice, gives two gradients"
     assert error.where == f"first in backward: the gradient of {NAME}"
 
 
 def test_it_is_found_in_the_step_that_samples_it(threads, folder):
     """Of m micro-batches one is computed twice, so a bad one is found with probability 1/m a checked step."""
     first = next(step for step in range(99) if sampled(3, step, 4) == 2)
-    with pytest.raises(UserCodeError, match=f"^step {first}: micro-batch 2"):
+    with pytest.raises(UserCodeError, match=f"^step {first + 1}: micro-batch 2"):
         threads(
             with_bad_gradient,
             2,

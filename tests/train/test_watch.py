@@ -48,7 +48,7 @@ def test_steps_arrive_once_and_in_order(pauses):
             journal.add(report(step), Recorder(0).lap(), 0.25)
         journal.close()
     for each in heard:
-        assert each.steps == each.ends == list(range(len(pauses)))
+        assert each.steps == each.ends == list(range(1, len(pauses) + 1))
         assert 0 not in each.calls and each.closed == 1
     slow = 1 + sum(pause >= watch.EVERY for pause in pauses)
     assert len(heard[0].calls) <= slow + int(sum(pauses) / watch.EVERY) + 1
@@ -62,7 +62,7 @@ def test_the_last_step_is_told_at_once(more):
         journal.add(report(step), Recorder(0).lap(), 0.25)
     last = Report(**{"step": 3, "loss": 1.0, "norm": 1.0, "lr": 1.0, "verdict": Verdict.APPLY, **more})
     journal.add(last, Recorder(0).lap(), 0.25)
-    assert heard.steps == [0, 1, 2, 3]
+    assert heard.steps == [1, 2, 3, 4]
 
 
 def test_a_record_adds_up():
@@ -70,7 +70,7 @@ def test_a_record_adds_up():
     with recorder.span("forward"):
         pass
     record = Journal([], tokens=64)._record(report(7), recorder.lap(), 0.5, 3.0)
-    assert (record.step, record.tokens, record.seconds) == (7, 64, 0.5)
+    assert (record.step, record.tokens, record.seconds) == (8, 64, 0.5)
     assert set(record.times) == set(PARTS)
     assert sum(record.times.values()) == pytest.approx(0.5, abs=1e-4)
 

@@ -31,7 +31,7 @@ def test_torchrun_trains_into_one_run_folder(tmp_path: Path) -> None:
     (run,) = jobs.runs_of(place)
     said = done.object
     assert (said["ranks"], said["steps"], said["run_dir"]) == (2, 12, f"runs/mine/{run.name}")
-    assert list(losses(run)) == list(range(12))
+    assert list(losses(run)) == list(range(1, 13))
     assert checkpoints(run)[-1] == "step-000012"
     assert (run.parent / "latest").read_text() == run.name + "\n"
     assert {path.name for path in (run / "events").iterdir()} == {"rank0.jsonl", "rank1.jsonl"}
@@ -46,7 +46,7 @@ def test_two_ranks_started_by_hand(tmp_path: Path) -> None:
     assert done[1].out == "", "one object, from rank 0"
     (run,) = jobs.runs_of(place)
     assert done[0].object["run_dir"] == f"runs/mine/{run.name}"
-    assert list(losses(run)) == list(range(12))
+    assert list(losses(run)) == list(range(1, 13))
     assert [one.left for one in done] == [(), ()]
 
 
@@ -146,4 +146,4 @@ def test_one_rank_of_four_that_differs_is_named_before_the_first_step(
         # By hand, rank 0 keeps the store where ranks meet: once it has left, others know only that it has.
         words = what.partition("  ")[2] if how == "torchrun" else ""
         assert f"rank {rank} stops: {words}" in done.err
-    assert [list(losses(run)) for run in jobs.runs_of(place)] == ([[0, 1, 2]] if odd == "checkpoint" else [])
+    assert [list(losses(run)) for run in jobs.runs_of(place)] == ([[1, 2, 3]] if odd == "checkpoint" else [])

@@ -71,14 +71,14 @@ def edited(run, step, **values):
 
 
 def test_a_canonical_run_gives_its_bits(canonical, capsys):
-    code, got = replayed(canonical, capsys, "--step", "3")
+    code, got = replayed(canonical, capsys, "--step", "4")
     assert code == 0 and got["bit_identical"] and got["fidelity"] == "EXACT"
     assert (got["from"], got["compared_with"], got["steps_replayed"]) == ("step-000002", "step-000004", 2)
     assert set(got["max_rel_err"].values()) == {0.0}
 
 
 def test_another_run_is_within_rounding(rounded, capsys):
-    code, got = replayed(rounded, capsys, "--step", "3")
+    code, got = replayed(rounded, capsys, "--step", "4")
     assert code == 0 and got["pass"] and not got["bit_identical"] and got["fidelity"] == "ROUNDING"
     assert 0 < got["max_rel_err"]["optim"] < got["bounds"]["optim"] < 1e-3
     assert got["bounds"]["loss"] < 1e-5
@@ -88,7 +88,7 @@ def test_without_a_checkpoint_it_begins_at_the_beginning(canonical, tmp_path, ca
     run = copied(canonical, tmp_path)
     shutil.rmtree(run / "checkpoints")
     code, got = replayed(run, capsys)
-    assert code == 0 and got["bit_identical"] and got["step"] == 4
+    assert code == 0 and got["bit_identical"] and got["step"] == 5
     assert got["from"] == "initial state" and got["compared_with"] is None and got["steps_replayed"] == 5
 
 
@@ -96,7 +96,7 @@ def test_what_stands_in_for_a_checkpoint_is_one(canonical, tmp_path, capsys):
     """A re-save that died between its two renames leaves the old one under another name."""
     run = copied(canonical, tmp_path)
     (run / "checkpoints/step-000002").rename(run / "checkpoints/step-000002.old-0a1b")
-    code, got = replayed(run, capsys, "--step", "3")
+    code, got = replayed(run, capsys, "--step", "4")
     assert code == 0 and got["from"] == "step-000002.old-0a1b" and got["steps_replayed"] == 2
 
 
@@ -104,9 +104,9 @@ def test_a_number_that_is_not_what_comes_out_is_a_mismatch(canonical, rounded, t
     for run, key, factor in ((canonical, "loss", 1 + 2**-50), (rounded, "grad_norm", 1 + 1e-3)):
         copy = copied(run, tmp_path / key)
         edited(copy, 3, **{key: lambda value, factor=factor: value * factor})
-        code, got = replayed(copy, capsys, "--step", "3")
+        code, got = replayed(copy, capsys, "--step", "4")
         assert code == 3 and not got["pass"]
-        assert got["first_divergence"].startswith(f"{key} of step 3: ")
+        assert got["first_divergence"].startswith(f"{key} of step 4: ")
 
 
 def test_a_recipe_changed_behind_its_back_is_told(canonical, tmp_path, capsys):
@@ -120,7 +120,7 @@ def test_a_recipe_changed_behind_its_back_is_told(canonical, tmp_path, capsys):
 
 
 def test_a_step_that_was_not_recorded_is_refused(canonical, capsys):
-    code, got = replayed(canonical, capsys, "--step", "5")
-    assert code == 2 and got["code"] == "U-V02" and got["try"] == "--step between 0 and 4"
+    code, got = replayed(canonical, capsys, "--step", "6")
+    assert code == 2 and got["code"] == "U-V02" and got["try"] == "--step between 1 and 5"
     code, got = replayed(canonical, capsys, "--plan", "dp=2")
     assert code == 2 and got["code"] == "U-C04"

@@ -58,10 +58,21 @@ def read_lines(path: str | Path) -> tuple[list[dict[str, Any]], int]:
     return records, damaged
 
 
-def forget_from(path: Path, step: int) -> None:
-    """Drop the lines of steps from `step` on: a resumed run makes them again. Killed here, the file is as it was."""
+def read_steps(path: str | Path) -> tuple[list[dict[str, Any]], int]:
+    """The same of what a run wrote of its steps. They count from 1, also in runs of long ago, which counted from 0."""
+    records, damaged = read_lines(path)
+    if any(record.get("step") == 0 for record in records):
+        whole = [isinstance(record.get("step"), int) for record in records]
+        records = [
+            {**one, "step": one["step"] + 1} if has else one for one, has in zip(records, whole, strict=True)
+        ]
+    return records, damaged
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Drop the lines of steps after `step`: a resumed run makes them again. Killed here, the file is as it was."""
     if path.is_file():
-        kept = [record for record in read_lines(path)[0] if "step" not in record or record["step"] < step]
+        kept = [record for record in read_steps(path)[0] if "step" not in record or record["step"] <= step]
         write_whole(path, "".join(f"{_line(record)}\n" for record in kept))
 
 

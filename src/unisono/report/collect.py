@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unisono.observe.metrics import read_lines
+from unisono.observe.metrics import read_steps
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
 from unisono.spec.words import is_number
@@ -100,7 +100,7 @@ def collect(folder: str | Path) -> RunRecord:
 
 
 def _metrics(root: Path, missing: list[str]) -> list[Record]:
-    records, damaged = _try(lambda: read_lines(root / "metrics.jsonl"), ([], 0), "metrics.jsonl", missing)
+    records, damaged = _try(lambda: read_steps(root / "metrics.jsonl"), ([], 0), "metrics.jsonl", missing)
     _count_damaged("metrics.jsonl", damaged, missing)
     return _by_step(records)
 
@@ -109,7 +109,7 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
     found = []
     for path in _numbered(root / "events", r"rank(\d+)\.jsonl"):
         label = f"events/{path.name}"
-        records, damaged = _try(lambda path=path: read_lines(path), ([], 0), label, missing)
+        records, damaged = _try(lambda path=path: read_steps(path), ([], 0), label, missing)
         _count_damaged(label, damaged, missing)
         info = [r for r in records if r.get("kind") == "info"]
         place = info[-1] if info else {}

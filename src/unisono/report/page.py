@@ -67,7 +67,7 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     if run.steps:
         tokens = sum(count for _, count in charts.points_of(run.steps, "tokens"))
         said = f"{words.count(tokens)} tokens" if tokens else ""
-        tiles.append(("steps", words.count(last["step"] + 1), said))
+        tiles.append(("steps", words.count(last["step"]), said))
     ranks = run.summary.get("ranks") or len(run.ranks)
     hosts = len({one.host for one in run.ranks if one.host})
     if ranks:

@@ -22,9 +22,9 @@ from unisono.spec.family import Family, Member
 class StepRecord:
     """One finished step on one rank.
 
-    loss: nats per target over the global batch. grad_norm: before clipping. tokens: targets over all ranks. times:
-    seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but for what was hidden. nbytes: sent
-    by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
+    step: the first of a run is 1. loss: nats per target over the global batch. grad_norm: before clipping. tokens:
+    targets over all ranks. times: seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but
+    for what was hidden. nbytes: sent by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
     """
 
     step: int
@@ -40,8 +40,8 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before,
-    so the first step to come. steps: of the whole run. recorder: the rank's spans. collective:
+    """What a sink is told when it is opened on a rank. coords: the rank's place in the mesh. step: updates made before;
+    the first step to come is one more. steps: of the whole run. recorder: the rank's spans. collective:
     how the replicas' collectives are done, and why so."""
 
     run_dir: Path

@@ -252,11 +252,9 @@ def _error(
     others = [rank for rank in split.ranks if rank not in (split.odd or (speaker,))]
     if split.odd:
         word = "the copy of rank" if len(split.odd) == 1 else "the copies of ranks"
-        what = (
-            f"before step {step}: {word} {listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
-        )
+        what = f"after step {step}: {word} {listed(split.odd)} of {held.name} is not that of {_ranks(others)}"
     else:
-        what = f"before step {step}: the copies of {held.name} on ranks {listed(split.ranks)} differ"
+        what = f"after step {step}: the copies of {held.name} on ranks {listed(split.ranks)} differ"
         where = f"{where}; two copies cannot tell which is right" if len(split.ranks) == 2 else where
     return UserCodeError(
         what,

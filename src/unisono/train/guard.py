@@ -133,7 +133,7 @@ def _error(run: Run, leaf: int, wrong: Sequence[int], bad: Sequence[int]) -> Use
     others = [rank for rank in bad if rank != run.mesh.rank]
     also = f" (ranks {', '.join(map(str, others))} differ too)" if others else ""
     return UserCodeError(
-        f"step {run.step}: micro-batch {leaf} of this rank, computed twice, gives two gradients{also}",
+        f"step {run.step + 1}: micro-batch {leaf} of this rank, computed twice, gives two gradients{also}",
         where=where,
         likely="a flipped bit in memory, a faulty core, or code that does not compute the same twice",
         fix="start again from the last checkpoint without this machine; --train.guard 0 turns this off",

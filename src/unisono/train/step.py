@@ -13,7 +13,7 @@ def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: F
     """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a number
     is not finite (then nothing was changed, and the caller decides)."""
     while run.step < until:
-        run.recorder.step = run.step
+        run.recorder.step = run.step + 1
         with run.recorder.span("data"):
             leaves = feed.fetch(run.step, run.leaves)
         report = train_step(run, leaves, stop())

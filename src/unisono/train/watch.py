@@ -40,7 +40,7 @@ class Journal:
             self._told = now
             self.flush()
         for observer in self._observers:
-            observer.ended(report.step, report.stop)
+            observer.ended(report.step + 1, report.stop)
 
     def flush(self) -> None:
         """Tell what waits. Raises OSError."""
@@ -63,7 +63,7 @@ class Journal:
     def _record(self, report: Report, lap: Lap, seconds: float, mem_mib: float) -> StepRecord:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
         return StepRecord(
-            report.step, report.loss, report.lr, report.norm, self._tokens, seconds, _times(lap, seconds), nbytes,
+            report.step + 1, report.loss, report.lr, report.norm, self._tokens, seconds, _times(lap, seconds), nbytes,
             mem_mib,
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class LiveTable(Observer):
         last = steps[-1]
         self._line.send(
             "step",
-            step=last.step + 1,
+            step=last.step,
             steps=self._steps,
             loss=last.loss,
             tokens_per_s=last.tokens / last.seconds,

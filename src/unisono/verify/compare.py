@@ -44,7 +44,7 @@ class Divergence:
     ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.what}"
+        return f"step {self.step + 1}: {self.what}"
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ from unisono.verify.path import sizes_of
 @dataclass(frozen=True, slots=True)
 class Task:
     """What to replay. resolved: the run's recipe under a plan of one process. plan: the run's own. start: a checkpoint
-    at or before `step`, None for the initial state. after: the checkpoint that step `step` led to, if it was kept.
+    before `step`, None for the initial state. after: the checkpoint that step `step` led to, if it was kept.
     recorded: step → its line of metrics.jsonl."""
 
     resolved: Resolved
@@ -130,8 +130,8 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
         make_twin(twin.run, bounds.grad)
     drift = {"loss": 0.0, "grad": 0.0}
     leaves = task.resolved.batch.leaves
-    while actor.run.step <= task.step and found.first is None:
-        step = actor.run.step
+    while actor.run.step < task.step and found.first is None:
+        step = actor.run.step + 1
         report = actor.step()
         if twin is not None:
             other = twin.step()
@@ -140,7 +140,7 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
         line = task.recorded.get(step)
         if line is not None:
             _compare(found, step, report, line, bounds, drift, leaves)
-        if actor.run.step == step:
+        if actor.run.step < step:
             found.first = (
                 found.first or f"step {step}: the loss or the norm is not a number, nothing was updated"
             )

@@ -26,14 +26,14 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
-    """Choose the nearest whole checkpoint at or before the step, replay, compare."""
+    """Choose the nearest whole checkpoint before the step, replay, compare."""
     resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["alone"], 1)
     step = argument["step"]
     checkpoints = list_steps(Path(argument["run_dir"]))
-    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n <= step)
+    start, notes = first_whole(checkpoints[n] for n in sorted(checkpoints, reverse=True) if n < step)
     if start is not None:
         check_fits(load_checkpoint(start, []), resolved.recipe, corpus.fingerprint, start)
-    after = checkpoints.get(step + 1)
+    after = checkpoints.get(step)
     ctx.channel.send("from", start=start.name if start is not None else "", notes=notes)
     task = Task(
         resolved,

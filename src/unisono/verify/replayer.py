@@ -9,7 +9,7 @@ from typing import Any
 from unisono import config
 from unisono.launch import local
 from unisono.launch.nursery import print_output
-from unisono.observe.metrics import read_lines
+from unisono.observe.metrics import read_steps
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
 from unisono.verify.prover import one_device
@@ -19,7 +19,7 @@ KINDS = ("loss", "grad", "param", "optim")
 
 
 def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
-    """Replay step `step` (from 0, the last recorded one if None) of a run; the object of `--json`.
+    """Replay step `step` (from 1, the last recorded one if None) of a run; the object of `--json`.
 
     Raises UsageError V02 where the run recorded no such step.
     """
@@ -60,7 +60,7 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
 
 def _lines(run_dir: Path) -> list[dict[str, Any]]:
     try:
-        return read_lines(run_dir / "metrics.jsonl")[0]
+        return read_steps(run_dir / "metrics.jsonl")[0]
     except OSError:
         return []
 

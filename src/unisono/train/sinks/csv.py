@@ -18,19 +18,19 @@ class CsvSink(Sink):
 
     def open(self, run: RunFacts) -> Observer:
         path = run.run_dir / "metrics.csv"
-        rows = _rows_before(path, run.step)
+        rows = _rows_until(path, run.step)
         head = ",".join((*_HEAD, *(f"{part}_s" for part in PARTS)))
         write_whole(path, "".join(f"{row}\n" for row in [head, *rows]))
         return _Rows(path)
 
 
-def _rows_before(path: Path, step: int) -> list[str]:
-    """The whole rows of steps before `step`; a row that a killed run left half written is none of them."""
+def _rows_until(path: Path, step: int) -> list[str]:
+    """The whole rows of steps up to `step`; a row that a killed run left half written is none of them."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()[1:]
     whole = [line for line in lines if line.count(",") == len(_HEAD) + len(PARTS) - 1]
-    return [line for line in whole if int(line.partition(",")[0]) < step]
+    return [line for line in whole if int(line.partition(",")[0]) <= step]
 
 
 class _Rows(Observer):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 
-from unisono.observe.metrics import JsonLines, forget_from
+from unisono.observe.metrics import JsonLines, forget_after
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
 
 
@@ -16,11 +16,11 @@ class EventsSink(Sink):
 
     def open(self, run: RunFacts) -> Observer:
         folder = run.run_dir / "events"
-        forget_from(folder / f"rank{run.rank}.jsonl", run.step)
+        forget_after(folder / f"rank{run.rank}.jsonl", run.step)
         if run.rank == 0:  # a resumed run may have fewer ranks
             for path in folder.glob("rank*.jsonl"):
                 if int(re.sub(r"\D", "", path.stem) or 0) >= run.world:
-                    forget_from(path, run.step)
+                    forget_after(path, run.step)
         return _Events(JsonLines(folder / f"rank{run.rank}.jsonl"), run)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from unisono.observe.metrics import JsonLines, forget_from
+from unisono.observe.metrics import JsonLines, forget_after
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
 
 
@@ -13,7 +13,7 @@ class MetricsSink(Sink):
 
     def open(self, run: RunFacts) -> Observer:
         path = run.run_dir / "metrics.jsonl"
-        forget_from(path, run.step)
+        forget_after(path, run.step)
         return _Metrics(JsonLines(path))
 
 

@@ -31,7 +31,7 @@ class _Tracing(Observer):
 
     def __init__(self, run: RunFacts, count: int) -> None:
         self._run = run
-        self._first = run.step + min(5, max(1, (run.steps - run.step) // 2))
+        self._first = 1 + run.step + min(5, max(1, (run.steps - run.step) // 2))
         self._last = self._first + count - 1
 
     def ended(self, step: int, stop: bool) -> None:

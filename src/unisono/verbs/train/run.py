@@ -37,8 +37,8 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
     """Train. Returns the object of `--json`; raises UnisonoError. demo: prove the plan at the end, in a line."""
     recipe, resume = order.recipe, order.run_dir
     place = env.detect(os.environ)
-    chosen = resume is None or order.checkpoint  # a chosen checkpoint is gone on from, whatever came after it
-    done = None if chosen else finished(resume, recipe.train.steps)
+    # A chosen checkpoint is gone on from, whatever came after it.
+    done = finished(resume, recipe.train.steps) if resume is not None and not order.checkpoint else None
     if done is not None and place is not None and place.rank:
         return None
     if done is not None:

@@ -54,14 +54,14 @@ def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
     in order, and those before it unchanged.
     """
     whole, resumed = folder / "whole", folder / "resumed"
-    steps = records(0, 11)
+    steps = records(1, 12)
     before = copy.deepcopy(steps)
     play(sink, facts(whole), steps)
     if steps != before:
         yield "it changes the records that other observers get"
     if not any(path.stat().st_size for path in whole.rglob("*") if path.is_file()):
         yield "it leaves nothing of a run of 12 steps in the run folder"
-    play(sink, facts(resumed), steps[:8])  # killed after step 7, gone on from the checkpoint after step 4
+    play(sink, facts(resumed), steps[:8])  # killed after step 8, gone on from the checkpoint after step 5
     play(sink, facts(resumed, step=5), steps[5:])
     for name, text in _texts(resumed).items():
         told, wanted = _steps(text), _steps(_texts(whole).get(name, ""))
@@ -71,7 +71,7 @@ def faults(sink: Sink, folder: Path, text: str = "") -> Iterator[str]:
 
 def _steps(text: str) -> list[int]:
     """The steps that a text tells of, by a number that only their records have."""
-    marks = {f"{value!r}": one.step for one in records(0, 11) for value in (one.loss, one.times["forward"])}
+    marks = {f"{value!r}": one.step for one in records(1, 12) for value in (one.loss, one.times["forward"])}
     lines = [
         {marks[word] for word in re.findall(r"\d+\.\d+", line) if word in marks} for line in text.splitlines()
     ]
