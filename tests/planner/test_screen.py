@@ -25,8 +25,6 @@ SCHEDULES = (
     "1f1b", "gpipe", "interleaved:v=2", "interleaved:v=3", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe",
     "dualpipev",
 )  # fmt: skip
-EXCHANGES = (("every_step", "int8"), ("every_step", "topk+ef"), ("delayed", "plain"), ("diloco:h=500", "plain"),
-             ("ssp:s=3", "plain"), ("gossip", "plain"))  # fmt: skip
 MODELS = (
     gpt(24, 16, 2048, 1024),
     gpt(50, 32, 4096, 2048, vocab=128256, noisy=False),
@@ -50,7 +48,6 @@ def axes(mesh: Plan, batch: int) -> Axes:
         kinds=("ring", "ulysses") if mesh.cp > 1 else ("ring",),
         schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
         collectives=NAMES if mesh.dp > 1 else ("auto",),
-        exchanges=EXCHANGES if mesh.dp > 1 else (),
     )
 
 
@@ -73,17 +70,13 @@ def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, i
         mesh, zero=all_of.zeros[way], recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
         schedule=all_of.schedules[schedule],
     )  # fmt: skip
-    last = len(all_of.collectives)
-    if collective < last:
-        return replace(plan, collective=all_of.collectives[collective]), micro_batch, micros
-    sync, codec = all_of.exchanges[collective - last]
-    plan = replace(plan, sync=sync, codec=codec, collective=all_of.collectives[0])
-    return plan, micro_batch, micros
+    return replace(plan, collective=all_of.collectives[collective]), micro_batch, micros
 
 
 MESHES = (
     "dp=4 tp=2 pp=8", "dp=2 shard=2 pp=4 tp=2 cp=2", "shard=8 tp=8", "dp=64", "pp=16 tp=4", "dp=2 shard=16 pp=2",
     "cp=4 tp=4 pp=4", "dp=8 shard=2 pp=4 codec=int8 zero=2", "dp=4 shard=4 tp=4 sync=local_sgd:h=8", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
+    "dp=8 tp=2 pp=2 codec=topk+ef", "dp=4 shard=2 tp=2 sync=delayed", "dp=16 pp=4 sync=ssp:s=3", "dp=8 tp=8 sync=gossip",
 )  # fmt: skip
 
 

@@ -64,10 +64,10 @@ def test_strong_scaling_breaks_and_says_why_and_weak_scaling_holds() -> None:
     assert [p.answer is None for p in strong.points] == [False] * 5 + [True] * 2
     ends = replace(strong, points=(strong.points[0], *strong.points[5:]))
     at, says = sw.breaks(ends)
-    assert at is ends.points[1] and "batch too small" in says and "ends at 256 devices" in says
+    assert at is ends.points[1] and "batch too small" in says and "ends at devices 256" in says
     weak = sw.sweep(space(held=held, batch=128), sw.axis("devices=8..512"), sized, weak=True)
     assert [p.space.batch for p in weak.points] == [128 * 2**n for n in range(7)]
-    assert sw.breaks(weak)[0] is None and "it holds at 512 devices" in sw.breaks(weak)[1]
+    assert sw.breaks(weak)[0] is None and "it holds at devices 512" in sw.breaks(weak)[1]
     pairs = list(zip(strong.points, weak.points, strict=True))[1:]
     assert all(w.efficiency >= (s.efficiency or 0.0) for s, w in pairs if w.efficiency is not None)
 
@@ -151,10 +151,10 @@ def test_shares_of_the_picture_are_the_whole_step(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("context=512,1024", "at a context of 1,024"),
-        ("micro_batch=1,2", "at a micro-batch of 2"),
-        ("global_batch=64,128", "at a batch of 128"),
-        ("memory_bandwidth=1,2", "at 2 times the memory bandwidth"),
+        ("context=512,1024", "at context 1,024"),
+        ("micro_batch=1,2", "at micro batch 2"),
+        ("global_batch=64,128", "at global batch 128"),
+        ("memory_bandwidth=1,2", "at memory bandwidth x 2"),
     ],
 )
 def test_a_point_is_said_in_its_own_unit(text: str, said: str) -> None:

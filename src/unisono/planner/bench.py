@@ -29,8 +29,7 @@ _FIELDS = tuple(f.name for f in fields(Plan))
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """What is combined on one mesh. sizes: micro-batches and how many of them a step has.
-    exchanges: (sync, codec) that stand after the collectives on the last axis, beside the plan's own."""
+    """What is combined on one mesh. sizes: micro-batches and how many of them a step has."""
 
     zeros: tuple[int, ...]
     modes: tuple[str, ...]
@@ -38,12 +37,11 @@ class Axes:
     kinds: tuple[str, ...]
     schedules: tuple[str, ...]
     collectives: tuple[str, ...]
-    exchanges: tuple[tuple[str, str], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        parts = (self.zeros, self.modes, self.sizes, self.kinds, self.schedules)
-        return (*(len(part) for part in parts), len(self.collectives) + len(self.exchanges))
+        parts = (self.zeros, self.modes, self.sizes, self.kinds, self.schedules, self.collectives)
+        return tuple(len(part) for part in parts)
 
     def served(self, ranks: int, n_layer: int) -> Array:
         """(sizes, schedules): which timetables exist for which numbers of micro-batches."""

@@ -146,40 +146,20 @@ def _shown(
     bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: RowShare
 ) -> Callable[[int, Array, Array], Array]:
     """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
-    meets: (way, mode, size, kind, collective or exchange)."""
+    meets: (way, mode, size, kind, collective)."""
     meeting, hidden = _meeting(bench, axes, ways, first), bench.stack.dp_hidden
-    alike = mesh.dp == 1 or replicas.plain(mesh)
-    pairs = (*(() if alike else ((mesh.sync, mesh.codec),) * len(axes.collectives)), *axes.exchanges)
-    if not pairs:
+    if mesh.dp == 1 or replicas.plain(mesh):
         return lambda at, cover, inside: uncovered(meeting[:, None, None, None, at], cover[..., None], hidden)
     sharded = _sharded(bench, axes, ways, first)
-    # What shows on shard and cp is shared out as if dp met uncoded, by the plan's collective; of exchanges the first.
-    totals = [] if alike else [meeting[..., i] for i in range(len(axes.collectives))]
-    totals += [meeting[..., 0]] * len(axes.exchanges)
-
-    def exchanged(at: int, over: replicas.Cover, pair: tuple[str, str], total: Array) -> Array:
-        both = total[:, None, None, None, at]
-        rest = uncovered(both, over.backward, hidden) * (sharded[:, None, None, None, at] / both)
-        plan = like(mesh, sync=pair[0], codec=pair[1])
-        elements = float(np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))[at])
-        return (
-            array(replicas.traffic(bench.model, plan, bench.cluster, bench.stack, elements, over)[2]) + rest
-        )
 
     def found(at: int, cover: Array, inside: Array) -> Array:
-        over = replicas.Cover(cover, inside, bench.stack.dp_hidden)
-        parts: list[Array] = [
-            exchanged(at, over, pair, total) for pair, total in zip(pairs, totals, strict=True)
-        ]
-        shape = np.broadcast_shapes(*(part.shape for part in parts))
-        other = np.stack([np.broadcast_to(part, shape) for part in parts], axis=-1)
-        if not alike:
-            return other
-        own: Array = uncovered(meeting[:, None, None, None, at], cover[..., None], hidden)
-        shape = np.broadcast_shapes(own.shape[:-1], shape)
-        return np.concatenate(
-            [np.broadcast_to(one, (*shape, one.shape[-1])) for one in (own, other)], axis=-1
-        )
+        # What shows on shard and cp is shared out as if dp met uncoded, by the plan's collective.
+        both = meeting[:, None, None, None, at]
+        rest = uncovered(both, cover[..., None], hidden) * (sharded[:, None, None, None, at, None] / both)
+        elements = float(np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))[at])
+        over = replicas.Cover(cover, inside, hidden)
+        shows = replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, elements, over)[2]
+        return array(shows)[..., None] + rest
 
     return found
 

@@ -31,7 +31,7 @@ from unisono.programs.schedules import SCHEDULES
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
-    play yet. exchanges: (sync, codec) that are tried beside the held ones where replicas meet. steps: of the run."""
+    play yet. steps: of the run."""
 
     model: Model
     cluster: Cluster
@@ -41,7 +41,6 @@ class Space:
     held: Plan
     legal: Callable[[Plan], bool] = lambda plan: True
     all_keys: bool = False
-    exchanges: tuple[tuple[str, str], ...] = ()
     steps: int = 0
 
 
@@ -88,12 +87,8 @@ def plan_at(mesh: MeshSizes, at: Sequence[int]) -> tuple[Plan, int]:
     micro_batch, micros = axes.sizes[at[2]]
     named: dict[str, Any] = {
         "zero": axes.zeros[at[0]], "recompute": axes.modes[at[1]], "micros": micros,
-        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[0],
+        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[at[5]],
     }  # fmt: skip
-    if at[5] < len(axes.collectives):
-        named["collective"] = axes.collectives[at[5]]
-    else:
-        named["sync"], named["codec"] = axes.exchanges[at[5] - len(axes.collectives)]
     said = frozenset({*named, "dp", "shard", "tp", "pp", "cp", "ep"})
     return replace(mesh.plan, **named, said=said), micro_batch
 
@@ -150,7 +145,6 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
         kinds=tuple(kinds),
         schedules=tuple(schedules),
         collectives=tuple(_values(space, "collective", ALGORITHMS if every and plan.dp > 1 else ("auto",))),
-        exchanges=space.exchanges if plan.dp > 1 else (),
     )
 
 

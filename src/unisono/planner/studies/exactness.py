@@ -1,8 +1,7 @@
 """What exactness costs: the search over precision, sync and codec too, which change what is computed.
 
-For each of them the best plan is found by the same screen, and the best of those that change nothing stands beside
-them. What a policy keeps beside the model (what was not sent, an outer optimiser's state) is not in the memory that is
-priced.
+For each of them the best plan is searched, and the best of those that change nothing stands beside them. What a policy
+keeps beside the model (what was not sent, an outer optimiser's state) is not in the memory that is priced.
 """
 
 from collections.abc import Iterator
@@ -10,15 +9,13 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Annotated
 
-import numpy as np
-
 from unisono.plan import choice
 from unisono.plan.grammar import played
 from unisono.planner.machines.cluster import Source
 from unisono.planner.priced import shares_cores
-from unisono.planner.search import Ranking, answer_at, pricer
+from unisono.planner.search import Ranking, search
 from unisono.planner.simulate import GIB, Answer
-from unisono.planner.space import MeshSizes, Space, meshes
+from unisono.planner.space import Space
 from unisono.planner.tell import Column, Row, Told, fidelity, figure, table
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
@@ -34,7 +31,6 @@ CODECS: Annotated[tuple[str, ...], Source("specification", _R)] = (
 BITS: Annotated[dict[str, int], Source("specification", "significant bits, IEEE 754 and bfloat16")] = {
     "fp64": 53, "fp32": 24, "fp16": 11, "bf16": 8,
 }  # fmt: skip
-_PLAYED = 3  # plans of each kind whose timetables are played
 _WORTH = 0.01  # of the step: who gives up more for less than that is not shown
 
 
@@ -86,17 +82,22 @@ class FidelityCosts:
 
 
 def costs(space: Space, found: Ranking) -> FidelityCosts:
-    """The best plans that change what is computed, beside `found`, which changes nothing. space: of what can be priced,
-    its held keys held here too."""
+    """The best plans that change what is computed, beside `found`, which changes nothing: a search for each precision,
+    policy and codec. space: of what can be priced, its held keys held here too."""
     begun, tried = perf_counter(), 0
     asked = space.held.precision
     exact = judged(found.best[0], asked) if found.best else None
-    best: list[Judged] = []
+    lossy: list[Judged] = []
     for precision in _precisions(space):
-        count, answers = _of_precision(replace(space, held=replace(space.held, precision=precision)))
-        tried += count
-        best += [judged(answer, asked) for answer in answers]
-    lossy = [one for one in best if one.fidelity is Fidelity.LOSSY]
+        for sync, codec in (("every_step", "plain"), *pairs(space)):
+            held = replace(space.held, precision=precision, sync=sync, codec=codec)
+            ranking = search(replace(space, held=held), top=1)
+            tried += ranking.searched
+            lossy += [
+                one
+                for one in (judged(best, asked) for best in ranking.best)
+                if one.fidelity is Fidelity.LOSSY
+            ]
     quicker = [one for one in lossy if exact is None or one.step < exact.step]
     quicker.sort(key=lambda one: (one.step, one.why.count(";")))
     return FidelityCosts(exact, tuple(quicker), tried, perf_counter() - begun)
@@ -138,35 +139,6 @@ def pairs(space: Space) -> tuple[tuple[str, str], ...]:
         if ("sync" not in held.said or pair[0] == held.sync)
         and ("codec" not in held.said or pair[1] == held.codec)
     )
-
-
-def _of_precision(space: Space) -> tuple[int, list[Answer]]:
-    """(plans priced, the best plan of each pair that fits), in one precision."""
-    ways = pairs(space)
-    wide = replace(space, exchanges=ways)
-    least, priced_at = pricer(wide)
-    kept: dict[int, list[tuple[float, MeshSizes, int]]] = {}
-    tried = 0
-    for mesh in meshes(wide):
-        if least(mesh)[1] > space.cluster.device.room:
-            continue
-        got = priced_at(mesh)
-        step, fits = np.broadcast_arrays(got.step, got.fits)
-        seconds = np.where(fits, step, np.inf)
-        tried += mesh.count
-        plain = len(mesh.axes.collectives)
-        for way in range(-1, len(mesh.axes.exchanges)):
-            part = seconds[..., :plain] if way < 0 else seconds[..., plain + way]
-            place = int(np.argmin(part))
-            if np.isfinite(part.flat[place]):
-                at = np.unravel_index(place, part.shape)
-                flat = int(np.ravel_multi_index((*at, plain + way) if way >= 0 else at, seconds.shape))
-                some = kept.setdefault(way, [])
-                some.append((float(part.flat[place]), mesh, flat))
-                some.sort(key=lambda one: one[0])
-                del some[_PLAYED:]
-    played = ([answer_at(space, mesh, flat) for _, mesh, flat in some] for some in kept.values())
-    return tried, [min(answers, key=lambda one: one.price.step) for answers in played]
 
 
 def sentence(told: FidelityCosts) -> str:

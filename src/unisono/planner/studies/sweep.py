@@ -40,11 +40,7 @@ class Axis:
 
     def at(self, value: float) -> str:
         """In a sentence."""
-        if self.grows:
-            return f"at {value:,.0f} {self.key if value != 1 else self.key.removesuffix('s')}"
-        if self.key in COUNTS:
-            return f"at a {self.key.removeprefix('global_').replace('_', '-')} of {value:,.0f}"
-        return f"at {value:g} times the {self.key.replace('_', ' ')}"
+        return f"at {self.key.replace('_', ' ')} {self.said(value)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,54 +197,22 @@ def breaks(study: Sweep) -> tuple[Point | None, str]:
     first, last = priced[0], priced[-1]
     for point in study.points:
         at = study.axis.at(point.value)
-        if point.answer is None:
-            if point.value > first.value:
-                return point, f"it ends {at}: {point.why}"
-        elif point.efficiency is not None and point.efficiency < _BREAKS:
-            return point, (
-                f"it breaks {at}: {100 * point.efficiency:.0f} % of the first point's efficiency; {_loss(first, point)}"
-            )
-    if last.efficiency is None or last is first or not study.axis.grows:
+        if point.answer is None and point.value > first.value:
+            return point, f"it ends {at}: {point.why}"
+        if point.efficiency is not None and point.efficiency < _BREAKS:
+            return point, f"it breaks {at}: {_share(point)}; most is lost to: {_bound(point)}"
+    if last is first or not study.axis.grows:
         best = max(priced, key=lambda point: point.rate)
         return None, f"fastest {study.axis.at(best.value)}: {best.rate:,.0f} tokens/s"
-    said = (
-        f"it holds {study.axis.at(last.value)}: {100 * last.efficiency:.0f} % of the first point's efficiency"
-    )
-    return None, said + (f"; {_loss(first, last)}" if last.efficiency < 0.98 else "")
+    return None, f"it holds {study.axis.at(last.value)}: {_share(last)}; most is lost to: {_bound(last)}"
 
 
-def _loss(first: Point, point: Point) -> str:
-    what, share = lost(first, point)
-    return f"{share:.0f} % of what is lost is {what}{_batch(point)}"
+def _share(point: Point) -> str:
+    return f"{100 * (point.efficiency or 0.0):.0f} % of the first point's efficiency"
 
 
-def lost(first: Point, point: Point) -> tuple[str, float]:
-    """(the part that grew most, its per cent of all that grew), in device-seconds of a token."""
-    grown = {what: seconds - _each(first).get(what, 0.0) for what, seconds in _each(point).items()}
-    more = {what: seconds for what, seconds in grown.items() if seconds > 0.0}
-    if not more:
-        return "nothing", 0.0
-    what = max(sorted(more), key=more.__getitem__)
-    return what, 100.0 * more[what] / sum(more.values())
-
-
-def _each(point: Point) -> dict[str, float]:
-    """Device-seconds of a token, by part."""
-    if point.answer is None:
-        return {}
-    ask = point.answer.question
-    scale = point.devices / (ask.batch * ask.model.context)
-    return {what: seconds * scale for what, seconds in waterfall(point.answer)}
-
-
-def _batch(point: Point) -> str:
-    """What the batch has to do with it: too few micro-batches to fill a pipeline."""
-    if point.answer is None:
-        return ""
-    ask = point.answer.question
-    if ask.plan.pp > 1 and ask.micros < 4 * ask.plan.pp:
-        return f"; a batch of {ask.batch} is {ask.micros} micro-batches for {ask.plan.pp} stages"
-    return ""
+def _bound(point: Point) -> str:
+    return bound(point.answer) if point.answer is not None else "nothing"
 
 
 def told(study: Sweep) -> Told:
@@ -275,11 +239,11 @@ def told(study: Sweep) -> Told:
         Column("efficiency" if study.axis.grows else "speed", "efficiency", share), Column("MFU", "mfu", share),
         Column("what binds; plan", "told"),
     )  # fmt: skip
-    rows = [{**row, "told": _bound(row)} for row in facts["points"]]
+    rows = [{**row, "told": _named(row)} for row in facts["points"]]
     return {"sweep": facts}, "\n".join([*lines(head), "", *table(columns, rows), "", says])
 
 
-def _bound(row: dict[str, Any]) -> str:
+def _named(row: dict[str, Any]) -> str:
     return row["why_none"] or f"{row['bound']}; {row['plan']} (micro_batch {row['micro_batch']})"
 
 
