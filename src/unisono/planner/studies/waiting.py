@@ -28,7 +28,7 @@ def waiting(answer: Answer, of: stragglers.Law) -> Told:
     """
     ask, price, plan, rows = answer.question, answer.price, answer.question.plan, []
     calm = with_waits(price.bare, replace(ask, stragglers=None)).step
-    for sync in _policies(plan.sync, plan.dp):
+    for sync in stragglers.compared(plan.sync, plan.dp):
         step = with_waits(price.bare, replace(ask, plan=replace(plan, sync=sync))).step
         got = stragglers.pace(of, sync, plan.dp, plan.inner)
         rows.append(
@@ -42,15 +42,6 @@ def waiting(answer: Answer, of: stragglers.Law) -> Told:
         f" takes {seconds(calm)}"
     )
     return {"stragglers": facts}, "\n".join([*lines([("stragglers", head)]), *table(_POLICIES, rows)])
-
-
-def _policies(own: str, replicas: int) -> list[str]:
-    """The plan's own first. Four spares of a hundred, as Chen et al., 2016, found best."""
-    if replicas == 1:
-        return [own]
-    spare = f"quorum:k={max(1, min(replicas - 1, round(0.96 * replicas)))}"
-    others = ["every_step", spare, "delayed", "ssp:s=3", "local_sgd:h=8", "gossip", "async"]
-    return [own, *(other for other in others if other != own)]
 
 
 @dataclass(frozen=True, slots=True)
