@@ -41,7 +41,13 @@ def test_all_parts_stand_beside_each_other_and_add_up(tmp_path: Path) -> None:
     ends = [max(bar.stop for bar in chart(both).bars if bar.row == row) for row in (0, 1)]
     assert ends == [pytest.approx(both.predicted), pytest.approx(both.measured)]
     page = section(collect(folder), found)
-    assert "± 15 %" in page and "unisono calibrate" in page and "laptop" in page
+    assert (
+        "Nobody has measured this machine. The built-in cluster laptop" in page
+        and "unisono calibrate" in page
+    )
+    assert "±" not in page, "how right another machine's prices are says nothing of this one"
+    page = section(collect(run_with(tmp_path / "own", TOLD | {"calibrated": True})), found)
+    assert "± 15 %" in page and "measured on this machine" in page
     calibrated = section(collect(run_with(tmp_path / "b", TOLD | {"calibrated": True})), found)
     assert "unisono calibrate" not in calibrated and "measured on this machine" in calibrated
 

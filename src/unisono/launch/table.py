@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unisono.launch.board import Board, sparkline
-from unisono.spec.words import count, seconds
+from unisono.spec.words import count, mebibytes, seconds
 
 AWAITED_NOTE = "<- others wait"
 MOST_ROWS = 32
@@ -80,7 +80,7 @@ def _ranks(board: Board) -> Table:
             f"{row.compute:.0%}" if told else "",
             f"{row.comm:.0%}" if told else "",
             f"{row.waiting:.0%}" if told else "",
-            f"{row.mem_mib / 1024:.2f} GiB" if told else "",
+            mebibytes(row.mem_mib) if told else "",
             note,
             style="yellow" if rank == awaited else None,
         )

@@ -1,9 +1,10 @@
-"""`unisono calibrate`: measure this machine in less than two minutes, and write it down as a cluster. No torch here.
+"""`unisono calibrate`: measure this machine in about two minutes, and write it down as a cluster. No torch here.
 
 Every kind of measurement runs in ranks of its own, forked from one process: kernels and steps of ranks that compute
 alone, as many as there are cores; the same with two to a core; collectives; and short runs under one axis each.
 """
 
+import itertools
 import os
 import platform
 import sys
@@ -67,14 +68,18 @@ def together(ranks: int, cores: int) -> list[dict[str, Any]]:
     return [*pipes, *asks, *again]
 
 
-def run(out: Path, say: Callable[[str], None]) -> Mapping[str, Any]:
-    """Measure, fit, write `out`. The object of --json. Raises UsageError where `out` cannot be written."""
+def run(
+    out: Path, say: Callable[[str], None], tick: Callable[[float], None] = lambda share: None
+) -> Mapping[str, Any]:
+    """Measure, fit, write `out`. The object of --json. tick: told the share of all measurements that is done, after
+    each. Raises UsageError where `out` cannot be written."""
     begun = time.perf_counter()
     cores = len(os.sched_getaffinity(0))
     _writable(out)
     worlds = sorted({2, max(2, min(8, 2 * cores))})
+    plays = 3 + sum(2 + len(together(world, cores)) for world in worlds)
     with Nursery(ENTRY) as nursery:
-        play = _player(nursery)
+        play = _player(nursery, plays, tick)
         if gpus := play({"ask": "devices"}, 1)[0]["gpus"]:
             return _gpus(play, gpus, out, say, begun)
         say(f"{cores} cores: kernels and steps of ranks that compute alone ...")
@@ -123,11 +128,16 @@ def _gpus(
     }
 
 
-def _player(nursery: Nursery) -> Callable[[dict[str, Any], int], list[Any]]:
+def _player(
+    nursery: Nursery, plays: int, tick: Callable[[float], None]
+) -> Callable[[dict[str, Any], int], list[Any]]:
+    done = itertools.count(1)
+
     def play(argument: dict[str, Any], ranks: int) -> list[Any]:
         outcome = nursery.run(argument, ranks, 1, _quietly, _SILENCE)
         if outcome.error is not None:
             raise outcome.error
+        tick(min(1.0, next(done) / plays))
         return outcome.results
 
     return play

@@ -46,10 +46,10 @@ def loss(run: RunRecord) -> LineChart | None:
 
 
 def speed(run: RunRecord) -> LineChart | None:
-    """Tokens per second by step, without the first, which pays for warming up."""
+    """Targets per second by step, without the first, which pays for warming up."""
     points = points_of(run.steps, "tokens_per_s")
-    line = ChartLine("tokens per second", points[1:] or points)
-    return picture.line_chart("Tokens per second, by step", [line], zero=True)
+    line = ChartLine("targets per second", points[1:] or points)
+    return picture.line_chart("Targets per second, by step", [line], zero=True)
 
 
 def times(shares: Sequence[TimeShares]) -> BarChart:

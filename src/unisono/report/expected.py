@@ -73,7 +73,12 @@ class Beside:
 
     @property
     def sentence(self) -> str:
-        """Both times, and how far apart they are."""
+        """Both times, and how far apart they are; of another machine's prices, whose they are comes first."""
+        if not self.calibrated:
+            return (
+                f"Nobody has measured this machine. The built-in cluster {self.cluster} would take"
+                f" {words.seconds(self.predicted)} a step; this run took {words.seconds(self.measured)}."
+            )
         return (
             f"Predicted {words.seconds(self.predicted)} ± {percent(self.error)} a step, measured "
             f"{words.seconds(self.measured)}: the prediction is {apart(self.predicted, self.measured)}."
@@ -85,8 +90,8 @@ class Beside:
         if self.calibrated:
             return f"The prices were measured on this machine ({self.cluster})."
         return (
-            f"The prices are those of the built-in cluster {self.cluster}, not of this machine, and their memory is"
-            " without what Python and torch hold: unisono calibrate measures this machine."
+            "unisono calibrate measures this machine; until then the prices are another's, and their memory is without"
+            " what Python and torch hold."
         )
 
 

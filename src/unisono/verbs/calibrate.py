@@ -1,12 +1,13 @@
 """`unisono calibrate`."""
 
+import sys
 from pathlib import Path
 
 from unisono.verbs import CommandCall, Parser, Result, Verb
 
 
 class CalibrateVerb(Verb):
-    """Measure this machine in less than two minutes, for plan, simulate, plan=auto and reports."""
+    """Measure this machine in about two minutes, for plan, simulate, plan=auto and reports."""
 
     name = "calibrate"
 
@@ -23,6 +24,16 @@ class CalibrateVerb(Verb):
             return call.would({"file": str(out)}, f"would measure this machine and write {out}")
         from unisono.measure import calibrate
 
-        result = calibrate.run(out, call.settings.note)
+        def tick(share: float) -> None:
+            if not call.settings.quiet and sys.stderr.isatty():
+                bar = f"{'█' * round(30 * share):<30}"
+                print(
+                    f"\r{bar} {share:4.0%}", end="\r\033[K" if share == 1 else "", file=sys.stderr, flush=True
+                )
+
+        def note(text: str) -> None:
+            call.settings.note(f"\r\033[K{text}" if sys.stderr.isatty() else text)
+
+        result = calibrate.run(out, note, tick)
         call.settings.say(str(out))
         return result

@@ -27,7 +27,7 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
         raise UsageError(
             "plan auto needs this machine in numbers, and nobody has measured it",
             where="plan",
-            fix="unisono calibrate, which takes two minutes, once",
+            fix="unisono calibrate, which takes about two minutes, once",
             code="P19",
         )
     cluster = _with(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
