@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from tests.planner.test_host import here
 from unisono.cli import main
+from unisono.comm.members import Shape, ordered
 from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
 from unisono.planner.block import dealt
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
-from unisono.planner.machines.order import USUAL, coordinates, evenly, rank_at, stride
+from unisono.planner.machines.order import USUAL, evenly, stride
 from unisono.planner.price import price
 from unisono.planner.priced import Model
 from unisono.planner.search import search
@@ -72,16 +73,16 @@ def test_the_usual_order_has_the_strides_of_the_contract(plan: Plan, ep: int) ->
 
 
 @given(MESHES, ORDERS, st.data())
-def test_a_stride_further_is_the_next_on_that_axis_and_the_same_on_all_others(
+def test_a_stride_further_is_the_next_on_that_axis_as_train_numbers_ranks(
     plan: Plan, order: tuple[str, ...], data: st.DataObject
 ) -> None:
+    shape = Shape(plan.pp, plan.dp, plan.shard, plan.cp, plan.tp)
     place, axis = data.draw(st.integers(0, plan.world - 1)), data.draw(st.sampled_from(USUAL))
-    at = coordinates(plan, place, order)
+    at, ranks = shape.coordinates(place), ordered(shape, order).ranks
     assume(at[axis] + 1 < getattr(plan, axis))
-    assert coordinates(plan, place + stride(plan, axis, order), order) == at | {axis: at[axis] + 1}
-    # It is the same rank, whatever its place, that has these coordinates.
-    assert coordinates(plan, rank_at(plan, place, order)) == {axis: at[axis] for axis in USUAL}
-    assert rank_at(plan, place, USUAL) == place
+    further = shape.rank({**at, axis: at[axis] + 1})
+    assert ranks[further] - ranks[place] == stride(plan, axis, order)
+    assert sorted(ranks) == list(range(plan.world))
 
 
 @given(MESHES, ORDERS, st.permutations(USUAL))

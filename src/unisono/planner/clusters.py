@@ -12,7 +12,7 @@ from unisono.spec.errors import UsageError
 
 _DEVICE = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s",
-    "watts", "like", "name",
+    "like", "name",
 )  # fmt: skip
 _LINK = (
     "name",
@@ -171,7 +171,6 @@ def _device(table: Table, name: str) -> Device:
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
     host = table.number("host_gb_s", 1e9, 0.0)
     best = table.number("best_tflops", 1e12, 0.0)
-    watts = table.number("watts", 1.0, 0.0)
     if not memory[0] or not bandwidth[0]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
@@ -183,11 +182,9 @@ def _device(table: Table, name: str) -> Device:
         best=best[0],
         units=int(units[0]),
         host=host[0],
-        watts=watts[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
             "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1],
-            "watts": watts[1],
         },
     )  # fmt: skip
 

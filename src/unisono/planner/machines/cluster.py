@@ -44,7 +44,6 @@ class Device:
     measured, 0 where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
     known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its host's memory, each
     way at once; 0 where that is not known.
-    watts: thermal design power, 0 where that is not known.
     """
 
     name: str
@@ -55,7 +54,6 @@ class Device:
     best: float = 0.0
     units: int = 0
     host: float = 0.0
-    watts: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
     @property

@@ -24,11 +24,6 @@ def of_many(plan: Plan, order: Order) -> tuple[str, ...]:
     return tuple(axis for axis in order if getattr(plan, axis) > 1)
 
 
-def trains(plan: Plan, order: Order) -> bool:
-    """Whether `train` numbers ranks so; where an axis of one rank stands makes no difference."""
-    return of_many(plan, order) == of_many(plan, USUAL)
-
-
 def evenly(plan: Plan, order: Order) -> bool:
     """Whether the ranks that `ep` re-uses lie evenly apart: tp's, and of cp and shard where it reaches further."""
     left, end = plan.ep, 0
@@ -49,17 +44,3 @@ def _experts(plan: Plan, order: Order) -> int:
     """`ep` takes ranks of tp first, the outer ones where tp has more; what is left of tp cuts each expert."""
     inner = next((axis for axis in ("tp", "cp", "shard") if getattr(plan, axis) > 1), "tp")
     return stride(plan, inner, order) * max(1, plan.tp // plan.ep)
-
-
-def coordinates(plan: Plan, place: int, order: Order = USUAL) -> dict[str, int]:
-    """Axis -> coordinate of the rank at a place in rank order."""
-    at: dict[str, int] = {}
-    for axis in order:
-        place, at[axis] = divmod(place, getattr(plan, axis))
-    return at
-
-
-def rank_at(plan: Plan, place: int, order: Order) -> int:
-    """The usual number of the rank that lies at a place in another order."""
-    at = coordinates(plan, place, order)
-    return sum(at[axis] * stride(plan, axis) for axis in USUAL)
