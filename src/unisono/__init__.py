@@ -6,6 +6,7 @@ model, optimizer, data = job.prepare(model, optimizer, data)
 def recipe() -> tuple[unisono.Recipe, unisono.Plan]: ...             a recipe in Python, for `unisono train`
 
 unisono.prove(model_function, "dp=2")                                is my model under it what it is on one device?
+unisono.prove(loop, "dp=2")                                          is my own loop, a function of job?
 unisono.check_gradients(one_device, parallel, ranks=2)               is my own parallel loop?
 """
 

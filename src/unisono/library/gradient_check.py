@@ -58,7 +58,7 @@ def check_gradients(
 
     Raises UsageError V03 where names, shapes or functions do not fit, UserCodeError when one of the functions raises.
     """
-    with Nursery(ENTRY, path=_path(reference)) as nursery:
+    with Nursery(ENTRY, path=path_of(reference)) as nursery:
         terms = GradientCheck(ranks, layout or {}, shards or ranks, dtype, tokens, timeout)
         return check_with(nursery, reference, candidate, terms)
 
@@ -89,8 +89,8 @@ def check_with(
         )
     with tempfile.TemporaryDirectory(prefix="unisono-check-") as name:
         call = {"dtype": terms.dtype, "folder": name}
-        (one,) = _run(nursery, {**call, **_home(reference), "alone": True}, 1, terms.timeout)
-        told = _run(nursery, {**call, **_home(candidate), "alone": False}, ranks, terms.timeout)
+        (one,) = run(nursery, {**call, **home_of(reference), "alone": True}, 1, terms.timeout)
+        told = run(nursery, {**call, **home_of(candidate), "alone": False}, ranks, terms.timeout)
         parts = [load_file(Path(name) / f"part-{i:04d}") for i in range(one["parts"])]
         seen = [load_file(Path(name) / f"rank-{i:04d}") for i in range(ranks)]
     gathered: dict[str, Placement] = dict.fromkeys(
@@ -100,12 +100,13 @@ def check_with(
     return judge(ordered, seen, {**gathered, **terms.layout}, terms.shards, terms.tokens)
 
 
-def _path(function: Callable[..., Any]) -> list[str]:
+def path_of(function: Callable[..., Any]) -> list[str]:
     """Modules that this process can import, its own processes can."""
-    return [str(Path(_home(function)["file"]).parent), *(entry for entry in sys.path if entry)]
+    return [str(Path(home_of(function)["file"]).parent), *(entry for entry in sys.path if entry)]
 
 
-def _run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
+def run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float) -> list[dict[str, Any]]:
+    """What each rank returned. Raises what the first to fail raised."""
     outcome = nursery.run(argument, ranks, 1, None, timeout, "gloo")
     if outcome.error is not None:
         if outcome.error.trace:
@@ -117,7 +118,7 @@ def _run(nursery: Nursery, argument: dict[str, Any], ranks: int, timeout: float)
     return [result or {} for result in outcome.results]
 
 
-def _home(function: Callable[..., Any]) -> dict[str, str]:
+def home_of(function: Callable[..., Any]) -> dict[str, str]:
     """Where another process finds the function. Raises UsageError V03."""
     file, name = found(function, "check_gradients", SCRIPT, inner=True)
     return {"module": getattr(function, "__module__", ""), "name": name, "file": str(file)}

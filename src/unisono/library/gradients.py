@@ -91,8 +91,11 @@ class LoopGradients:
             slot.live.requires_grad for slot in self.slots
         ):
             return False
-        self._gradients.unhook()
+        gradients = [(slot.live, slot.live.grad) for slot in self._every]
+        self._gradients.release()
         self._gradients = self._made()
+        for live, gradient in gradients:
+            live.grad = gradient
         return True
 
     def _made(self) -> Gradients:

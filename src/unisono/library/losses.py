@@ -142,7 +142,9 @@ class Reading:
             target = getattr(node, "_saved_target", None)
             terms = self._samples if target is None else math.prod(target.shape)
             total = getattr(node, "_saved_total_weight", None)
-            return Reduction(own == SUMMED, terms, terms if total is None else float(total), False)
+            plain = total is None or target is None or self._same_for_all(node, target)
+            counted = terms if plain else float(total)
+            return Reduction(own == SUMMED, terms, counted, False)
         if kind not in ("Mean", "Sum") or own is not None:
             return None
         sizes, dims = _sizes(node), getattr(node, "_saved_dim", None)
@@ -153,6 +155,13 @@ class Reading:
             return None
         terms = math.prod(sizes)
         return Reduction(kind == "Sum", terms, terms, bool(dims) and len(sizes) > len(_listed(dims)))
+
+    def _same_for_all(self, node: Node, target: Tensor) -> bool:
+        """Whether each sample has as many targets that count, and each counts the same."""
+        if target.numel() % self._samples:
+            return False
+        counts = (target.reshape(self._samples, -1) != _signed(node._saved_ignore_index)).sum(1).tolist()
+        return len(set(counts)) == 1 and sum(counts) == float(node._saved_total_weight)
 
     def _stacked(self, node: Node) -> bool:
         """Whether it adds up a stack of numbers, each perhaps with a factor."""

@@ -1,11 +1,13 @@
-"""`unisono.prove`: a user's model under a plan of ours, beside one device."""
+"""`unisono.prove`: a user's model, or a user's own loop, under a plan of ours, beside one device."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.library.explain import explained
 from unisono.library.found import found
+from unisono.library.loop_check import LoopVerdict, prove_loop
 from unisono.plan import Plan
 from unisono.verify import prover as proof
 from unisono.verify.prover import Proof
@@ -16,8 +18,11 @@ _IMPORTED = "unisono_model_"  # what a model's file is called when ranks import 
 @explained()
 def prove(
     model: Callable[..., Any] | str, plan: Plan | str, recipe: Recipe | None = None, steps: int = 3
-) -> Proof:
+) -> Proof | LoopVerdict:
     """Whether `model` under `plan` computes what it computes on one device: loss, gradients, parameters, moments.
+
+    Or whether a loop does: a function of `job` that calls `job.prepare` and trains. It is played by one process and by
+    those of the plan, and the gradients of its first steps are compared.
 
     model: a function at the top of a file that returns a torch.nn.Module, or "FILE.py:FUNCTION"; see `model.kind`. It
     may take any of config, vocab, context, classes, sample_shape. recipe: data, batch and optimiser; by default
@@ -25,6 +30,9 @@ def prove(
 
     Raises UsageError, V03 for a function that other processes cannot find, and what else `unisono verify` raises.
     """
+    asked = plan if isinstance(plan, Plan) else Plan.parse(plan)
+    if callable(model) and "job" in inspect.signature(model).parameters:
+        return prove_loop(model, asked, steps)
     default = Recipe(
         model=ModelConfig(context=32),
         data=DataConfig(),
@@ -37,6 +45,5 @@ def prove(
         kind = f"{file}:{name}"
     own = ModelConfig(**given.model.model_dump(exclude_unset=True) | {"kind": kind})
     whole = given.model_copy(update={"model": own})
-    asked = plan if isinstance(plan, Plan) else Plan.parse(plan)
     (result,) = proof.prove(whole, [resolve(whole, asked).plan], steps)
     return result

@@ -199,9 +199,5 @@ class Gradients:
     def release(self) -> None:
         """Let go of the parameters: others will see to their gradients from now on."""
         self.forget()
-        self.unhook()
-
-    def unhook(self) -> None:
-        """Leave gradients where they are, and see to none that backward makes from now on."""
         for hook in self._hooks:
             hook.remove()

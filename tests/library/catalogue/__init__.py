@@ -46,11 +46,11 @@ def loop(verdict: str = "equal", *, shard: str = "", near: float = 1e-10) -> Cal
     return lambda function: Loop(function, verdict, shard or verdict, near)
 
 
-def all_loops() -> list[Loop]:
-    """Those of all files of this folder."""
-    from tests.library.catalogue import generative, losses, order, updates, vision
+def all_loops(models_of_hugging_face: bool = False) -> list[Loop]:
+    """Those of the files of this folder; those of transformers' models take seconds to import."""
+    from tests.library.catalogue import generative, hugging, losses, order, updates, vision
 
-    files = (vision, generative, losses, updates, order)
+    files = (vision, generative, losses, updates, order, *([hugging] if models_of_hugging_face else []))
     return [one for file in files for one in vars(file).values() if isinstance(one, Loop)]
 
 

@@ -45,6 +45,16 @@ def test_nor_is_any_of_the_others(threads: World, plan: str) -> None:
     assert verdicts(threads, plan, loops) == {one.name: one.expected(plan) for one in loops}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", QUICK)
+def test_models_of_hugging_face(threads: World, plan: str) -> None:
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed: six loops of the catalogue are not played"
+    )
+    loops = [one for one in catalogue.all_loops(models_of_hugging_face=True) if one not in LOOPS]
+    assert verdicts(threads, plan, loops) == {one.name: one.expected(plan) for one in loops}
+
+
 def test_a_strict_job_raises_what_is_told_before_the_first_update(threads: World) -> None:
     told = [one for one in LOOPS if one.verdict.startswith("told")]
     expected = {one.name: f"refused {one.verdict.split()[1]}" for one in told}
