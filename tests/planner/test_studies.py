@@ -66,7 +66,15 @@ def test_stragglers_are_a_part_of_the_step(tmp_path: Path, capsys: pytest.Captur
     """A line of the waterfall, of which all else stays as it is without them; what they add slows everything down."""
     calm = said(PLAN, capsys)
     got = said(
-        [*PLAN, "--stragglers", "lognormal:0.1", "--out", str(tmp_path), "--trace", str(tmp_path / "t.json")],
+        [
+            *PLAN,
+            "--stragglers",
+            "lognormal:0.1",
+            "--out",
+            str(tmp_path / "step.svg"),
+            "--trace",
+            str(tmp_path / "t.json"),
+        ],
         capsys,
     )
     *others, last = got["waterfall"]
@@ -76,7 +84,7 @@ def test_stragglers_are_a_part_of_the_step(tmp_path: Path, capsys: pytest.Captur
     assert got["stragglers"]["without_s"] == pytest.approx(calm["step_s"])
     for key in ("mfu", "tokens_per_s"):
         assert got[key] * got["step_s"] == pytest.approx(calm[key] * calm["step_s"])
-    assert "stragglers" in (tmp_path / "simulate.html").read_text()
+    assert "stragglers" in (tmp_path / "step.svg").read_text()
     waits = [
         e for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e.get("cat") == "wait"
     ]

@@ -31,6 +31,8 @@ _SINGLE = (
 def single(ask: Question, given: Any) -> Told:
     """(the object of --json, the page) of one plan. given: the verb's flags. Raises DoesNotFit, UsageError, OSError."""
     ask = asked(ask, given)
+    if given.out is not None:
+        _drawable(given.out)
     every = orders.compared(ask) if given.order == orders.BEST else None
     answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)

@@ -24,7 +24,7 @@ class SimulateVerb(RecipeVerb):
         parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
         parser.add_argument(
             "--out", metavar="PATH",
-            help="draw waterfall and timeline, or a sweep: FILE.html, FILE.png, or a folder for both",
+            help="draw where a step goes and its timetable, or a sweep: FILE.png or FILE.svg",
         )  # fmt: skip
         parser.add_argument(
             "--order", metavar="AXES",
