@@ -182,6 +182,7 @@ VALUES = [
     value("train.min_lr", "1.0", "above lr", "0.0001", "C06", "min_lr"),
     value("train.momentum", "0.5", "means nothing to adamw", code="C06", fix="take it out"),
     value("model.n_layer", "0", "greater than or equal to 1", "1"),
+    value("model.n_layer", "99999999999", "less than or equal to 100000", "2"),
     value("model.n_head", "3", "does not divide d_model", "2", "C06", "one of 1 2 4"),
     value("model.d_model", "15", "does not divide d_model 15", "16", "C06", "n_head"),
     value("model.context", "-1", "greater than or equal to 1", "8"),
@@ -250,6 +251,10 @@ PLANS = [
     plan("dp=2 sync=mine.py:Own", "C03", "no such file", "path", "dp=2", "plan"),
     plan("dp=2 sync=plain.py:Own", "P04", "has no policy Own", "subclass", "dp=2", "plan"),
 ]
+ROOM = [
+    Bad(f"no memory for {key} = {size}", (*TRAIN, f"--{key}", size), "M01", "GiB together, this machine has", "model", "simulate", exit=5)
+    for key, size in (("model.d_model", "200000"), ("model.context", "90000000"))
+]  # fmt: skip
 DATA = [
     data("text:nothing.txt", "D02", "no such file", "nothing.txt", "absolute"),
     data("text:", "C06", "lacks its option path", "data.source", "a text file"),
@@ -417,7 +422,7 @@ ENVIRONS = [
     environ("another world", "P14", "3 were started", "plan", "start 2 ranks", **(TORCHRUN | {"WORLD_SIZE": "3"})),
     environ("a port beyond all", "L02", "port 99999", "MASTER_PORT", "below 65536", **(TORCHRUN | {"MASTER_PORT": "99999"})),
 ]  # fmt: skip
-AT_ONCE: list[Bad] = [*TEXTS, *VALUES, *PLANS, *DATA, *USERS, *COMMANDS, *RUNS, *ENVIRONS]
+AT_ONCE: list[Bad] = [*TEXTS, *VALUES, *PLANS, *ROOM, *DATA, *USERS, *COMMANDS, *RUNS, *ENVIRONS]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Count = Annotated[int, Field(ge=1)]
+Depth = Annotated[
+    int, Field(ge=1, le=100_000)
+]  # blocks of a model; more is a slip, and would be counted for hours
 Natural = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]

@@ -9,7 +9,7 @@ from pydantic import Field
 from unisono.models.convnet.resnet import resnet
 from unisono.spec.errors import Problem
 from unisono.spec.model import Facts, PictureModel
-from unisono.spec.training import Count
+from unisono.spec.training import Count, Depth
 from unisono.spec.workload import Product, Workload, WorkPart
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class ConvNetConfig(PictureModel):
     name: ClassVar[str] = "convnet"
 
     kind: Literal["convnet"] = Field(default="convnet", description="convnet")
-    n_layer: Count = Field(
+    n_layer: Depth = Field(
         default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
     )
     channels: Count = Field(default=32, description="convnet: channels of the first stage")

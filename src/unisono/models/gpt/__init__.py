@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.model import DealtSize, Facts, ModelConfig
-from unisono.spec.training import Count, Positive, Share
+from unisono.spec.training import Count, Depth, Positive, Share
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,7 +28,7 @@ class GPTConfig(ModelConfig):
     attends: ClassVar[bool] = True
 
     kind: Literal["gpt"] = Field(default="gpt", description="gpt")
-    n_layer: Count = Field(
+    n_layer: Depth = Field(
         default=4, description="blocks (gpt: transformer blocks, convnet: residual blocks)"
     )
     n_head: Count = Field(default=4, description="attention heads")

@@ -1,12 +1,14 @@
 """What a run is expected to take, kept in its folder for the report. Whatever comes of it, the run goes on."""
 
 import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from unisono.config import Loaded, Recipe
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import Infeasible, UsageError
 
 
 def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | None:
@@ -31,3 +33,18 @@ def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | No
     except Exception as error:  # a price is no reason to stop a run: its report says that there was none
         told = {"schema_version": 1, "problem": repr(error)}
     return json.dumps(told, indent=1)
+
+
+def require_room(prediction: str | None, ranks: int) -> None:
+    """Raises Infeasible where the ranks together would need more than twice the memory of this host: the kernel would
+    end them minutes later, or another program for them. Where there are GPUs, the ranks' memory is theirs."""
+    told = json.loads(prediction or "{}")
+    need = told.get("mem_mib", 0.0) * ranks / 1024
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if need > 2 * have and not Path("/dev/nvidiactl").exists():
+        raise Infeasible(
+            f"the ranks need about {need:.3g} GiB together, this machine has {have:.3g}",
+            where="model, train.micro_batch, plan",
+            likely="a model or a batch that is too large, or a slip of the finger",
+            fix="a smaller model or --train.micro_batch; unisono simulate says what takes the memory",
+        )

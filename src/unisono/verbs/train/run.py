@@ -25,7 +25,7 @@ from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeErro
 from unisono.spec.settings import Settings
 from unisono.spec.source import SOURCES
 from unisono.train.writing import nothing_to_resume, writing
-from unisono.verbs.train.expected import expected
+from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.order import TrainOrder
 from unisono.verify import prover
@@ -82,6 +82,7 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
     recipe, plan = order.recipe, order.plan
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
+        require_room(folder.prediction, plan.world)
         folder.path = folder.path or make_run_dir(recipe, order.config_text)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
