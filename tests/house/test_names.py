@@ -42,13 +42,8 @@ def test_nobody_branches_on_a_members_name() -> None:
     assert found == []
 
 
-# Where names that nothing plays yet have their costs, and what is tried of them where nobody named one.
-TABLES = (
-    "planner/replicas.py",
-    "planner/algorithms.py",
-    "planner/stragglers.py",
-    "planner/studies/exactness.py",
-)
+# Where names that nothing plays yet have their costs, and what studies try where nobody named one.
+TABLES = ("planner/replicas.py", "planner/stragglers.py", "planner/studies/")
 
 
 def test_prices_and_checks_hold_no_list_of_members_names() -> None:
@@ -56,7 +51,7 @@ def test_prices_and_checks_hold_no_list_of_members_names() -> None:
     named = {name for key in ("schedule", "sync", "codec") for name in known(key)} - {"plain", "block"}
     found = []
     for path in [*sorted((SOURCE / "planner").rglob("*.py")), SOURCE / "plan" / "checks.py"]:
-        if str(path.relative_to(SOURCE)) in TABLES:
+        if str(path.relative_to(SOURCE)).startswith(TABLES):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare | ast.Tuple | ast.List | ast.Set | ast.Dict):

@@ -9,7 +9,6 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner.algorithms import NAMES
 from unisono.planner.bench import Axes, SearchShared
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
@@ -47,7 +46,6 @@ def axes(mesh: Plan, batch: int) -> Axes:
         sizes=tuple((b, share // b) for b in (1, 2, 4) if share % b == 0),
         kinds=("ring", "ulysses") if mesh.cp > 1 else ("ring",),
         schedules=SCHEDULES if mesh.pp > 1 else ("1f1b",),
-        collectives=NAMES if mesh.dp > 1 else ("auto",),
     )
 
 
@@ -64,13 +62,13 @@ def test_experts_are_screened_as_they_are_priced(name: tuple[str, str]) -> None:
 
 
 def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, int]:
-    way, mode, size, kind, schedule, collective = at
+    way, mode, size, kind, schedule = at
     micro_batch, micros = all_of.sizes[size]
     plan = replace(
         mesh, zero=all_of.zeros[way], recompute=all_of.modes[mode], cp_kind=all_of.kinds[kind],
         schedule=all_of.schedules[schedule],
     )  # fmt: skip
-    return replace(plan, collective=all_of.collectives[collective]), micro_batch, micros
+    return plan, micro_batch, micros
 
 
 MESHES = (

@@ -63,7 +63,7 @@ def test_all_keys_find_what_pricing_each_plan_finds() -> None:
     within = replace(space(16, all_keys=True), batch=128, micro_batch=1)
     found, every = search(within, top=3), list(meshes(within))
     counts = found.counts
-    assert counts.searched == sum(mesh.count for mesh in every) > 100_000
+    assert counts.searched == sum(mesh.count for mesh in every) > 10_000
     assert counts.searched == counts.priced + counts.too_large + counts.dominated
     assert counts.dominated > 0
     bench, steps, points = SearchShared(within.model, within.cluster, within.stack), [], []

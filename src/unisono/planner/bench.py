@@ -2,8 +2,8 @@
 
 What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
 
-Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule,
-collective. Where a quantity does not depend on an axis, its length there is 1.
+Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule. Where a quantity
+does not depend on an axis, its length there is 1.
 """
 
 from collections.abc import Sequence
@@ -36,12 +36,10 @@ class Axes:
     sizes: tuple[tuple[int, int], ...]
     kinds: tuple[str, ...]
     schedules: tuple[str, ...]
-    collectives: tuple[str, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        parts = (self.zeros, self.modes, self.sizes, self.kinds, self.schedules, self.collectives)
-        return tuple(len(part) for part in parts)
+        return tuple(len(part) for part in (self.zeros, self.modes, self.sizes, self.kinds, self.schedules))
 
     def served(self, ranks: int, n_layer: int) -> Array:
         """(sizes, schedules): which timetables exist for which numbers of micro-batches."""

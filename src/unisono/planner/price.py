@@ -293,7 +293,7 @@ def crossing(plan: Plan, share: RowShare) -> float:
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str, tuple[float, float]]:
     """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp,
     whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh, zero,
-    precision and collective are read."""
+    and precision are read."""
     groups = _groups(plan, share)
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
@@ -307,7 +307,7 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
         owned = crossing(plan, share) * stack.reduce_bytes
-        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, plan.collective)
+        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus)
         parts["dp"] = (net.sent(owned), seconds)
     return parts
 
@@ -329,8 +329,9 @@ def replicated(
     micros: int,
 ) -> dict[str, Traffic]:
     """What data ranks tell each other in a step, under the plan's policy and codec."""
-    data = gradients(plan, cluster, stack, first, over.backward, micros, every)
-    if plan.dp > 1 and not replicas.plain(plan):
+    coded = plan.dp > 1 and not replicas.plain(plan)
+    data = gradients(plan, cluster, stack, first, over.backward, micros, every, apart=coded)
+    if coded:
         sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, crossing(plan, first), over)
         data["dp"] = Traffic(sent, seconds, shows, shows)
     return data
@@ -338,12 +339,15 @@ def replicated(
 
 def gradients(
     plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, cover: float, micros: int,
-    every: RowShare | None = None,
+    every: RowShare | None = None, apart: bool = False,
 ) -> dict[str, Traffic]:  # fmt: skip
     """Gradients meeting beside `cover` seconds of backward pass. every: of what each pass has
-    gradients, where that is not `first`."""
+    gradients, where that is not `first`. apart: without what meets on dp."""
     handed = scattered(plan, cluster, stack, every or first) if scatters(plan) else None
-    return meeting(stack, met(plan, cluster, stack, first), handed, cover, micros)
+    once = met(plan, cluster, stack, first)
+    if apart:
+        del once["dp"]
+    return meeting(stack, once, handed, cover, micros)
 
 
 def meeting(

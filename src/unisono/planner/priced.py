@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.planner import general, host, host_memory, memory, replicas, unlike
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
@@ -25,7 +26,7 @@ def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
 def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
     """Raises UsageError for what has no price: offloading, which nothing plays; and on a host what nobody has measured
     there. Its paces and bytes are those of fp32, and those of other precisions follow from none of them."""
-    asked = {"offload": plan.offload != "none"}
+    asked = {"offload": plan.offload != "none", "collective": member("collective", plan.collective) is None}
     if shares_cores(model, cluster):
         coded = plan.dp > 1 and not replicas.plain(plan)
         asked |= {"cp": plan.cp > 1, "sync": coded, "codec": coded, "precision": plan.precision != "fp32"}
@@ -33,7 +34,7 @@ def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
         value, usual = getattr(plan, key), getattr(Plan(), key)
         if is_strange and value != usual:
             raise UsageError(
-                f"{key}={value} has no price on {cluster.name}: it was measured with {key}={usual}",
+                f"{key}={value} has no price on {cluster.name}, where it was never measured",
                 where=f"plan.{key}",
                 fix=f"{key}={usual}; unisono train runs a named plan without a price",
                 code="C22",

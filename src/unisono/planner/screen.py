@@ -56,7 +56,7 @@ def screen(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
     """All plans of one mesh. mesh: a plan with its sizes; the keys of the axes are not read."""
     ways = [like(mesh, zero=zero) for zero in axes.zeros]
     memory = _memory(bench, mesh, axes, ways)
-    served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :, None]
+    served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :]
     return Screened(_steps(bench, mesh, axes, ways), memory, (memory <= bench.cluster.device.room) & served)
 
 
@@ -76,7 +76,7 @@ def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 
 def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
-    plain = Axes(axes.zeros[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1], axes.collectives[:1])
+    plain = Axes(axes.zeros[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1])
     hiding = [name for name in axes.schedules if covers(like(mesh, schedule=name))]
     if hiding:
         mesh = like(mesh, schedule=hiding[0])  # under which nothing that goes to experts may show
@@ -89,7 +89,7 @@ def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 
 
 def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
-    """Bytes of the fullest rank, of all axes but kind and collective."""
+    """Bytes of the fullest rank, of all axes but kind."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
     shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
@@ -97,7 +97,7 @@ def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -
     for plan in ways:
         each = [of_share(bench.model, plan, bench.stack, share, kept, held).total for share, held in rows]
         totals.append(np.maximum.reduce([np.broadcast_to(one, shape) for one in each]))
-    return np.stack(totals)[:, :, :, None, :, None]
+    return np.stack(totals)[:, :, :, None, :]
 
 
 def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], RowSeconds]:
@@ -138,7 +138,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
         alone = alone + (micros - 1) * uncovered(handed[:, None, None, None, at], whole.cover, hidden)
-        step[..., at, :] = alone[..., None] + shown(at, array(whole.cover), array(micros * whole.slowest))
+        step[..., at] = alone + shown(at, array(whole.cover), array(micros * whole.slowest))
     return step
 
 
@@ -146,20 +146,18 @@ def _shown(
     bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: RowShare
 ) -> Callable[[int, Array, Array], Array]:
     """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
-    meets: (way, mode, size, kind, collective)."""
-    meeting, hidden = _meeting(bench, axes, ways, first), bench.stack.dp_hidden
-    if mesh.dp == 1 or replicas.plain(mesh):
-        return lambda at, cover, inside: uncovered(meeting[:, None, None, None, at], cover[..., None], hidden)
-    sharded = _sharded(bench, axes, ways, first)
+    meets: (way, mode, size, kind)."""
+    hidden, alike = bench.stack.dp_hidden, mesh.dp == 1 or replicas.plain(mesh)
+    meeting = _meeting(bench, axes, ways, first, "" if alike else "dp")
+    elements = np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))
 
     def found(at: int, cover: Array, inside: Array) -> Array:
-        # What shows on shard and cp is shared out as if dp met uncoded, by the plan's collective.
-        both = meeting[:, None, None, None, at]
-        rest = uncovered(both, cover[..., None], hidden) * (sharded[:, None, None, None, at, None] / both)
-        elements = float(np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))[at])
+        shown: Array = uncovered(meeting[:, None, None, None, at], cover, hidden)
+        if alike:
+            return shown
         over = replicas.Cover(cover, inside, hidden)
-        shows = replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, elements, over)[2]
-        return array(shows)[..., None] + rest
+        spent = replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over)
+        return array(spent[2]) + shown
 
     return found
 
@@ -172,30 +170,15 @@ def _handed(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowSha
     return np.stack(_columns(found, len(axes.schedules)))
 
 
-def _sharded(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
-    """Seconds in which gradients meet inside a replica: (way, schedule)."""
-    found: dict[int, Array] = {}
-    for plan in ways:
-        parts = met(plan, bench.cluster, bench.stack, first)
-        seconds = sum(parts[axis][1] for axis in ("shard", "cp") if axis in parts)
-        found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
-    return np.stack([found[plan.zero] for plan in ways])
-
-
 def _columns(found: Sequence[Array], count: int) -> list[Array]:
     return [np.broadcast_to(one, (count,)) for one in found]
 
 
-def _meeting(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
-    """Seconds in which gradients meet: (way, schedule, collective)."""
+def _meeting(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare, but: str = "") -> Array:
+    """Seconds in which gradients meet, but those of one axis: (way, schedule)."""
     found: dict[int, Array] = {}
-    count = len(axes.schedules)
     for plan in ways:
-        if plan.zero in found:
-            continue
-        each: list[Array] = []
-        for name in axes.collectives:
-            parts = met(like(plan, collective=name), bench.cluster, bench.stack, first)
-            each.append(np.broadcast_to(sum(seconds for _, seconds in parts.values()), (count,)))
-        found[plan.zero] = np.stack(each, axis=-1)
+        parts = met(plan, bench.cluster, bench.stack, first)
+        seconds = sum(own for axis, (_, own) in parts.items() if axis != but)
+        found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
     return np.stack([found[plan.zero] for plan in ways])

@@ -187,7 +187,7 @@ def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
 
 def exists(mesh: MeshSizes, space: Space) -> Array:
     """Where the arrays of a mesh hold a plan, by schedule and micro-batches."""
-    return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :, None]
+    return mesh.axes.served(mesh.plan.pp, space.model.n_layer)[None, None, :, None, :]
 
 
 def pricer(

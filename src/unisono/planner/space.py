@@ -15,7 +15,6 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import known, played
-from unisono.planner.algorithms import NAMES as ALGORITHMS
 from unisono.planner.asked import NOT_BUILT, judged, problems
 from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
@@ -87,7 +86,7 @@ def plan_at(mesh: MeshSizes, at: Sequence[int]) -> tuple[Plan, int]:
     micro_batch, micros = axes.sizes[at[2]]
     named: dict[str, Any] = {
         "zero": axes.zeros[at[0]], "recompute": axes.modes[at[1]], "micros": micros,
-        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]], "collective": axes.collectives[at[5]],
+        "cp_kind": axes.kinds[at[3]], "schedule": axes.schedules[at[4]],
     }  # fmt: skip
     said = frozenset({*named, "dp", "shard", "tp", "pp", "cp", "ep"})
     return replace(mesh.plan, **named, said=said), micro_batch
@@ -107,7 +106,7 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
                 continue
             axes = _axes(space, plan, sizes)
             served = int(axes.served(plan.pp, space.model.n_layer).sum())
-            others = len(axes.zeros) * len(axes.modes) * len(axes.kinds) * axes.shape[-1]
+            others = len(axes.zeros) * len(axes.modes) * len(axes.kinds)
             if served:
                 yield MeshSizes(plan, axes, served * others)
 
@@ -144,7 +143,6 @@ def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
         sizes=sizes,
         kinds=tuple(kinds),
         schedules=tuple(schedules),
-        collectives=tuple(_values(space, "collective", ALGORITHMS if every and plan.dp > 1 else ("auto",))),
     )
 
 
