@@ -2,8 +2,8 @@
 
 What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
 
-Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule. Where a quantity
-does not depend on an axis, its length there is 1.
+Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule. Where a
+quantity does not depend on an axis, its length there is 1.
 """
 
 from collections.abc import Sequence
