@@ -22,12 +22,14 @@ class StepPace:
         self.timeout, self._clock = timeout, clock
         self._steps: deque[float] = deque(maxlen=64)
         self._last: tuple[int, float] | None = None
+        self._first = 0
 
     def stepped(self, step: int) -> None:
         """So many steps are made by now."""
         now = self._clock()
         if self._last is not None and step > self._last[0]:
             self._steps.append((now - self._last[1]) / (step - self._last[0]))
+        self._first = self._first if self._last is not None else step
         self._last = step, now
 
     @property
@@ -40,7 +42,7 @@ class StepPace:
         if self.timeout is not None:
             return self.timeout
         steps = list(self._steps)
-        return FIRST if len(steps) < KNOWN else max(LEAST, TIMES * statistics.median(steps))
+        return FIRST if not steps or self.step - self._first < KNOWN else max(LEAST, TIMES * statistics.median(steps))
 
     def silence(self) -> float:
         """Seconds without a word of a rank, where no rank has said that it waits."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from unisono.launch import crossing
 from unisono.launch.stand import Stand, from_dump
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
+from unisono.spec.frames import is_foreign
 
 _SIZES = "Received data size doesn't match expected size"  # Gloo's last words in a process that it aborts
 
@@ -178,7 +179,7 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
     others = waiting(stands, odd)
     if first.state in ("runs", "stopped", "silent") and first.doing():
         what += f", in {first.doing()}"
-    rest = [one for one in stands if one not in odd and one.place]
+    rest = [one for one in stands if one not in odd and one.place and not is_foreign(one.place)]
     places = {
         place: listed([one.rank for one in rest if one.place == place]) for place in (o.place for o in rest)
     }
