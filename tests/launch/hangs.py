@@ -139,7 +139,7 @@ def play(case: Case, folder: Path, deadline: float = DEADLINE) -> Played:
         program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan]
     output = _run(case, program, folder, environ)
     ended = time.time()
-    left = _left(mark)
+    left = left_of(mark)
     late = (
         ended - float((folder / "began").read_text() or 0) - deadline if (folder / "began").exists() else 0.0
     )
@@ -178,7 +178,7 @@ def _free_port() -> int:
         return server.getsockname()[1]
 
 
-def _left(mark: str) -> list[int]:
+def left_of(mark: str) -> list[int]:
     """Processes of a case that are still there a moment later."""
     until, left = time.monotonic() + 3, [0]
     while left and time.monotonic() < until:

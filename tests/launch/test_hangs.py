@@ -1,12 +1,22 @@
 """Whoever keeps the others waiting is named, with its line, and everybody leaves; see `hangs` for the cases."""
 
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from tests.launch.hangs import CASES, Case, play
+from tests.launch.hangs import CASES, PROGRAM, ROOT, Case, left_of, play
+from tests.ranks import World
 from unisono.launch import verdict
 from unisono.launch.pace import FIRST, LEAST, PATIENCE, TIMES, StepPace
+from unisono.launch.rank_lookout import Lookout
 from unisono.launch.stand import Frame, Stand, from_dump, stand
 
 QUICK = (
@@ -24,6 +34,54 @@ TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py"
 def test_the_culprit_is_named_and_nobody_stays(case: Case, tmp_path: Path) -> None:
     played = play(case, tmp_path)
     assert not played.wrong, played.output[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path: Path) -> None:
+    mark = secrets.token_hex(8)
+    environ = {
+        **os.environ,
+        "HANG": "sleep:loop:1:3",
+        "HANG_MARK": mark,
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    }
+    flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *flags, str(PROGRAM), "dp=2", "600"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environ, start_new_session=True) as torchrun:
+        while not (tmp_path / "began").exists():
+            assert torchrun.poll() is None
+            time.sleep(0.05)
+        torchrun.send_signal(signal.SIGKILL)
+    assert left_of(mark) == []
+
+
+class Hurried(StepPace):
+    """Deadlines of a second and a half, not the user's own."""
+
+    def deadline(self) -> float:
+        return 1.5
+
+
+def takes_its_time(ctx, seconds):
+    told = []
+    store = dist.PrefixStore("hurried", ctx.store)
+    lookout = Lookout(
+        ctx.rank, ctx.world, ctx.host, store, Hurried(), lambda *words: told.append(str(words[0]))
+    )
+    until = time.monotonic() + (seconds if ctx.rank == 1 else 0)
+    while time.monotonic() < until:
+        sum(range(100))
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    lookout.close()
+    return [x.item(), told]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_a_rank_that_still_computes_has_more_patience(world: World) -> None:
+    assert world(takes_its_time, 2, seconds=5.0) == [[2.0, []]] * 2
 
 
 def test_the_deadline_follows_the_steps() -> None:

@@ -42,7 +42,11 @@ class StepPace:
         if self.timeout is not None:
             return self.timeout
         steps = list(self._steps)
-        return FIRST if not steps or self.step - self._first < KNOWN else max(LEAST, TIMES * statistics.median(steps))
+        return (
+            FIRST
+            if not steps or self.step - self._first < KNOWN
+            else max(LEAST, TIMES * statistics.median(steps))
+        )
 
     def silence(self) -> float:
         """Seconds without a word of a rank, where no rank has said that it waits."""

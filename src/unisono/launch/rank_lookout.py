@@ -23,7 +23,7 @@ from unisono.comm.device import begun_collectives, has_pending_collectives, spin
 from unisono.comm.group import Group
 from unisono.launch import crossing, verdict
 from unisono.launch.pace import PATIENCE, StepPace
-from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, stand, switches
+from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, ran, stand
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
@@ -98,7 +98,7 @@ class Lookout:
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
         if spins():
             return line, begun_collectives() if self._idle > self._pace.deadline() / 2 else ""
-        return line, switches(self._main.native_id or 0) if len(outer) == len(frames) else 0
+        return line, ran(self._main.native_id or 0) if len(outer) == len(frames) else ""
 
     def stand(self) -> Stand:
         """Where this rank stands now."""

@@ -191,9 +191,9 @@ def process_state(pid: int) -> str:
     return ""
 
 
-def switches(thread: int) -> int:
-    """How often a thread of this process has begun to run: one that is blocked stays where it is."""
-    with suppress(OSError, IndexError, ValueError):
-        text = Path(f"/proc/self/task/{thread}/status").read_text()
-        return sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)
-    return 0
+def ran(thread: int) -> str:
+    """How long and how often a thread of this process has run, as the kernel writes it: while it waits, that stays."""
+    for file in ("schedstat", "status"):
+        with suppress(OSError):
+            return Path(f"/proc/self/task/{thread}/{file}").read_text()
+    return ""
