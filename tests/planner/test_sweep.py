@@ -31,14 +31,13 @@ def sized(devices: int):
 def test_what_can_be_varied_is_read() -> None:
     assert sw.axis("devices=8..64").values == (8, 16, 32, 64)
     assert sw.axis("nodes=1,3,2").values == (1, 2, 3)
-    assert sw.axis("bandwidth.nvlink=0.5..2") == sw.Axis("bandwidth", (0.5, 1.0, 2.0), "nvlink")
     for wrong in (
         "device=8",
         "devices",
         "devices=x",
         "devices=0..8",
         "devices=1.5",
-        "latency.nvlink=1",
+        "latency=1",
         "nodes=8..1",
     ):
         with pytest.raises(UsageError) as caught:
@@ -88,12 +87,8 @@ def test_it_breaks_where_half_is_lost_and_names_the_part() -> None:
     assert "breaks at" in says and "exposed on dp" in says
 
 
-def test_factors_and_batches() -> None:
+def test_sizes_of_the_recipe() -> None:
     held = space(16, "precision=bf16 dp=16 recompute=none", 64)
-    fast = sw.sweep(held, sw.axis("bandwidth=0.25..4"), sized)
-    steps = [p.answer.price.step for p in fast.points if p.answer]
-    assert steps == sorted(steps, reverse=True) and steps[0] > 1.05 * steps[-1]
-    assert fast.points[2].answer is not None and fast.points[2].space.cluster == held.cluster
     batches = sw.sweep(held, sw.axis("global_batch=16..256"), sized)
     rates = [p.rate for p in batches.points]
     assert rates == sorted(rates) and [p.space.batch for p in batches.points] == [16, 32, 64, 128, 256]
@@ -104,11 +99,8 @@ def test_factors_and_batches() -> None:
     assert [ask.model.context for ask in asked] == [512, 1024, 2048, 4096] and {
         ask.batch for ask in asked
     } == {64}
-    for wrong in ("bandwidth.token-ring=1,2",):
-        with pytest.raises(UsageError):
-            sw.sweep(held, sw.axis(wrong), sized)
     with pytest.raises(UsageError):
-        sw.sweep(held, sw.axis("latency=1,2"), sized, weak=True)
+        sw.sweep(held, sw.axis("context=512,1024"), sized, weak=True)
 
 
 def test_no_memory_is_a_point_without_a_plan() -> None:
@@ -154,7 +146,6 @@ def test_shares_of_the_picture_are_the_whole_step(told: dict[str, Any]) -> None:
         ("context=512,1024", "at context 1,024"),
         ("micro_batch=1,2", "at micro batch 2"),
         ("global_batch=64,128", "at global batch 128"),
-        ("memory_bandwidth=1,2", "at memory bandwidth x 2"),
     ],
 )
 def test_a_point_is_said_in_its_own_unit(text: str, said: str) -> None:

@@ -122,9 +122,7 @@ def _add_studies(parser: Parser) -> None:
     )
     slow.add_argument("--servers", metavar="N", type=_above_0, help="parameter servers: where they saturate")
     scale = parser.add_argument_group("scaling")
-    varied = (
-        "devices=8..1024 nodes= global_batch= micro_batch= context=, factors: bandwidth= latency= memory="
-    )
+    varied = "devices=8..1024 nodes= global_batch= micro_batch= context="
     scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
     scale.add_argument("--weak", action="store_true", help="with --sweep: the batch grows with the devices")
     scale.add_argument(

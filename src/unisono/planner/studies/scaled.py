@@ -1,14 +1,12 @@
-"""The same cluster with one thing changed: what sweeps and sensitivities are made of."""
+"""The same cluster with one thing changed: what sensitivities are made of."""
 
 from dataclasses import replace
 
 from unisono.planner.machines.cluster import Cluster, Link
 
-FACTORS = ("bandwidth", "latency", "arithmetic", "memory", "memory_bandwidth")
-
 
 def scaled(cluster: Cluster, what: str, factor: float, link: str = "") -> Cluster:
-    """One of FACTORS, or `loader`, times `factor`; of bandwidth that of the link called so."""
+    """arithmetic, memory_bandwidth, latency, loader, or the bandwidth of the link called so, times `factor`."""
     if what == "loader":
         own = cluster.loader
         return replace(
@@ -28,7 +26,6 @@ def scaled(cluster: Cluster, what: str, factor: float, link: str = "") -> Cluste
             "peak": {dtype: rate * factor for dtype, rate in own.peak.items()},
             "best": own.best * factor,
         },
-        "memory": {"memory": own.memory * factor},
         "memory_bandwidth": {"bandwidth": own.bandwidth * factor},
     }[what]
     return replace(cluster, device=replace(own, **changed))  # pyright: ignore[reportArgumentType]

@@ -12,35 +12,30 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer
-from unisono.planner.studies.scaled import FACTORS, scaled
 from unisono.planner.tell import Column, Told, bound, figure, lines, many, share, table, waterfall
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 
-COUNTS = ("devices", "nodes", "global_batch", "micro_batch", "context")
+KEYS = ("devices", "nodes", "global_batch", "micro_batch", "context")
 _BREAKS = 0.5  # efficiency below which a point is called broken
 _MOST = 64  # points
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What is varied. name: of one link, for `bandwidth.NAME`; "" for the outermost."""
+    """What is varied."""
 
     key: str
-    values: tuple[float, ...]
-    name: str = ""
+    values: tuple[int, ...]
 
     @property
     def grows(self) -> bool:
         """Whether points differ in their number of devices, so that efficiency is counted by device."""
         return self.key in ("devices", "nodes")
 
-    def said(self, value: float) -> str:
-        return f"{value:,.0f}" if self.key in COUNTS else f"x {value:g}"
-
-    def at(self, value: float) -> str:
+    def at(self, value: int) -> str:
         """In a sentence."""
-        return f"at {self.key.replace('_', ' ')} {self.said(value)}"
+        return f"at {self.key.replace('_', ' ')} {value:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Point:
     """answer: of the best plan; None where there is none, and then `why` says it. efficiency: tokens per second of one
     device (of the whole cluster where that stays the same) beside the first point's."""
 
-    value: float
+    value: int
     space: Space
     answer: Answer | None
     efficiency: float | None = None
@@ -74,35 +69,27 @@ class Sweep:
 
 
 def axis(text: str) -> Axis:
-    """Reads `devices=8..1024` (doubling), `global_batch=64,256,1024`, `bandwidth.nvlink=0.5..4`. Raises UsageError."""
+    """Reads `devices=8..1024` (doubling) or `global_batch=64,256,1024`. Raises UsageError."""
     key, equals, given = text.partition("=")
-    key, _, name = key.partition(".")
-    if key not in (*COUNTS, *FACTORS) or (name and key != "bandwidth"):
-        fix = f"devices=8..1024 or a list; counts: {' '.join(COUNTS)}; factors: {' '.join(FACTORS)}"
-        raise _unread(f"{text}: nothing to vary is called {key!r}{meant(key, (*COUNTS, *FACTORS))}", fix)
+    if key not in KEYS:
+        raise _unread(f"{text}: nothing to vary is called {key!r}{meant(key, KEYS)}",
+                      f"devices=8..1024 or a list; one of {' '.join(KEYS)}")  # fmt: skip
     fix = f"{key}=8..1024 or {key}=8,64,512"
     if not (equals and given):
         raise _unread(f"{text} says no values for {key}", fix)
     first, dots, last = given.partition("..")
-    try:
-        values = (
-            sorted({float(word) for word in given.split(",")})
-            if not dots
-            else _doubled(float(first), float(last))
-        )
-    except ValueError:
-        values = []
-    if dots and not values and first.isdigit() and last.isdigit() and 0 < float(last) < float(first):
-        raise _unread(f"{text}: the range ends before it begins", f"{key}={last}..{first}")
-    whole = key in FACTORS or all(value == int(value) for value in values)
-    if not values or values[0] <= 0.0 or values[-1] == float("inf") or not whole or len(values) > _MOST:
-        what = f"{text}: {given!r} is no range or list of {'numbers' if key in FACTORS else 'whole numbers'}"
-        raise _unread(what, fix)
-    return Axis(key, tuple(values), name)
-
-
-def _doubled(low: float, high: float) -> list[float]:
-    return [low * 2**n for n in range(_MOST + 1) if low * 2**n <= high * (1 + 1e-9)] if low > 0 else []
+    numbers = [word.strip() for word in ((first, last) if dots else given.split(","))]
+    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in numbers):
+        raise _unread(f"{text}: {given!r} is no range or list of whole numbers", fix)
+    values = sorted({int(word) for word in numbers})
+    if dots:
+        low, high = map(int, numbers)
+        if low > high:
+            raise _unread(f"{text}: the range ends before it begins", f"{key}={last}..{first}")
+        values = [low * 2**n for n in range(high.bit_length()) if low * 2**n <= high]
+    if len(values) > _MOST:
+        raise _unread(f"{text}: more than {_MOST} points", fix)
+    return Axis(key, tuple(values))
 
 
 def _unread(what: str, fix: str) -> UsageError:
@@ -146,21 +133,18 @@ def sweep(
 
 def _spaces(
     base: Space, over: Axis, sized: Callable[[int], Cluster], weak: bool
-) -> Iterator[tuple[float, Space]]:
+) -> Iterator[tuple[int, Space]]:
     for value in over.values:
         if over.key == "global_batch":
-            yield value, replace(base, batch=int(value))
+            yield value, replace(base, batch=value)
         elif over.key == "micro_batch":
-            yield value, replace(base, micro_batch=int(value))
+            yield value, replace(base, micro_batch=value)
         elif over.key == "context":
-            yield value, replace(base, model=_with_context(base.model, int(value)))
+            yield value, replace(base, model=_with_context(base.model, value))
         elif over.grows:
-            devices = int(value) * (base.cluster.node if over.key == "nodes" else 1)
+            devices = value * (base.cluster.node if over.key == "nodes" else 1)
             batch = base.batch * value / over.values[0] if weak else base.batch
             yield value, replace(base, cluster=sized(devices), batch=round(batch))
-        else:
-            link = _link(base.cluster, over.name) if over.key == "bandwidth" else ""
-            yield value, replace(base, cluster=scaled(base.cluster, over.key, value, link))
 
 
 def _with_context(model: Model, context: int) -> Model:
@@ -168,16 +152,6 @@ def _with_context(model: Model, context: int) -> Model:
         raise UsageError("the samples of this kind of model have no context to vary", where="--sweep",
                          fix="--sweep global_batch=32..1024, or a model of kind gpt or moe", code="C04")  # fmt: skip
     return replace(model, context=context)
-
-
-def _link(cluster: Cluster, name: str) -> str:
-    known = tuple(link.name for link in cluster.links)
-    if not known:
-        raise UsageError("one device has no links", where="--sweep", fix="a larger --cluster", code="C04")
-    if name and name not in known:
-        what = f"--sweep bandwidth.{name}: no such link{meant(name, known)}"
-        raise UsageError(what, where="--sweep", fix=f"one of: {' '.join(known)}", code="C04")
-    return name or known[-1]
 
 
 def _nothing(space: Space, nearest: Answer | None) -> str:
@@ -219,7 +193,7 @@ def told(study: Sweep) -> Told:
     """A plain row for each point, of which JSON, table and picture are made, and where it breaks."""
     (at, says), key = breaks(study), study.axis.key
     facts = {
-        "key": key + (f".{study.axis.name}" if study.axis.name else ""),
+        "key": key,
         "weak": study.weak,
         "points": [_row(point) for point in study.points],
         "breaks_at": at.value if at else None,
@@ -233,7 +207,7 @@ def told(study: Sweep) -> Told:
         ("varied", key + (kind if study.axis.grows else "")),
     ]
     columns = (
-        Column(key, "value", study.axis.said), Column("batch", "global_batch", many),
+        Column(key, "value", many), Column("batch", "global_batch", many),
         Column("step s", "step_s", figure),
         Column("tokens/s", "tokens_per_s", many),
         Column("efficiency" if study.axis.grows else "speed", "efficiency", share), Column("MFU", "mfu", share),
