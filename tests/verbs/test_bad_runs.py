@@ -51,5 +51,13 @@ def test_from_an_older_checkpoint_the_same_steps_are_made_again(place: Place) ->
     assert verify_folder(Path(run, "checkpoints/step-000004")) == []
 
 
+def test_a_report_says_what_it_could_not_read(place: Place) -> None:
+    run = place.finished_copy()
+    with Path(run, "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 5, "lo')
+    answer = place.call("report", run)
+    assert answer.code == 0 and "note  metrics.jsonl has 1 damaged line, left out\n" in answer.err
+
+
 def test_names_are_unique() -> None:
     assert len({bad.name for bad in PLAYED}) == len(PLAYED) and set(SOME) <= {bad.name for bad in PLAYED}

@@ -147,5 +147,8 @@ def test_torchrun_says_once_what_a_rank_raised(tmp_path: Path) -> None:
         : done.err.index("ChildFailedError")
     ]  # from there on torchrun tells it again, in its own way
     assert ours.count("the tokens ran out\n") == 1
+    assert ours.count("Traceback (your lines") == 1
+    root = done.err[done.err.index("Root Cause") :]
+    assert "rank      : 1 (local_rank: 1)" in root and "model.py:" in root and " in raises\n" in root
     (run,) = jobs.runs_of(place)
     assert jobs.error_of(run)["what"] == "ValueError: the tokens ran out"
