@@ -7,10 +7,12 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.predict import calibration, here, parts_of, predict
+from unisono.planner.predict import as_json, calibration, here, parts_of, predict
 from unisono.planner.price import price
 from unisono.planner.stack import stack
+from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
+from unisono.spec.workload import Product, Workload, WorkPart
 
 PLANS = ("dp=1", "dp=2", "shard=2 zero=2", "shard=2 zero=3", "tp=2", "pp=2", "dp=2 pp=4", "dp=2 shard=2 tp=2")
 MEASURED = 'like = "laptop"\n[device]\nlike = "cpu"\nreserved_gb = { value = 0.5, origin = "measured here", source = "" }\n'
@@ -57,3 +59,14 @@ def test_the_machines_own_file_comes_first_and_a_wrong_one_is_told(tmp_path: Pat
     calibration(environ).write_text("nodes = many\n")
     with pytest.raises(UsageError):
         here(environ)
+
+
+def test_an_error_is_told_for_models_alone_whose_prices_were_held_beside_measurements() -> None:
+    part = WorkPart("part", 100, 200, 10, 10, products=(Product(1, 10, 10),), moved=30, kernels=3)
+    network = Network(Workload((part, part, part)))
+    for model, is_known in ((gpt(2, 2, 32, 16), True), (network, False)):
+        got = predict(
+            model, Plan.parse("dp=2"), cluster("laptop"), stack("plain-cpu"), micro_batch=1, micros=1
+        )
+        assert (got.error is not None) == is_known
+        assert (as_json(got, True)["error_pct"] is not None) == is_known

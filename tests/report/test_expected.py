@@ -84,7 +84,7 @@ def test_page_and_picture_show_it(tmp_path: Path) -> None:
         {},
         {"parts": 3},
         {"parts": {"compute": "long"}},
-        TOLD | {"error_pct": None},
+        TOLD | {"error_pct": "some"},
         TOLD | {"mem_mib": "much"},
     ],
 )

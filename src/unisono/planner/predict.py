@@ -10,6 +10,7 @@ from unisono.planner import clusters
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.price import Price
 from unisono.planner.priced import Model, price, verdict
+from unisono.planner.simulate import Question
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
 from unisono.planner.trust import trust
@@ -25,7 +26,7 @@ class Prediction:
 
     cluster: str
     stack: str
-    error: float
+    error: float | None
     parts: Mapping[str, float]
     mem_mib: float
 
@@ -42,7 +43,8 @@ def predict(
     seconds = price(model, plan, cluster, stack, **sizes)
     memory = verdict(model, plan, stack, cluster, **sizes).memory
     mem_mib = (memory.total + cluster.device.reserved) / MIB
-    error = trust(model, plan, cluster, stack).error
+    known = Question(model, plan, cluster, stack, micro_batch, micros).known
+    error = trust(model, plan, cluster, stack).error if known else None
     return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib)
 
 
@@ -65,7 +67,7 @@ def as_json(prediction: Prediction, calibrated: bool) -> dict[str, Any]:
         "cluster": prediction.cluster,
         "stack": prediction.stack,
         "calibrated": calibrated,
-        "error_pct": 100.0 * prediction.error,
+        "error_pct": None if prediction.error is None else 100.0 * prediction.error,
         "step_s": prediction.step,
         "parts": dict(prediction.parts),
         "mem_mib": prediction.mem_mib,

@@ -118,8 +118,9 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
+    plans = [like(mesh, schedule=name) for name in axes.schedules]
     blocks = {
-        covers(own := like(mesh, schedule=name)): blocks_by(bench, own, axes) for name in axes.schedules
+        which: blocks_by(bench, own, axes) for which, own in {covers(own): own for own in plans}.items()
     }
     first = share_by(bench, mesh, axes, 0)
     shown = _shown(bench, mesh, axes, ways, first)
@@ -131,7 +132,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
-        each = blocks[covers(like(mesh, schedule=name))]
+        each = blocks[covers(plans[at])]
         whole = line(name, mesh.pp, micros, works(at, each), each.send)
         once = np.array(
             [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]

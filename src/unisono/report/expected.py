@@ -54,12 +54,13 @@ class ExpectedPart:
 
 @dataclass(frozen=True)
 class Beside:
-    """Prediction and measurement of a run; memory in MiB, measured None where nothing comparable was."""
+    """Prediction and measurement of a run; memory in MiB, measured None where nothing comparable was. error: relative;
+    None where no price of such a model was ever held beside a measurement."""
 
     lines: tuple[ExpectedPart, ...]
     cluster: str
     calibrated: bool
-    error: float
+    error: float | None
     mem_predicted: float
     mem_measured: float | None
 
@@ -79,8 +80,9 @@ class Beside:
                 f"Nobody has measured this machine. The built-in cluster {self.cluster} would take"
                 f" {words.seconds(self.predicted)} a step; this run took {words.seconds(self.measured)}."
             )
+        within = "" if self.error is None else f" ± {percent(self.error)}"
         return (
-            f"Predicted {words.seconds(self.predicted)} ± {percent(self.error)} a step, measured "
+            f"Predicted {words.seconds(self.predicted)}{within} a step, measured "
             f"{words.seconds(self.measured)}: the prediction is {apart(self.predicted, self.measured)}."
         )
 
@@ -88,7 +90,10 @@ class Beside:
     def trust(self) -> str:
         """Where the prediction comes from, and how to get a better one."""
         if self.calibrated:
-            return f"The prices were measured on this machine ({self.cluster})."
+            unsure = (
+                "" if self.error is not None else " Those of this kind of model were never held beside any."
+            )
+            return f"The prices were measured on this machine ({self.cluster}).{unsure}"
         return (
             "unisono calibrate measures this machine; until then the prices are another's, and their memory is without"
             " what Python and torch hold."
@@ -100,7 +105,8 @@ def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
     told, parts = run.prediction, run.prediction.get("parts")
     if not found or not isinstance(parts, dict) or not all(words.is_number(v) for v in parts.values()):
         return None
-    if not all(words.is_number(told.get(key)) for key in ("error_pct", "mem_mib")):
+    error = told.get("error_pct")
+    if not words.is_number(told.get("mem_mib")) or not (error is None or words.is_number(error)):
         return None
     known = {part: float(s) for part, s in parts.items() if part in _NAMES or str(part).startswith("comm ")}
     measured = _measured(run, found)
@@ -122,7 +128,7 @@ def beside(run: RunRecord, found: Sequence[TimeShares]) -> Beside | None:
         lines,
         str(told.get("cluster", "")),
         told.get("calibrated") is True,
-        told["error_pct"] / 100,
+        None if error is None else error / 100,
         float(told["mem_mib"]),
         max(sizes) if sizes and on_host else None,
     )
