@@ -2,8 +2,8 @@
 
     two steps in a row from the plan's own state, over the end of an epoch
     validation
-    a save, written while the next step is made
-    everything forgotten, read back from that save, and the next step again
+    a save in the background, while everything is forgotten
+    all of it read back from that save
 
 Each part is the one that `train` uses. Ranks write down what they met as JSON; the saved checkpoint is the state.
 """
@@ -40,16 +40,16 @@ BATCHES = 2  # of validation
 class Met:
     """What one rank met.
 
-    steps: loss, norm and rate of each, with the leaves it read: those in a row, the one beside the save, and that one
-    again after the resume. validation: loss and metrics. apart: tensors that the resumed step leaves otherwise. Where
-    there is one device, bare: the validation loss by the bare modules; epochs: what is wrong with the samples' order.
+    steps: loss, norm and rate of each step in a row, with the leaves it read. validation: loss and metrics. resumed:
+    what is not as it was before everything was read back. Where there is one device, bare: the validation loss by the
+    bare modules; epochs: what is wrong with the samples' order.
     """
 
     steps: list[dict[str, Any]] = field(default_factory=list)
     validation: dict[str, float] = field(default_factory=dict)
     bare: float | None = None
     epochs: str = ""
-    apart: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +88,29 @@ def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, fol
     corpus = replace(corpus, train=Thinned(corpus.train, count))
     feed, validation = feeds(recipe, resolved.plan, corpus, place.device)
     told.steps += _made(run, feed, first + ROW)
-    _validate(run, resolved, validation, told)
-    saver = Saver(folder, place.rank, place.world, token="stretch")
-    saver.save(run.step, [*pieces_of(run), *kept_of(run)], {"step": run.step}, blocking=False)
-    told.steps += _made(run, feed, first + ROW + 1)
-    after = [box.tensor.clone() for box in pieces_of(run)]
-    saver.wait()
-    run.mesh.world.barrier()
-    for box in pieces_of(run):
-        box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
-    run.step = -1
-    restore(run, saved_by(folder, first))
-    told.steps += _made(run, feeds(recipe, resolved.plan, corpus, place.device)[0], first + ROW + 1)
-    pairs = zip(pieces_of(run), after, strict=True)
-    told.apart = list(dict.fromkeys(box.name for box, old in pairs if not torch.equal(box.tensor, old)))
+    if run.step == first + ROW:  # else a number was not finite, which is what will be told
+        _validate(run, resolved, validation, told)
+        told.resumed = _forget_and_resume(run, resolved, place, corpus, folder)
     if place.world == 1:
         told.epochs = _odd_epochs(recipe.seed, batch, resolved.batch.micro_batch)
     (folder / f"told-{place.rank}.json").write_text(json.dumps([getattr(told, n) for n in Met.__slots__]))
+
+
+def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> list[str]:
+    """What is not as it was, in words."""
+    own = (resolved.recipe, resolved.plan, corpus, place.device)
+    before, saver = _going_on(run, feeds(*own)[0]), Saver(folder, place.rank, place.world, token="stretch")
+    first = run.step - ROW
+    saver.save(run.step, [*pieces_of(run), *kept_of(run)], {"step": run.step}, blocking=False)
+    for box in pieces_of(run):
+        box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
+    run.step = -1
+    run.mesh.world.barrier()  # ranks on threads: all have begun to save before one waits for the others' files
+    saver.wait()
+    run.mesh.world.barrier()
+    restore(run, saved_by(folder, first))
+    after = _going_on(run, feeds(*own)[0])
+    return [what for what, was in before.items() if not _same(after[what], was)]
 
 
 def saved_by(folder: Path, first: int) -> Path:
@@ -123,6 +129,18 @@ def _made(run: Run, feed: Feed, until: int) -> list[dict[str, Any]]:
         {"step": r.step, "loss": r.loss, "norm": r.norm, "lr": r.lr, "read": noting.read}
         for r in train(run, noting, until)
     ]
+
+
+def _going_on(run: Run, feed: Feed) -> dict[str, Any]:
+    """What the next step would begin with, in words → a copy."""
+    noting, step = Noting(feed), max(0, run.step)
+    noting.fetch(step, run.leaves)
+    pieces = {box.name: box.tensor.clone() for box in pieces_of(run)}
+    return {"step": run.step, "learning rate": run.update.rate(step), "samples": noting.read, **pieces}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
 
 
 def _validate(run: Run, resolved: Resolved, feed: Any, told: Met) -> None:
