@@ -27,5 +27,6 @@ class ExportVerb(Verb):
         from unisono.train import export
 
         result = export.run(run, to=args.to, out=out)
+        call.settings.note(f"from {result['checkpoint']}")
         call.settings.say(str(out))
         return result
