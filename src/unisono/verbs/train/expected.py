@@ -10,6 +10,9 @@ from unisono.plan import Plan
 from unisono.plan.checks import batch_of
 from unisono.spec.errors import Infeasible, UsageError
 
+_SHARED = 512.0
+"""MiB of a rank that may be Python's and torch's own, which forked ranks share."""
+
 
 def expected(recipe: Recipe, plan: Plan, environ: Mapping[str, str]) -> str | None:
     """The text of `prediction.json` for a resolved recipe and plan; None for a model that cannot be priced."""
@@ -39,7 +42,8 @@ def require_room(prediction: str | None, ranks: int) -> None:
     """Raises Infeasible where the ranks together would need more than twice the memory of this host: the kernel would
     end them minutes later, or another program for them. Where there are GPUs, the ranks' memory is theirs."""
     told = json.loads(prediction or "{}")
-    need = told.get("mem_mib", 0.0) * ranks / 1024
+    own = max(0.0, told.get("mem_mib", 0.0) - _SHARED)
+    need = own * ranks / 1024
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if need > 2 * have and not Path("/dev/nvidiactl").exists():
         raise Infeasible(
