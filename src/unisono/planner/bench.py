@@ -55,6 +55,7 @@ class Memo:
     kept: dict[Any, Kept] = field(default_factory=dict)
     shares: dict[Any, RowShare] = field(default_factory=dict)
     held: dict[Any, Array] = field(default_factory=dict)
+    layouts: dict[Any, tuple[tuple[float, float, float, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +176,17 @@ def held_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> Array:
 
 def layout_of(bench: SearchShared, mesh: Plan, schedule: str) -> tuple[tuple[float, float, float, int], ...]:
     """Kinds of rows: (blocks, share of the stem, of the head, how many such rows)."""
+    known, key = bench.memo.layouts, (schedule, mesh.pp)
+    if key in known:
+        return known[key]
     layers = rows_of(bench.model, schedule, mesh.pp, bench.stack.balanced)
     stems, heads = ends(schedule, mesh.pp)
     kinds: dict[tuple[float, float, float], int] = {}
     for row, count in enumerate(layers):
         kind = (count, (row in stems) / len(stems), (row in heads) / len(heads))
         kinds[kind] = kinds.get(kind, 0) + 1
-    return tuple((*kind, many) for kind, many in kinds.items())
+    known[key] = tuple((*kind, many) for kind, many in kinds.items())
+    return known[key]
 
 
 def blocks_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Blocks:
