@@ -128,7 +128,8 @@ class Lookout:
         turn = 0
         try:
             self._first = json.loads(self._store.get("lookout/who/0"))
-            while not self._over.wait(self._period() / 2):
+            rest = min(1.5, self._world / 1000)  # one store hears them all
+            while not self._over.wait(self._period() / 2 + rest):
                 alarm = f"lookout/{turn}/alarm"
                 if self._stuck:
                     self._store.compare_set(alarm, "", json.dumps([self._rank, self._stuck]))
