@@ -142,8 +142,8 @@ class Reading:
             target = getattr(node, "_saved_target", None)
             terms = self._samples if target is None else math.prod(target.shape)
             total = getattr(node, "_saved_total_weight", None)
-            plain = total is None or target is None or self._same_for_all(node, target)
-            counted = terms if plain else float(total)
+            plain = target is None or (total is not None and self._same_for_all(node, target))
+            counted = terms if plain or total is None else float(total)
             return Reduction(own == SUMMED, terms, counted, False)
         if kind not in ("Mean", "Sum") or own is not None:
             return None

@@ -49,16 +49,38 @@ def state_of(text: str) -> Tensor:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
+# Of torch's (CPU), Python's and NumPy's generators: what reads the state, sets it, and seeds.
+_GET: tuple[Callable[[], Any], ...] = (
+    torch.get_rng_state,
+    random.getstate,
+    lambda: np.random.get_state(legacy=False),
+)
+_SET: tuple[Callable[[Any], object], ...] = (torch.set_rng_state, random.setstate, np.random.set_state)
+_SEED: tuple[Callable[[int], object], ...] = (
+    torch.default_generator.manual_seed,
+    random.seed,
+    lambda seed: np.random.seed(seed & 0xFFFFFFFF),
+)
+
+
 @contextmanager
-def kept() -> Iterator[None]:
+def kept() -> Iterator[tuple[Any, ...]]:
     """Put all three generators back as they were."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    before = tuple(get() for get in _GET)
     try:
-        yield
+        yield before
     finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+        for put, state in zip(_SET, before, strict=True):
+            put(state)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):  # NumPy's
+        mine, other = a["state"], b["state"]
+        return mine["pos"] == other["pos"] and np.array_equal(mine["key"], other["key"])
+    return a == b
 
 
 class Streams:
@@ -144,6 +166,7 @@ class BySample(Dataset):
 
     def __init__(self, data: Any) -> None:
         self.data = data
+        self._drawn: list[int] = []  # generators, by their place above
 
     def __len__(self) -> int:
         return len(self.data)
@@ -154,15 +177,24 @@ class BySample(Dataset):
         return getattr(self.data, name)
 
     def __getitems__(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
-        several = getattr(self.data, "__getitems__", None)
-        with kept():
-            return [self._one(index, seed, several) for index, seed in keys]
+        """Only generators that were seen to be drawn from are seeded; samples in which one was for the first time are
+        fetched again."""
+        with kept() as before:
+            rows = self._fetched(keys)
+            unseen = [i for i in range(len(_GET)) if i not in self._drawn]
+            drawn = [i for i in unseen if not _same(_GET[i](), before[i])]
+            self._drawn += drawn
+            return self._fetched(keys) if drawn else rows
 
-    def _one(self, index: Any, seed: int, several: Callable[[list[Any]], list[Any]] | None) -> Any:
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        return several([index])[0] if several else self.data[index]
+    def _fetched(self, keys: Sequence[tuple[Any, int]]) -> list[Any]:
+        several, rows = getattr(self.data, "__getitems__", None), []
+        if several and not self._drawn:
+            return several([index for index, _ in keys])
+        for index, seed in keys:
+            for i in self._drawn:
+                _SEED[i](seed)
+            rows.append(several([index])[0] if several else self.data[index])
+        return rows
 
 
 def draws(data: Any) -> bool:
