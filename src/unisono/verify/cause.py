@@ -225,7 +225,9 @@ def _gradient(case: Case) -> Cause:
 
 def _received(case: Case, names: Sequence[str]) -> Cause | None:
     """Wrong in no pattern, behind a boundary between stages, though every loss is right."""
-    stages = sorted({part.at["pp"] for name in names for part in case.seen.parts.get(f"raw/{name}", ())})
+    tied = {*case.owners, *case.owners.values()}  # two stages hold them, and one that is wrong makes both so
+    own = [name for name in names if name not in tied]
+    stages = sorted({part.at["pp"] for name in own for part in case.seen.parts.get(f"raw/{name}", ())})
     if case.plan.pp == 1 or not stages or not stages[-1]:
         return None
     text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward of stage {stages[-1]}"
