@@ -54,7 +54,7 @@ def go_wrong() -> None:
         while True:  # busy
             pass  # busy
     elif WHAT == "held":
-        sorted(range(200_000_000), key=lambda n: -n)  # held
+        sum(range(10**11))  # held
     elif WHAT == "barrier":
         dist.barrier()  # barrier
     elif WHAT == "reduce":
