@@ -134,7 +134,6 @@ def asked(draw: st.DrawFn) -> Question:
     plan = Plan(
         tp=tp, cp=cp, shard=shard, dp=dp, pp=pp, ep=ep, zero=draw(st.sampled_from([1, 2, 3])), precision="bf16",
         cp_kind=draw(st.sampled_from(["ring", "ulysses"])), recompute=draw(st.sampled_from(["none", "full"])),
-        collective=draw(st.sampled_from(["auto", "hierarchical", "halving_doubling", "torus"])),
         schedule=draw(st.sampled_from(["1f1b", "zb1p"])),
     )  # fmt: skip
     kind = draw(st.sampled_from(TOPOLOGIES))
@@ -178,7 +177,7 @@ def test_on_one_flat_level_every_order_costs_the_same(ask: Question, order: list
 def test_two_axes_on_two_levels_by_hand() -> None:
     """Two devices in a node at 100 GB/s and 1 us, four nodes at 10 GB/s and 10 us."""
     where, made = two_levels(2, 8, 10.0), stack("plain")
-    plan = Plan.parse("tp=2 dp=4 precision=bf16 collective=ring")
+    plan = Plan.parse("tp=2 dp=4 precision=bf16")
     inside = price(DENSE, plan, where, made, micro_batch=1, micros=1).comm
     turned = replace(where, order=orders.read("dp,tp"))
     across = price(DENSE, plan, turned, made, micro_batch=1, micros=1).comm
