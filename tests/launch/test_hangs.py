@@ -111,6 +111,7 @@ def test_who_does_not_wait_is_the_culprit_before_any_who_does() -> None:
         error = verdict.hang([*others, Stand(1, state, "here", place="b.py:2 in f")], 30)
         assert (error.rank, error.code, error.where, error.exit) == (1, "H01", "b.py:2 in f", 6)
         assert "ranks 0, 2 wait in x" in error.what and "ranks 0, 2 at a.py:1 in main" in error.likely
+        assert ("it may take so long" in error.fix) == (state in ("runs", "silent")), "more time is no remedy"
 
 
 def test_of_two_that_run_the_one_that_stands_still_is_named_first() -> None:

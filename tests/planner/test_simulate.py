@@ -91,6 +91,31 @@ def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--demo", "--dry-run"]) == 0
 
 
+@pytest.mark.parametrize("verb", ["simulate", "plan"])
+def test_a_small_network_is_told_in_units_that_show_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of a millisecond with 0.0000 s a part, 0 MiB, and tokens of pictures are no answers."""
+    assert main([verb, "--model.kind", "mlp", "--data.source", "digits", "--cluster", "laptop"]) == 0
+    page = capsys.readouterr().out
+    assert "samples/s" in page and "tokens/s" not in page
+    assert " 0 MiB" not in page and "KiB" in page and "0.0000" not in page
+
+
+def test_what_is_far_too_large_is_said_in_tebibytes(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [
+        "--model.n_layer",
+        "96",
+        "--model.n_head",
+        "96",
+        "--model.d_model",
+        "12288",
+        "--model.vocab",
+        "51200",
+    ]
+    assert main(["simulate", *sizes, "--cluster", "dgx-h100", "--plan", "dp=1"]) == 5
+    said = capsys.readouterr().err
+    assert "TiB" in said and "e+0" not in said
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

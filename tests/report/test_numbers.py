@@ -149,6 +149,22 @@ def test_a_step_done_again_counts_as_it_was_done_last(tmp_path: Path) -> None:
     assert [record["loss"] for record in collect(tmp_path).steps] == [5.0, 4.5]
 
 
+def test_a_run_resumed_under_another_plan_is_measured_by_the_steps_since(tmp_path: Path) -> None:
+    """Else bytes that no step ever sent, and times of the old plan beside the price of the new one."""
+    folder = write_run(tmp_path / "run", dp=2, pp=2, steps=20)
+    with (folder / "events/rank0.jsonl").open("a") as events:
+        events.write('{"kind":"info","rank":0,"host":"laptop","coords":{"pp":0,"dp":0}}\n')
+    assert len(collect(folder).ranks) == 4, "it has not made a step yet"
+    line = '{"kind":"step","step":%d,"rank":0,"time":{"forward":0.5},"bytes":{"tp.send":7}}\n'
+    with (folder / "events/rank0.jsonl").open("a") as events:
+        events.writelines(line % step for step in range(20, 24))
+    run = collect(folder)
+    assert [facts.rank for facts in run.ranks] == [0] and not run.ranks[0].place
+    assert [share.wall for share in analyse.shares(run)] == [0.5]
+    assert analyse.bytes_table(run) == [("tp", "send", 7.0)]
+    assert len(run.steps) == 20, "the curves show all of it"
+
+
 def test_validations_come_from_metrics_and_summary(tmp_path: Path) -> None:
     lines = [
         {"step": 1, "loss": 5.0},

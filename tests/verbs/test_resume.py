@@ -17,6 +17,7 @@ import pytest
 
 from tests.verbs import jobs
 from tests.verbs.jobs import Done, checkpoints, losses, started, unisono
+from unisono import cli
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -134,6 +135,17 @@ def test_another_seed_is_refused_and_changes_nothing(in_float64: Pair, tmp_path:
     assert done.code == done.object["exit"] == 2 and done.left == ()
     assert done.block.startswith("error U-K05  the run was begun with seed = 0, not 5")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_of_no_steps_is_told_how_to_make_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.resolved.toml").write_text(
+        'name = "tiny"\n[model]\nkind = "gpt"\n[train]\nsteps = 0\n'
+    )
+    (tmp_path / "summary.json").write_text('{"steps": 0}')
+    assert cli.main(["train", "--resume", str(tmp_path)]) == 0
+    assert "--train.steps 100 would go on" in capsys.readouterr().err
 
 
 def test_a_finished_run_has_nothing_left_to_do(in_float64: Pair) -> None:

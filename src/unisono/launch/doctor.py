@@ -17,7 +17,6 @@ import psutil
 from unisono.launch.nursery import Nursery
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError
-from unisono.spec.words import count
 
 GIB = 1 << 30
 TORCH = (2, 13)
@@ -212,7 +211,7 @@ def judge(outcome: Outcome) -> list[Check]:
     if not said["right"]:
         return [Check("all-reduce", False, "a wrong sum", "this machine computes wrongly: test its memory")]
     speed = 4 * (4 << 20) / (said["large_ms"] / 1e3)
-    detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {count(speed)}B/s for 16 MiB"
+    detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {speed / 1e6:.3g} MB/s for 16 MiB"
     checks = [Check("all-reduce", True, detail)]
     if said["gpus"]:
         checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, {said['software']}"))

@@ -165,6 +165,14 @@ _WHY = {
     "waits": "it made a call that the others did not make, or missed one; all ranks make the same calls in one order",
 }
 
+_LONGER = "a longer launch.timeout (library: unisono.init(timeout=...)) if it may take so long"
+_FIX = {
+    "gone": "read what it printed last, or what the kernel says of it (dmesg)",
+    "stopped": "kill -CONT it in time; for a debugger, a longer launch.timeout (library: unisono.init(timeout=...))",
+    "ended": "look at the line above on that rank",
+    "waits": "look at the line above on that rank",
+}
+
 
 def hang(stands: Sequence[Stand], seconds: float) -> HangError:
     """The error for ranks that wait for each other since `seconds`: the one whose fault it is, and what others do."""
@@ -184,12 +192,11 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
         place: listed([one.rank for one in rest if one.place == place]) for place in (o.place for o in rest)
     }
     seen = "".join(f"; {ranks} at {place}" for place, ranks in list(places.items())[:3])
-    longer = "a longer launch.timeout (library: unisono.init(timeout=...)) if it may take so long"
     return HangError(
         f"{what}; {others}" if others else what,
         where=first.place,
         likely=_WHY[first.state] + seen,
-        fix="look at the line above on that rank" if first.state in ("waits", "ended") else longer,
+        fix=_FIX.get(first.state, _LONGER),
         rank=first.rank,
         host=first.host,
         code="H02" if first.state in ("waits", "ended") else "H01",

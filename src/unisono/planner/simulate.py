@@ -17,7 +17,7 @@ from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import with_waits
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible
-from unisono.spec.words import mebibytes, seconds
+from unisono.spec.words import nbytes, seconds
 
 GIB = 2.0**30
 
@@ -169,10 +169,10 @@ def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | 
     ask, memory = answer.question, answer.verdict.memory
     device, remedy = ask.cluster.of_row(answer.verdict.row).device.name, _remedy(ask, priced or simulate)
     parts = sorted(gib(memory).items(), key=lambda part: -part[1])
-    largest = ", ".join(f"{name} {_size(size * GIB)}" for name, size in parts if name != "total" and size)
+    largest = ", ".join(f"{name} {nbytes(size * GIB)}" for name, size in parts if name != "total" and size)
     raise DoesNotFit(
-        f"the plan needs {_size(memory.total)}, {device} has {_size(answer.verdict.capacity)}:"
-        f" short by {_size(answer.verdict.short)}",
+        f"the plan needs {nbytes(memory.total)}, {device} has {nbytes(answer.verdict.capacity)}:"
+        f" short by {nbytes(answer.verdict.short)}",
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
         likely=largest,
@@ -190,13 +190,13 @@ def _remedy(ask: Question, priced: Callable[[Question], Answer | None]) -> str:
     fitting = [(said, answer) for said, answer in tried if answer.verdict.fits]
     if fitting:
         said, best = min(fitting, key=lambda pair: pair[1].price.step)
-        return f"{said}: {_size(best.verdict.memory.total)}, {seconds(best.price.step)} a step"
+        return f"{said}: {nbytes(best.verdict.memory.total)}, {seconds(best.price.step)} a step"
     if not tried:
         return "more devices, and with them a greater shard, tp or pp"
     said, least = min(tried, key=lambda pair: pair[1].verdict.short)
     return (
         f"more devices, and with them a greater shard, tp or pp; {said} alone is still"
-        f" {_size(least.verdict.short)} short"
+        f" {nbytes(least.verdict.short)} short"
     )
 
 
@@ -220,7 +220,3 @@ def _as_played(ask: Question, got: Price) -> Price:
 def gib(memory: Memory) -> dict[str, float]:
     parts = ("params", "grads", "optim", "activations", "communication", "slack", "total")
     return {name: getattr(memory, name) / GIB for name in parts}
-
-
-def _size(nbytes: float) -> str:
-    return mebibytes(nbytes / 2**20)

@@ -52,8 +52,8 @@ def lines(said: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def size(value: float) -> str:
-    """Bytes, in MiB where GiB would read as 0.0."""
-    return words.mebibytes(value / 2**20)
+    """Bytes as people read them: `640 KiB`, `61.3 GiB`, `27.1 TiB`."""
+    return words.nbytes(value)
 
 
 def share(value: float) -> str:
@@ -238,14 +238,18 @@ def _where(ask: Question) -> str:
     return f"{ask.cluster.name}: {every} {device.name}, priced as the software stack {ask.stack.name} runs"
 
 
+def rate(answer: Answer) -> str:
+    """`226,243 tokens/s`; samples of what has no tokens."""
+    return f"{many(answer.rate)} {'tokens' if answer.question.model.context > 1 else 'samples'}/s"
+
+
 def summary(answer: Answer) -> list[tuple[str, str]]:
     """The first lines of a page: memory, speed, and how far both may be trusted."""
     ask, verdict = answer.question, answer.verdict
-    unit = "tokens" if ask.model.context > 1 else "samples"
     row = f" (pipeline row {verdict.row})" if ask.plan.pp > 1 else ""
     return [
         ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}"),
-        ("speed", f"{words.seconds(answer.price.step)} a step, {many(answer.rate)} {unit}/s, MFU {share(answer.mfu)},"
+        ("speed", f"{words.seconds(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
                   f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
         *errors(answer),
         *slow_precision(ask),
@@ -307,7 +311,8 @@ def drawn(steps: Sequence[Row], got: Price) -> list[str]:
         }
         for row in steps
     ]
-    columns = (Column("where a step goes", "what"), Column("s", "seconds", lambda s: f"{s:.4f}"),
+    unit, many_of = ("s", 1.0) if got.step >= 0.1 else ("ms", 1e3)
+    columns = (Column("where a step goes", "what"), Column(unit, "seconds", lambda s: f"{s * many_of:.4f}"),
                Column("", "share", share), Column("", "bar"))  # fmt: skip
     return table(columns, rows)
 

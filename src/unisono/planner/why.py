@@ -15,6 +15,7 @@ from unisono.planner.tell import (
     losses,
     many,
     more_than,
+    rate,
     share,
     shared_out,
     size,
@@ -98,7 +99,7 @@ def told(found: Ranking, more: str = "") -> Told:
         alike = len({row["devices"] for row in front}) == 1
         hidden = {"devices", "device_s"} if alike else set[str]()
         hidden |= {"cost"} if front[0]["cost"] is None else set[str]()
-        text += ["", "less memory for more time: nothing is better than one of these in all"]
+        text += ["", "less memory for more time: no plan is both faster and smaller than one of these"]
         text += table([column for column in _FRONT if column.key not in hidden], few)
     return facts, "\n".join(text)
 
@@ -107,7 +108,7 @@ def _about(answer: Answer) -> list[str]:
     verdict = answer.verdict
     said = [
         f"{size(verdict.memory.total)} of {size(verdict.capacity)}, {seconds(answer.price.step)} a step,"
-        f" {many(answer.rate)} tokens/s, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
+        f" {rate(answer)}, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
     ]
     if answer.question.steps:
         said.append(f"{lasting(86400 * answer.days)} for {answer.question.steps:,} steps")

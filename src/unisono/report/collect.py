@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one rank wrote of itself: its place, and per step `time` (seconds), `bytes` and `mem_mib`."""
+    """What one rank wrote since the run was last started or resumed: its place, and per step `time` (seconds), `bytes`
+    and `mem_mib`. What an earlier plan took would be no measure of this one."""
 
     rank: int
     host: str = ""
@@ -51,6 +52,12 @@ class RunRecord:
     @property
     def name(self) -> str:
         return str(self.config.get("name") or self.summary.get("name") or self.folder.parent.name or "run")
+
+    @property
+    def recent(self) -> Sequence[Record]:
+        """The steps since the run was last started or resumed, as far as its ranks tell."""
+        first = min((facts.steps[0]["step"] for facts in self.ranks if facts.steps), default=0)
+        return [record for record in self.steps if record["step"] >= first] or self.steps
 
     @property
     def validation(self) -> list[tuple[float, float]]:
@@ -106,7 +113,7 @@ def _metrics(root: Path, missing: list[str]) -> list[Record]:
 
 
 def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
-    found = []
+    found, since = [], 0
     for path in _numbered(root / "events", r"rank(\d+)\.jsonl"):
         label = f"events/{path.name}"
         records, damaged = _try(lambda path=path: read_steps(path), ([], 0), label, missing)
@@ -115,6 +122,7 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
         place = info[-1] if info else {}
         coords = place.get("coords")
         steps = _by_step([r for r in records if r.get("kind") == "step" and isinstance(r.get("time"), dict)])
+        since = since or _begun(records)
         found.append(
             RankFacts(
                 rank=_number(path),
@@ -122,14 +130,26 @@ def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:
                 coords={str(k): int(v) for k, v in coords.items() if _is_int(v)}
                 if isinstance(coords, dict)
                 else {},
-                steps=tuple(steps),
+                steps=tuple(step for step in steps if step["step"] >= since),
             )
         )
+    found = [facts for facts in found if facts.steps or not since]  # an earlier plan may have had more ranks
     used = {axis for facts in found for axis, at in facts.coords.items() if at > 0}
     found = [replace(facts, coords={a: at for a, at in facts.coords.items() if a in used}) for facts in found]
     if not found:
         missing.append("events/ is absent: nothing is known about single ranks")
     return found
+
+
+def _begun(records: list[Record]) -> int:
+    """The first step after the last start; a start, which a line of the kind info is, may have none yet."""
+    first, fresh = 0, True
+    for record in records:
+        if record.get("kind") == "info":
+            fresh = True
+        elif fresh and _is_int(record.get("step")):
+            first, fresh = record["step"], False
+    return first
 
 
 def _traces(root: Path, missing: list[str]) -> list[Trace]:

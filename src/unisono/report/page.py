@@ -55,7 +55,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
 
 def _tiles(run: RunRecord, facts: Analysis) -> str:
     last, shares, validated = run.steps[-1] if run.steps else {}, facts.shares, run.validation
-    speeds = [speed for _, speed in charts.points_of(run.steps[1:] or run.steps, "tokens_per_s")]
+    speeds = [speed for _, speed in charts.points_of(run.recent[1:] or run.recent, "tokens_per_s")]
     tiles = [("loss", words.number(last.get("loss")), "last step")]
     if validated:
         tiles.append(("validation loss", words.number(validated[-1][1]), ""))

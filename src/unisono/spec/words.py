@@ -30,9 +30,9 @@ def seconds(value: float) -> str:
 
 
 def nbytes(value: float) -> str:
-    """`512 B`, `1.2 KiB`, `34 MiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000 or unit == "GiB":
+    """`512 B`, `1.2 KiB`, `34 MiB`, `27.1 TiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1000 or unit == "TiB":
             return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.3g} {unit}"
         value /= 1024
     return ""
@@ -40,7 +40,7 @@ def nbytes(value: float) -> str:
 
 def mebibytes(value: float) -> str:
     """A size in MiB: `310 MiB`, `1.25 GiB`."""
-    return f"{value / 1024:.3g} GiB" if value >= 1000 else f"{value:.0f} MiB"
+    return nbytes(value * 2**20)
 
 
 def count(value: float) -> str:

@@ -42,7 +42,7 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
     if done is not None and place is not None and place.rank:
         return None
     if done is not None:
-        more = f"--train.steps {2 * recipe.train.steps} would go on"
+        more = f"--train.steps {2 * recipe.train.steps or 100} would go on"
         settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
         return done
     if place is None:  # ranks that others started look together: all hear what one of them lacks
