@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,6 +41,14 @@ def _gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True)
+def usual_dtype() -> Iterator[None]:
+    """Ranks on threads may set the dtype of this process as theirs; the next test begins with torch's own."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unisono.comm.mesh import AXES, Shape
 from unisono.plan import Plan
-from unisono.planner.machines.order import USUAL, coordinates, stride
+from unisono.planner.machines.order import USUAL, stride
 
 shapes = st.builds(
     Shape,
@@ -47,7 +47,6 @@ def test_axes_from_outer_to_inner():
 def test_ranks_are_numbered_as_the_planner_prices_them(shape, data):
     plan = Plan(**{axis: getattr(shape, axis) for axis in AXES})
     rank = data.draw(st.integers(0, shape.world - 1))
-    assert shape.coordinates(rank) == coordinates(plan, rank)
     assert tuple(reversed(AXES)) == USUAL
     for axis in AXES:
         peers = shape.peers(rank, [axis])

@@ -17,6 +17,7 @@ ALLOWED = {
     "launch/crossing.py": "what backends say of a rank that left, in their own words",
     "launch/nursery.py": "a variable of the environment, for a process that has no torch yet",
     "launch/rank.py": "a variable of the environment, set before torch looks at devices",
+    "verbs/train/expected.py": "whether GPUs have the memory that is asked for; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }
 CATALOGUES = "planner/"  # devices and links that one can buy, and stacks that run on them

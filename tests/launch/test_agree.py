@@ -146,6 +146,7 @@ def one_rank(
         "run_dir": resume or "run",
         "resume": bool(resume),
         "config_text": "",
+        "checkpoint": "",
     }
     Path("run").mkdir(exist_ok=True)
     try:

@@ -9,6 +9,7 @@ import pytest
 
 from unisono.launch import wire
 from unisono.launch.nursery import Nursery
+from unisono.launch.pace import StepPace
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.supervise import Supervision
 from unisono.spec.errors import UsageError
@@ -47,7 +48,7 @@ def test_a_long_error_before_the_fork_is_told_and_a_long_argument_arrives() -> N
 
 def watched(seat: Seat) -> Supervision:
     control, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Supervision(control, 1, lambda rank, event: None, None, "h", lambda: None, seats=[seat])
+    return Supervision(control, 1, lambda rank, event: None, StepPace(None), "h", lambda: None, seats=[seat])
 
 
 def test_last_words_behind_much_else_are_heard() -> None:
@@ -55,7 +56,9 @@ def test_last_words_behind_much_else_are_heard() -> None:
     store, events, output = theirs
     os.close(output)
     rank = socket.socket(fileno=events)
-    said = b"".join(wire.frame(wire.dumps({"kind": "step", "text": "x" * 1000})) for _ in range(150))
+    said = b"".join(
+        wire.frame(wire.dumps({"kind": "step", "step": 1, "text": "x" * 1000})) for _ in range(150)
+    )
     rank.sendall(said + wire.frame(wire.dumps({"kind": "error", "error": {"what": "why", "echo": False}})))
     rank.close()
     socket.socket(fileno=store).close()

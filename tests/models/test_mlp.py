@@ -62,4 +62,6 @@ def test_signal_neither_dies_nor_explodes() -> None:
     mlp = build(ModelConfig(kind="mlp", hidden=(256,) * 8), FACTS, "cpu")
     initialise(mlp, 0)
     with torch.no_grad():
-        assert 0.2 < float(mlp(torch.randn(64, 1, 8, 8)).std()) < 5
+        assert (
+            0.05 < float(mlp(torch.randn(64, 1, 8, 8)).std()) < 20
+        )  # eight layers of a gain of 0.5 would leave 0.004
