@@ -298,7 +298,7 @@ def _loaded(data: Row, tokens: int) -> str:
         late = words.seconds(data["exposed_s"])
         return f"{needs}; {data['limit']} gives {many(data['gives'])}: {late} of a step are waited for"
     if not data["said"]:
-        return f"{needs}: counted as hidden (--loader-samples-s, --loader-gb-s say what it can)"
+        return f"{needs}: assumed fast enough (--loader-samples-s, --loader-gb-s price a slower one)"
     return f"{needs}; hidden: {data['limit']} gives {many(data['gives'])}"
 
 

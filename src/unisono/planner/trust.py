@@ -71,7 +71,7 @@ def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[st
         return tuple(found)
     if stack.seen is None:
         found.append(
-            f"no run of ours on {cluster.device.name}: the stack {stack.name} has other programs' figures"
+            f"no run of ours on {cluster.device.name}; stack {stack.name} takes the speeds that other programs reached"
         )
     if plan.precision not in HALF:
         found.append(f"{plan.precision} on {cluster.device.name}: all published rows are in half precision")

@@ -81,8 +81,9 @@ def told(found: Ranking, more: str = "") -> Told:
         ("searched", f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit"),
     ]  # fmt: skip
     if counts.priced < counts.searched:
-        head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} whose weights and optimiser are too large,"
-                         f" {counts.dominated:,} that cannot be quicker or smaller than one found"))  # fmt: skip
+        head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} skipped because weights and"
+                         f" optimiser alone do not fit, {counts.dominated:,} because a plan found before is quicker"
+                         " and smaller"))  # fmt: skip
     text = lines(head)
     for place, answer in enumerate(best, 1):
         text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]

@@ -279,8 +279,8 @@ def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...
     notes = [judged["note"]] if judged["note"] else []
     if plan.tp > 1 and judged["unseen"]:
         notes += [
-            f"{judged['unseen']} tokens of the vocabulary do not occur in the steps that were proven, and tp cuts the"
-            " vocabulary: what it makes of those is not shown; more --steps, or data that has them"
+            f"{judged['unseen']} tokens of the vocabulary did not occur in the steps that were proven: their rows of"
+            " the embedding, which tp cuts, are unproven; more --steps, or data that has them"
         ]
     bits = fidelity_of(plan) is Fidelity.EXACT and plan.world > 1 and not member("sync", plan.sync).leafwise
     if bits and recipe.launch.threads_per_rank != 1:
