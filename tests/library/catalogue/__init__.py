@@ -25,12 +25,13 @@ PLANS = {"dp=2": 2, "dp=3": 3, "shard=2": 2, "dp=2 shard=2": 4}
 
 @dataclass(frozen=True)
 class Loop:
-    """verdict, shard: what is expected under `dp`, and under `shard` if that is another. near: how far numbers may be
-    from those of one process, relative to the largest."""
+    """verdict, shard, four: what is expected under `dp`, under `shard` and on four ranks, if that is another. near: how
+    far numbers may be from those of one process, relative to the largest."""
 
     function: Function
     verdict: str
     shard: str
+    four: str
     near: float
 
     @property
@@ -38,12 +39,16 @@ class Loop:
         return self.function.__name__
 
     def expected(self, plan: str) -> str:
+        if PLANS[plan] == 4:
+            return self.four
         return self.shard if "shard" in plan else self.verdict
 
 
-def loop(verdict: str = "equal", *, shard: str = "", near: float = 1e-10) -> Callable[[Function], Loop]:
+def loop(
+    verdict: str = "equal", *, shard: str = "", four: str = "", near: float = 1e-10
+) -> Callable[[Function], Loop]:
     """Marks a function as a loop of the catalogue."""
-    return lambda function: Loop(function, verdict, shard or verdict, near)
+    return lambda function: Loop(function, verdict, shard or verdict, four or shard or verdict, near)
 
 
 def all_loops(models_of_hugging_face: bool = False) -> list[Loop]:
