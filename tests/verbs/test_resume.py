@@ -18,6 +18,7 @@ import pytest
 from tests.verbs import jobs
 from tests.verbs.jobs import Done, checkpoints, losses, started, unisono
 from unisono import cli
+from unisono.verbs.train.folder import finished
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -146,6 +147,17 @@ def test_a_run_of_no_steps_is_told_how_to_make_some(
     (tmp_path / "summary.json").write_text('{"steps": 0}')
     assert cli.main(["train", "--resume", str(tmp_path)]) == 0
     assert "--train.steps 100 would go on" in capsys.readouterr().err
+
+
+def test_a_run_whose_last_checkpoint_is_gone_or_cut_is_not_finished(in_float64: Pair, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(in_float64.whole, run)
+    assert finished(run, STEPS) is not None and finished(run, STEPS + 1) is None
+    file = next((run / "checkpoints" / f"step-{STEPS:06d}").glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1])
+    assert finished(run, STEPS) is None
+    shutil.rmtree(file.parent)
+    assert finished(run, STEPS) is None
 
 
 def test_a_finished_run_has_nothing_left_to_do(in_float64: Pair) -> None:

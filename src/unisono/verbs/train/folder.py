@@ -107,10 +107,22 @@ def _differ(path: Path, text: str) -> bool:
 
 
 def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
-    """The summary of a run that has made `steps` steps already, None if it has not."""
+    """The summary of a run that has made `steps` steps and has the checkpoint of the last; None if it has not."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     done = isinstance(summary, dict) and isinstance(summary.get("steps"), int) and summary["steps"] >= steps
-    return summary if done else None
+    if not done or ("checkpoint" in summary and not _whole(run_dir, str(summary["checkpoint"]))):
+        return None
+    return summary
+
+
+def _whole(run_dir: Path, path: str) -> bool:
+    """Whether a checkpoint's files have the lengths that its manifest says; what is in them is read on going on."""
+    checkpoint = run_dir / "checkpoints" / Path(path).name
+    try:
+        files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
+        return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
