@@ -44,10 +44,10 @@ def from_run(
             fix="a prompt of characters that the data has",
             code="F05",
         ) from None
-    drawn = _draw(
-        _model(folder, recipe, corpus), recipe.model.window, tokens or _first(corpus), length, temperature,
-        recipe.seed if seed is None else seed,
-    )  # fmt: skip
+    model = build_model(recipe.model, facts_of(corpus))
+    _load(model, folder)
+    seed = recipe.seed if seed is None else seed
+    drawn = _draw(model, recipe.model.window, tokens or _first(corpus), length, temperature, seed)
     return {
         "run_dir": str(run_dir),
         "checkpoint": str(folder),
@@ -62,9 +62,10 @@ def sample(
     """The text that ends a run; None for models without text or too large to wait for."""
     if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
         return None
-    model = _model(folder, recipe, corpus)
-    if sum(p.numel() for p in model.parameters()) > LARGEST:
+    model = build_model(recipe.model, facts_of(corpus))
+    if sum(p.numel() for p in model.parameters()) > LARGEST:  # before its weights are read
         return None
+    _load(model, folder)
     tokens = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus)
     return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed))
 
@@ -82,16 +83,15 @@ def _first(corpus: Corpus) -> list[int]:
     return corpus.train.fetch(np.zeros(1, dtype=np.int64))[0][0, :4].tolist()
 
 
-def _model(folder: Path, recipe: Recipe, corpus: Corpus) -> nn.Module:
-    """The whole model with the weights of a checkpoint."""
-    model = build_model(recipe.model, facts_of(corpus))
+def _load(model: nn.Module, folder: Path) -> None:
+    """Gives the whole model the weights of a checkpoint."""
     names = [name for name in tensor_names(folder) if name.startswith("model/")]
     state = {name.removeprefix("model/"): t for name, t in read_full(folder, names).items()}
     model.load_state_dict(state, strict=False, assign=True)
     for alias, owner in model.anatomy.ties:  # type: ignore[union-attr]
         module, _, leaf = alias.rpartition(".")
         setattr(model.get_submodule(module), leaf, model.get_parameter(owner))
-    return model.eval()
+    model.eval()
 
 
 @torch.no_grad()

@@ -70,10 +70,8 @@ class NewVerb(RecipeVerb):
 
 
 def _begun(flags: dict[str, str | None]) -> "Recipe | None":
-    """The demo's recipe, on as many ranks as are asked for, where its kind of model and its data are meant."""
+    """The demo's recipe, unless another kind of model is asked for: then its sizes mean nothing."""
     from unisono.recipes.demo import demo
 
     recipe, _ = demo()
-    if flags.get("model.kind", recipe.model.kind) != recipe.model.kind:
-        return None
-    return recipe
+    return recipe if flags.get("model.kind", recipe.model.kind) == recipe.model.kind else None
