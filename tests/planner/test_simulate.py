@@ -85,7 +85,7 @@ def test_what_ran_is_not_called_too_large(name: str) -> None:
 
 
 def test_the_page_and_the_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--demo"]) == 0
+    assert main(["simulate", "--demo", "--cluster", "laptop"]) == 0
     page = capsys.readouterr().out
     assert "where a step goes" in page and "laptop" in page
     assert main(["simulate", "--demo", "--dry-run"]) == 0

@@ -21,12 +21,17 @@ FLAGS = [("model.kind", "gpt"), ("train.global_batch", "16"), ("model.vocab", "2
 
 @pytest.fixture
 def measured(tmp_path: Path) -> dict[str, str]:
-    path = tmp_path / "unisono" / "cluster.toml"
+    return calibrated(tmp_path)
+
+
+def calibrated(cache: Path) -> dict[str, str]:
+    """The environment of a user whose machine, of HOST's cores, was measured."""
+    path = cache / "unisono" / "cluster.toml"
     path.parent.mkdir()
     path.write_text(
         as_toml(FittedHost(HOST), {"memory": 2e10, "bandwidth": 3e10, "peak fp32": 9e10}, "a test")
     )
-    return {"XDG_CACHE_HOME": str(tmp_path)}
+    return {"XDG_CACHE_HOME": str(cache)}
 
 
 def loaded(plan: str, *more: tuple[str, str]) -> config.Loaded:

@@ -14,6 +14,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.cuts import cut_problem
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
+from unisono.planner.predict import roomy
 from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
@@ -36,6 +37,8 @@ def question(
     Techniques that this version cannot play yet may be priced.
     """
     where = cluster(cluster_name)
+    if where.host is not None and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
+        where = roomy(where, loaded.plan.world)
     made = stack(stack_name or where.stack)
     plan, batch = planned(loaded, where, model)
     ask = simulate.Question(

@@ -13,6 +13,7 @@ from unisono.planner.space import meshes
 from unisono.planner.studies import exactness, orders
 from unisono.planner.tell import size
 from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.words import seconds
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
 
@@ -34,7 +35,7 @@ def run(
         found = search.on_fewer(within, found, objective)
     few = found.best[: _LOOKED if objective == "time" else 1]
     ordered, said = orders.told_of(few, orders.quicker(few))
-    facts, page = why.told(found, said)
+    facts, page = why.told(found, *filter(None, (said, _alone(within, found.best[0]))))
     result = {**facts, **ordered}
     if exact is None:
         return result, page
@@ -42,6 +43,16 @@ def run(
         row["fidelity"] = exactness.judged(answer, within.held.precision).fidelity.name
     keys, text = exactness.told(exact)
     return {**result, **keys}, f"{page}\n{text}"
+
+
+def _alone(within: search.Space, best: Answer) -> str:
+    """A line where one device alone is as quick as the best plan of all: small models on many devices mostly wait."""
+    one = replace(within, cluster=replace(within.cluster, devices=1))
+    found = search.search(one, 1).best if best.question.plan.world > 1 else ()
+    if not found or found[0].price.step > best.price.step:
+        return ""
+    took = seconds(found[0].price.step)
+    return f"one device alone would be quicker: {took} a step under {found[0].question.plan}"
 
 
 def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> Infeasible:

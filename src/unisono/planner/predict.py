@@ -90,8 +90,17 @@ def calibration(environ: Mapping[str, str]) -> Path:
 
 
 def roomy(cluster: Cluster, ranks: int) -> Cluster:
-    """The cluster with room for so many ranks, however few devices it has."""
+    """The cluster with room for so many ranks, however few devices it has. Ranks of a measured host stay on
+    that one host."""
     if ranks <= cluster.devices or not cluster.links:
         return cluster
     last = replace(cluster.links[-1], size=ranks)
-    return replace(cluster, devices=ranks, links=(*cluster.links[:-1], last))
+    wider = replace(cluster, devices=ranks, links=(*cluster.links[:-1], last))
+    if cluster.host is None:
+        return wider
+    return replace(wider, in_node=ranks, loader=replace(cluster.loader, devices=ranks))
+
+
+def of_ranks(cluster: Cluster, ranks: int) -> Cluster:
+    """The cluster with a device for each of so many ranks, no more and no fewer."""
+    return replace(roomy(cluster, ranks), devices=ranks)

@@ -245,10 +245,13 @@ def _played(
             )
         if budget < 0 and len(chosen) >= max(top, 8):
             break
-    keys: Mapping[str, Callable[[Answer], tuple[float, float]]] = {
-        "time": lambda one: (one.price.step, one.verdict.memory.total),
+    keys: Mapping[str, Callable[[Answer], tuple[float, ...]]] = {
+        # Of plans that take equally long, one that computes nothing twice: it needs memory that is there.
+        "time": lambda one: (
+            one.price.step, one.question.plan.recompute != "none", one.verdict.memory.total
+        ),
         "memory": lambda one: (one.verdict.memory.total, one.price.step),
-    }
+    }  # fmt: skip
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None

@@ -103,7 +103,7 @@ class Answer:
         """The same in words."""
         if self.error_pct is None:
             return "no model of this kind has been held beside measurements"
-        return f"right within about {self.error_pct:.0f} % on average"
+        return f"which is right within about {self.error_pct:.0f} % on average"
 
     @property
     def rate(self) -> float:

@@ -208,7 +208,7 @@ def loading(data: Loading, step: float) -> Row:
 def page(answer: Answer) -> str:
     """The same for people: memory, speed, days and error first, then where a step goes."""
     ask, told = answer.question, facts(answer)
-    said = [("plan", str(ask.plan)), ("cluster", _where(ask)), *summary(answer)]
+    said = [("plan", str(ask.plan)), ("cluster", where(ask)), *summary(answer)]
     if ask.steps:
         cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
         said.insert(4, ("training", f"{lasting(86400 * answer.days)} for {ask.steps:,} steps:"
@@ -232,10 +232,16 @@ def page(answer: Answer) -> str:
     )
 
 
-def _where(ask: Question) -> str:
-    used, device = ask.plan.world, ask.cluster.device
-    every = f"{used} of {ask.cluster.devices}" if used < ask.cluster.devices else f"{used}"
-    return f"{ask.cluster.name}: {every} {device.name}, priced as the software stack {ask.stack.name} runs"
+def where(ask: Question) -> str:
+    """Whose figures these are: `dgx-a100:8: 64 a100 ...`, `here: 4 ranks on 2 cores, as unisono calibrate ...`."""
+    used, cluster = ask.plan.world, ask.cluster
+    if cluster.host is not None:
+        ranks = f"{used} rank{'s' * (used != 1)}"
+        return f"{cluster.name}: {ranks} on {cluster.host.cores} cores, as unisono calibrate measured them"
+    every = f"{used} of {cluster.devices}" if used < cluster.devices else f"{used}"
+    return (
+        f"{cluster.name}: {every} {cluster.device.name}, priced as the software stack {ask.stack.name} runs"
+    )
 
 
 def rate(answer: Answer) -> str:
@@ -268,7 +274,7 @@ def errors(answer: Answer) -> list[tuple[str, str]]:
 def slow_precision(ask: Question) -> list[tuple[str, str]]:
     """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
     own, half = (ask.cluster.device.flops(dtype) / 1e12 for dtype in (ask.plan.precision, "bf16"))
-    if ask.plan.precision != "fp32" or half <= own:
+    if ask.plan.precision != "fp32" or half <= own or ask.cluster.device.name == "cpu":
         return []
     return [("precision", f"fp32, {own:.3g} TFLOP/s on {ask.cluster.device.name}; bf16 has {half:.3g}: precision=bf16"
                           " in the plan asks for it")]  # fmt: skip

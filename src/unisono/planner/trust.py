@@ -66,6 +66,8 @@ def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[st
     found: list[str] = []
     if not isinstance(model, Transformer) or model.experts is not None or model.latent is not None:
         found.append("no model of this kind")
+    if cluster.host is not None:
+        return tuple(found)
     if cluster.device.name == "cpu":
         found.append("this machine: these are another's cores, and unisono calibrate measures yours")
         return tuple(found)

@@ -22,6 +22,7 @@ from unisono.planner.tell import (
     slow_precision,
     stages,
     table,
+    where,
 )
 from unisono.spec.words import seconds
 
@@ -56,8 +57,8 @@ def why(answer: Answer, best: Answer) -> str:
     return f"{share(slower)} slower{reason}"
 
 
-def told(found: Ranking, more: str = "") -> Told:
-    """The object of the contract; and for people. more: a sentence about the best plan."""
+def told(found: Ranking, *more: str) -> Told:
+    """The object of the contract; and for people. more: lines about the best plan."""
     best, counts = found.best, found.counts
     front = [_point(answer) for answer in found.front]
     facts = {
@@ -74,8 +75,7 @@ def told(found: Ranking, more: str = "") -> Told:
         return facts, ""
     ask = best[0].question
     head = [
-        ("cluster", f"{ask.cluster.name}: {ask.cluster.devices} {ask.cluster.device.name}, priced as the software stack"
-                    f" {ask.stack.name} runs"),
+        ("cluster", where(ask)),
         *errors(best[0]),
         *slow_precision(ask),
         ("searched", f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit"),
@@ -88,8 +88,7 @@ def told(found: Ranking, more: str = "") -> Told:
     for place, answer in enumerate(best, 1):
         text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]
         text += [
-            f"   {line}"
-            for line in (*_about(answer), why(answer, best[0]), *([more] if more and place == 1 else []))
+            f"   {line}" for line in (*_about(answer), why(answer, best[0]), *(more if place == 1 else ()))
         ]
     if len(front) > 1:
         few = (
@@ -100,7 +99,9 @@ def told(found: Ranking, more: str = "") -> Told:
         alike = len({row["devices"] for row in front}) == 1
         hidden = {"devices", "device_s"} if alike else set[str]()
         hidden |= {"cost"} if front[0]["cost"] is None else set[str]()
-        text += ["", "less memory for more time: no plan is both faster and smaller than one of these"]
+        head = "less memory for more time: no plan is both faster and smaller than one of these"
+        some = f" ({len(few)} of {len(front)}, which --json has)" if len(few) < len(front) else ""
+        text += ["", f"{head}{some}"]
         text += table([column for column in _FRONT if column.key not in hidden], few)
     return facts, "\n".join(text)
 

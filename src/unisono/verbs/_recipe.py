@@ -53,6 +53,23 @@ def loaded(
     return config.load(None, flags, environ=call.environ, base=recipe(), base_origin="recipes/demo.py")
 
 
+def cluster_asked(call: CommandCall) -> tuple[str, bool]:
+    """(the cluster that `--cluster` names, False); without the flag this machine, as `unisono calibrate` measured it,
+    or else the built-in laptop, and True. A note says so where nobody has measured this machine."""
+    from unisono.planner import predict
+
+    if call.args.cluster:
+        return call.args.cluster, False
+    own = predict.calibration(call.environ)
+    if own.is_file():
+        return str(own), True
+    call.settings.note(
+        f"nobody has measured this machine: these are figures of the built-in cluster {predict.FALLBACK}"
+        " (unisono calibrate measures this one, --cluster names another)"
+    )
+    return predict.FALLBACK, True
+
+
 def started_ranks(call: CommandCall) -> int | None:
     """The world that torchrun, Slurm or the like has started already; None when nobody has. Raises UsageError."""
     from unisono.launch import env

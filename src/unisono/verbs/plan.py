@@ -1,11 +1,17 @@
 """`unisono plan`."""
 
 import argparse
-from typing import Any
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
 from unisono.verbs import CommandCall, Parser, Result
-from unisono.verbs._recipe import RecipeVerb, loaded
+from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded
+
+if TYPE_CHECKING:
+    from unisono.planner.machines.cluster import Cluster
+    from unisono.planner.space import Space
 
 
 class PlanVerb(RecipeVerb):
@@ -16,7 +22,8 @@ class PlanVerb(RecipeVerb):
 
     def flags(self, parser: Parser) -> None:
         super().flags(parser)
-        parser.add_argument("--cluster", metavar="C", help="dgx-a100:64, A:8+B:16, or FILE.toml (laptop)")
+        parser.add_argument("--cluster", metavar="C",
+                            help="dgx-a100:64, A:8+B:16, or FILE.toml (this machine, if calibrated)")  # fmt: skip
         parser.add_argument(
             "--check", action="store_true",
             help="play the best for some steps here: needs unisono calibrate, or --cluster for this machine",
@@ -46,11 +53,15 @@ class PlanVerb(RecipeVerb):
         from unisono.planner.space import space_of
         from unisono.verbs._sizes import model_of
 
-        args.cluster = args.cluster or (_calibrated(call) if args.check else "laptop")
+        if args.check and not args.cluster:
+            _require_calibration(call)
+        args.cluster, is_here = cluster_asked(call)
         if is_mixture(args.cluster):
             return _on_mixture(call, given)
         model = model_of(given, call.environ)
         space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
+        if is_here or space.cluster.host is not None:
+            space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, is_here))
         if call.settings.dry_run:
             facts = {"cluster": space.cluster.name, "stack": space.stack.name}
             return call.would(facts, f"would search  {space.cluster.name} with {space.stack.name}")
@@ -93,16 +104,24 @@ def _on_mixture(call: CommandCall, given: Any) -> Result:
     return result
 
 
-def _calibrated(call: CommandCall) -> str:
-    """This machine's own cluster file. Raises UsageError P19 where nobody has measured it."""
+def _of_ranks(space: "Space", ranks: int | None, is_here: bool) -> "Cluster":
+    """The cluster with as many ranks as were asked for, by launch.ranks or by the sizes that --plan holds; else with
+    one for each core. is_here: it stands for this machine, and has its number of cores."""
+    from unisono.planner.predict import of_ranks
+
+    cores = len(os.sched_getaffinity(0)) if is_here else space.cluster.devices
+    held = space.held.inner * max(1, space.held.dp)
+    return of_ranks(space.cluster, ranks or max(cores, held))
+
+
+def _require_calibration(call: CommandCall) -> None:
+    """Raises UsageError P19 where nobody has measured this machine."""
     from unisono.planner.predict import calibration
 
-    path = calibration(call.environ)
-    if not path.is_file():
+    if not calibration(call.environ).is_file():
         raise UsageError(
             "--check needs this machine in numbers",
             where="unisono plan",
             fix="unisono calibrate, once",
             code="P19",
         )
-    return str(path)

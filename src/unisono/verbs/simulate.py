@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from unisono.verbs import CommandCall, Parser, Result
-from unisono.verbs._recipe import RecipeVerb, loaded
+from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded
 
 
 class SimulateVerb(RecipeVerb):
@@ -18,8 +18,7 @@ class SimulateVerb(RecipeVerb):
         parser.add_argument(
             "--cluster",
             metavar="C",
-            default="laptop",
-            help="dgx-a100:64 (nodes after the colon), A:8+B:16, or FILE.toml",
+            help="dgx-a100:64 (nodes after the colon), A:8+B:16, or FILE.toml (this machine, if calibrated)",
         )
         parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
         parser.add_argument(
@@ -38,6 +37,7 @@ class SimulateVerb(RecipeVerb):
     def run(self, call: CommandCall) -> Result:
         args, settings = call.args, call.settings
         given = loaded(call, args.file, demo=args.demo)
+        args.cluster, _ = cluster_asked(call)
         from unisono.planner.asked import question
         from unisono.planner.pools import is_mixture
         from unisono.verbs import _studies as studies

@@ -30,7 +30,7 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
             fix="unisono calibrate, which takes about two minutes, once",
             code="P19",
         )
-    cluster = _with(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
+    cluster = predict.of_ranks(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
     held = replace(loaded.plan, said=loaded.plan.said - {"auto"})
     sized = _sized(loaded)
     ranking = search.search(space_on(sized, model_of(sized, environ), held, cluster, stack), top=3)
@@ -45,10 +45,6 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
     for other in ranking.best[1:]:
         lines.append(f"           not {other.question.plan}: {why(other, best)}")
     return replace(loaded, plan=plan), lines
-
-
-def _with(cluster: Cluster, ranks: int) -> Cluster:
-    return replace(predict.roomy(cluster, ranks), devices=ranks)
 
 
 def _sized(loaded: Loaded) -> Loaded:
