@@ -41,25 +41,11 @@ def test_failures(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["daly_s"] == pytest.approx(told["interval_s"], abs=got["step_s"])
     node = said([*PLAN, *fails[:2], "--mtbf", "125/node", *fails[4:]], capsys)["failures"]
     assert node["goodput"] == pytest.approx(told["goodput"])
-    goes_on = said([*PLAN, *fails[:4], "--restart-s", "30", "--elastic", "--repair-h", "1"], capsys)[
-        "failures"
-    ]
-    assert goes_on["goodput"] > told["goodput"] and goes_on["elastic"]
+    assert told["saving"] + told["lost"] + told["goodput"] == pytest.approx(1.0)
+    assert told["interval_s"] / got["step_s"] == pytest.approx(round(told["interval_s"] / got["step_s"]))
     slow = said([*PLAN, *fails, "--stragglers", "normal:0.1"], capsys)
     assert slow["failures"]["days"] > slow["step_s"] / got["step_s"] * told["days"] * 0.98
     assert slow["failures"]["days"] == pytest.approx(slow["days_to_train"] / slow["failures"]["goodput"])
-
-
-def test_stragglers_and_servers(capsys: pytest.CaptureFixture[str]) -> None:
-    got = said([*PLAN, "--stragglers", "lognormal:0.1", "--servers", "1"], capsys)
-    rows = {row["sync"]: row for row in got["stragglers"]["policies"]}
-    assert got["stragglers"]["step_s"] == rows["every_step"]["step_s"] == got["step_s"]
-    assert rows["async"]["waiting"] < rows["ssp:s=3"]["waiting"] * 1.05 < rows["every_step"]["waiting"]
-    server = got["parameter_server"]
-    assert server["full_at_replicas"] == pytest.approx(
-        (server["serve_s"] + server["compute_s"]) / server["serve_s"]
-    )
-    assert 0.0 < server["efficiency"] < 1.0
 
 
 def test_stragglers_are_a_part_of_the_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +101,10 @@ def test_stragglers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (events / f"rank{rank}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     got = said([*PLAN, "--stragglers", f"measured:{tmp_path}"], capsys)["stragglers"]
     # Of 64 ranks somebody is nearly always at 2 beside a mean of 1.1.
-    assert got["policies"][0]["waiting"] == pytest.approx(2 / 1.1 - 1, rel=0.01) and "400 steps" in got["law"]
+    assert (
+        got["waiting_s"] / got["without_s"] == pytest.approx(2 / 1.1 - 1, rel=0.1)
+        and "400 steps" in got["law"]
+    )
     (tmp_path / "empty" / "events").mkdir(parents=True)
     assert said([*PLAN, "--stragglers", f"measured:{tmp_path / 'empty'}"], capsys)["code"] == 2
 
@@ -150,7 +139,7 @@ def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said_"),
     [
         (["--mtbf", "100"], "--checkpoint-gb-s"),
-        (["--mtbf", "100", "--elastic", "--restart-s", "3"], "--repair-h"),
+        (["--stragglers", "normal:0.1", "--plan", "dp=16 tp=4 sync=gossip micros=4"], "sync=every_step"),
         (["--mtbf", "100/rack"], "HOURS/node"),
         (["--stragglers", "norml:0.1"], "normal"),
         (["--sweep", "devices=12"], "16 devices"),
@@ -180,11 +169,6 @@ def test_a_model_without_a_context_cannot_be_swept_over_it(capsys: pytest.Captur
     pictures = ["--model.kind", "mlp", "--data.source", "digits", "--train.global_batch", "64"]
     assert main(["simulate", *pictures, "--cluster", "dgx-a100", "--sweep", "context=8..16", "--json"]) == 2
     assert "no context to vary" in json.loads(capsys.readouterr().out)["what"]
-
-
-def test_elastic_needs_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--plan", "dp=1 shard=16 tp=4 precision=bf16", "--mtbf", "9", "--elastic", "--restart-s", "3"]
-    assert "dp=1" in said([*words, "--repair-h", "1"], capsys)["what"]
 
 
 @pytest.mark.parametrize(("words", "told"), [(["--plan", "dp=16 tp=4 micros=8"], True), (PLAN, False)])

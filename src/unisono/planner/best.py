@@ -10,7 +10,7 @@ from unisono.planner.clusters import is_file, of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
-from unisono.planner.studies import exactness, orders
+from unisono.planner.studies import orders
 from unisono.planner.tell import size
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import seconds
@@ -19,16 +19,10 @@ _LOOKED = 4  # best plans that are looked at in other orders of their axes
 
 
 def run(
-    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False,
-    wider: search.Space | None = None,
-) -> tuple[Mapping[str, Any], str]:  # fmt: skip
-    """(the object of --json, the page). wider: where precision, sync and codec are looked at too. Raises Infeasible
-    with the smallest cluster that would do."""
+    within: search.Space, cluster_name: str, top: int, objective: str, fewer: bool = False
+) -> tuple[Mapping[str, Any], str]:
+    """(the object of --json, the page). Raises Infeasible with the smallest cluster that would do."""
     found = search.search(within, top, objective)
-    exact = exactness.costs(wider, found) if wider is not None else None
-    if not found.best and exact is not None and exact.best:
-        keys, text = exactness.told(exact)
-        return {**why.told(found)[0], **keys}, text.lstrip("\n")
     if not found.best:
         raise _nothing(within, found, cluster_name)
     if fewer:
@@ -36,13 +30,7 @@ def run(
     few = found.best[: _LOOKED if objective == "time" else 1]
     ordered, said = orders.told_of(few, orders.quicker(few))
     facts, page = why.told(found, *filter(None, (said, _alone(within, found.best[0]))))
-    result = {**facts, **ordered}
-    if exact is None:
-        return result, page
-    for row, answer in zip(result["plans"], found.best, strict=True):
-        row["fidelity"] = exactness.judged(answer, within.held.precision).fidelity.name
-    keys, text = exactness.told(exact)
-    return {**result, **keys}, f"{page}\n{text}"
+    return {**facts, **ordered}, page
 
 
 def _alone(within: search.Space, best: Answer) -> str:

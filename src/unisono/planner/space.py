@@ -183,33 +183,25 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
 
 
 def space_of(
-    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None,
-    all_keys: bool = False, *, priced: bool = False,
+    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
 ) -> Space:  # fmt: skip
     """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
-    since that changes what is computed. priced: techniques that cannot be trained yet are legal. Raises UsageError."""
+    since that changes what is computed. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
     if "precision" not in keys.said:
         keys = replace(keys, precision=loaded.plan.precision)
-    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys, priced=priced)
+    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys)
 
 
 def space_on(
-    loaded: Loaded,
-    model: Model,
-    held: Plan,
-    where: Cluster,
-    made: Stack,
-    all_keys: bool = False,
-    *,
-    priced: bool = False,
+    loaded: Loaded, model: Model, held: Plan, where: Cluster, made: Stack, all_keys: bool = False
 ) -> Space:
     """The same for a cluster and keys that are there already."""
     recipe = on_any_ranks(loaded.recipe)
     asked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
-    later = all_keys or priced or not recipe.model.played
+    later = all_keys or not recipe.model.played
 
     def legal(plan: Plan) -> bool:
         return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))

@@ -1,7 +1,7 @@
 """What the planner says: plain rows, which are JSON as they are and tables for people; and the page of one price."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -10,7 +10,8 @@ from unisono.planner.memory import Memory
 from unisono.planner.price import Price
 from unisono.planner.priced import Model
 from unisono.planner.simulate import GIB, Answer, Question, gib
-from unisono.planner.waits import Loading, fed
+from unisono.planner.stragglers import Law
+from unisono.planner.waits import Loading, fed, with_waits
 from unisono.planner.work.transformer import Transformer
 from unisono.spec import words
 from unisono.spec.fidelity import Fidelity
@@ -203,6 +204,18 @@ def loading(data: Loading, step: float) -> Row:
         "gives": rate if data.rates else None, "said": data.said, "seconds": data.seconds,
         "exposed_s": max(0.0, data.seconds - step),
     }  # fmt: skip
+
+
+def stragglers(answer: Answer, law: Law) -> Told:
+    """What ranks wait for the slowest of them, which is part of the answer's price."""
+    price, plan = answer.price, answer.question.plan
+    calm = with_waits(price.bare, replace(answer.question, stragglers=None)).step
+    facts = {"law": law.name, "step_s": price.step, "waiting_s": price.straggling, "without_s": calm}
+    said = (
+        f"{law.name}: {words.seconds(price.straggling)} of a step are waiting among {plan.world} ranks; without"
+        f" stragglers it takes {words.seconds(calm)}"
+    )
+    return {"stragglers": facts}, lines([("stragglers", said)])[0]
 
 
 def page(answer: Answer) -> str:

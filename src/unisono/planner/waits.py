@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from unisono.plan.grammar import member
 from unisono.planner.machines.order import stride
 from unisono.planner.parts import Price
-from unisono.planner.stragglers import pace
 from unisono.planner.work.sample import Sample
+from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
     from unisono.planner.simulate import Question
@@ -75,20 +76,20 @@ def fed(ask: "Question") -> Loading:
     )
 
 
-def computing(got: Price) -> float:
-    """Seconds of a step, without what it waits for, in which ranks do not talk with other replicas: what is random
-    about it."""
-    return got.bare.step - (got.comm["dp"].exposed if "dp" in got.comm else 0.0)
-
-
 def with_waits(got: Price, ask: "Question") -> Price:
     """The price with stragglers, where any are asked for, and with what data is waited for beyond all else.
 
-    Raises UsageError for a policy that cannot be.
+    Random is what ranks do between meetings with other replicas. Raises UsageError for a policy that lets ranks go
+    apart: how long its ranks wait is known when a run plays it.
     """
     plan, late = ask.plan, 0.0
     if ask.stragglers is not None:
-        late = computing(got) * (pace(ask.stragglers, plan.sync, plan.dp, plan.inner).step - 1.0)
+        policy = member("sync", plan.sync)
+        if policy is None or not policy.equal:
+            what = f"sync={plan.sync}: how long ranks wait is priced where all meet in every step"
+            raise UsageError(what, where="--stragglers, plan.sync", fix="sync=every_step", code="C22")
+        alone = got.bare.step - (got.comm["dp"].exposed if "dp" in got.comm else 0.0)
+        late = alone * (ask.stragglers.slowest(plan.world) - 1.0)
     data = max(0.0, fed(ask).seconds - got.step - late)
     if not late and not data:
         return got

@@ -23,10 +23,10 @@ from unisono.verbs._studies import asked
 
 # Flags that ask for what is priced on equal devices alone.
 _SIMULATE = (
-    "mtbf", "stragglers", "servers", "sweep", "batches", "noise_scale", "order", "out", "trace", "loader_samples_s",
+    "mtbf", "stragglers", "sweep", "batches", "noise_scale", "order", "out", "trace", "loader_samples_s",
     "loader_gb_s", "sample_kb",
 )  # fmt: skip
-_PLAN = ("check", "all_keys", "fewer", "any_fidelity")
+_PLAN = ("check", "all_keys", "fewer")
 
 
 def _refuse(given: Any, flags: tuple[str, ...], where: Mixture) -> None:

@@ -14,7 +14,7 @@ from unisono.planner.asked import NOT_BUILT
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
-from unisono.planner.studies import batches, failures, orders, recut, sensitivity, waiting
+from unisono.planner.studies import batches, failures, orders, recut, sensitivity
 from unisono.planner.tell import Told
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.verbs._sizes import model_of
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Flags that look closely at one price.
 _SINGLE = (
-    "mtbf", "stragglers", "servers", "tokens", "batches", "noise_scale", "trace", "order",
+    "mtbf", "stragglers", "tokens", "batches", "noise_scale", "trace", "order",
 )  # fmt: skip
 
 
@@ -81,9 +81,7 @@ def _extras(answer: Answer, given: Any) -> Iterator[Told]:
     """What comes after the price. Raises UsageError."""
     ask = answer.question
     if ask.stragglers is not None:
-        yield waiting.waiting(answer, ask.stragglers)
-    if given.servers is not None:
-        yield waiting.served(answer, given.servers)
+        yield tell.stragglers(answer, ask.stragglers)
     if given.mtbf is not None:
         yield _failing(answer, given)
     yield sensitivity.told(sensitivity.sensitivities(ask))
@@ -114,27 +112,14 @@ def _law(text: str) -> stragglers.Law:
 
 
 def _failing(answer: Answer, given: Any) -> Told:
-    missing = [
-        flag
-        for flag, value, wanted in (
-            ("--checkpoint-gb-s", given.checkpoint_gb_s, not given.elastic),
-            ("--restart-s", given.restart_s, True),
-            ("--repair-h", given.repair_h, given.elastic),
-        )
-        if wanted and value is None
-    ]
-    if missing:
-        raise UsageError(
-            f"--mtbf needs {' and '.join(missing)}", where="unisono simulate",
-            fix="--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300", code="C04",
-        )  # fmt: skip
+    if missing := [flag for flag in ("checkpoint_gb_s", "restart_s") if getattr(given, flag) is None]:
+        flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
+        fix = "--mtbf 50000 --checkpoint-gb-s 100 --restart-s 300"
+        raise UsageError(f"--mtbf needs {flags}", where="unisono simulate", fix=fix, code="C04")
     hours, unit = given.mtbf
     ask = answer.question
     units = {"device": ask.plan.world, "node": ceil(ask.plan.world / ask.cluster.node), "cluster": 1}[unit]
-    mtbf = hours * 3600.0 / units
-    if given.elastic:
-        return failures.going_on(answer, mtbf, given.repair_h * 3600.0, given.restart_s)
-    return failures.stopping(answer, mtbf, given.checkpoint_gb_s * 1e9, given.restart_s)
+    return failures.told(answer, hours * 3600.0 / units, given.checkpoint_gb_s * 1e9, given.restart_s)
 
 
 # --- studies of many plans -------------------------------------------------------------------------------------------

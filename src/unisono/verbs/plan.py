@@ -35,10 +35,6 @@ class PlanVerb(RecipeVerb):
         parser.add_argument(
             "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
         )
-        parser.add_argument(
-            "--any-fidelity", action="store_true",
-            help="beside these the best of other precisions, policies and codecs: what exactness costs",
-        )  # fmt: skip
         parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
         parser.add_argument(
             "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
@@ -69,15 +65,7 @@ class PlanVerb(RecipeVerb):
             from unisono.measure import check
 
             check.played_here(space)
-        wider = None
-        if args.any_fidelity:
-            if args.objective != "time":
-                raise UsageError(
-                    "--any-fidelity asks what exactness costs in time", where="--any-fidelity, --objective",
-                    fix="without --objective memory", code="C04",
-                )  # fmt: skip
-            wider = space_of(given, model, args.plan, args.cluster, args.stack, space.all_keys, priced=True)
-        result, page = best.run(space, args.cluster, args.top, args.objective, args.fewer, wider)
+        result, page = best.run(space, args.cluster, args.top, args.objective, args.fewer)
         call.settings.say(page)
         if not args.check:
             return result

@@ -112,15 +112,10 @@ def _add_studies(parser: Parser) -> None:
     fails.add_argument(
         "--restart-s", metavar="S", type=_above_0, help="from a failure to the next step, less reading"
     )
-    fails.add_argument("--elastic", action="store_true", help="go on with fewer replicas until repaired")
-    fails.add_argument(
-        "--repair-h", metavar="HOURS", type=_above_0, help="with --elastic: until a replica is back"
-    )
     slow = parser.add_argument_group("stragglers")
     slow.add_argument(
         "--stragglers", metavar="LAW", help="normal:0.05 lognormal:0.05 exponential:0.05 measured:FILE or RUN"
     )
-    slow.add_argument("--servers", metavar="N", type=_above_0, help="parameter servers: where they saturate")
     scale = parser.add_argument_group("scaling")
     varied = "devices=8..1024 nodes= global_batch= micro_batch= context="
     scale.add_argument("--sweep", metavar="KEY=A..B", help=f"the best plan at each point of {varied}")
