@@ -11,7 +11,7 @@ from unisono.cli import main
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import given, rows_of, with_cut
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.simulate import Question, gain, simulate
 from unisono.planner.stack import stack
 from unisono.planner.studies.recut import best, better
 from unisono.planner.timeline import timeline
@@ -48,11 +48,11 @@ def test_no_cut_has_a_cheaper_dearest_stage(text: str, gib: float) -> None:
 def test_a_large_head_gets_fewer_blocks_before_it() -> None:
     answer = simulate(ask("pp=4", layers=24, vocab=256000))
     found = better(answer)
-    assert found is not None and found.gain > 0.01
-    assert found.blocks[-1] < 6 == rows_of(answer.question.model, "1f1b", 4, False)[-1]  # type: ignore[arg-type]
-    assert found.answer.price.step < answer.price.step
-    assert better(found.answer) is None
-    drawn = timeline(found.answer.question, found.answer.price)
+    assert found is not None and gain(found, answer) > 0.01
+    assert found.stages[-1] < 6 == rows_of(answer.question.model, "1f1b", 4, False)[-1]  # type: ignore[arg-type]
+    assert found.price.step < answer.price.step
+    assert better(found) is None
+    drawn = timeline(found.question, found.price)
     assert len({p.row for p in drawn.placed}) == 4
 
 
@@ -62,7 +62,7 @@ def test_what_fits_in_no_even_cut_may_fit_in_another() -> None:
         answer = simulate(ask("pp=4", half / 2.0, layers=24))
         found = better(answer)
         if not answer.verdict.fits and found is not None:
-            assert found.answer.verdict.fits and sum(found.blocks) == 24
+            assert found.verdict.fits and sum(found.stages) == 24
             only.append(found)
     assert only
 

@@ -46,29 +46,27 @@ def test_what_can_be_varied_is_read() -> None:
 
 
 def test_each_point_is_the_best_plan_there() -> None:
-    study = sw.sweep(space(held="precision=bf16 tp=2"), sw.axis("devices=4,8,32"), sized)
-    assert [p.devices for p in study.points] == [4, 8, 32]
-    first = study.points[0]
-    for point in study.points:
-        alone = search(replace(point.space, cluster=sized(point.devices)), top=1).best[0]
-        assert point.answer is not None and point.answer.price == alone.price
-        assert point.answer.question.plan.tp == 2 and point.answer.question.batch == 256
-        per = point.rate / point.devices / (first.rate / first.devices)
-        assert point.efficiency == pytest.approx(per)
+    base = space(held="precision=bf16 tp=2")
+    rows = sw.sweep(base, sw.axis("devices=4,8,32"), sized)
+    assert [row["devices"] for row in rows] == [4, 8, 32]
+    for row in rows:
+        alone = search(replace(base, cluster=sized(row["devices"])), top=1).best[0]
+        assert (row["plan"], row["step_s"]) == (str(alone.question.plan), alone.price.step)
+        assert alone.question.plan.tp == 2 and row["global_batch"] == 256
+        per = row["tokens_per_s"] / row["devices"] / (rows[0]["tokens_per_s"] / rows[0]["devices"])
+        assert row["efficiency"] == pytest.approx(per)
 
 
 def test_strong_scaling_breaks_and_says_why_and_weak_scaling_holds() -> None:
-    held = "precision=bf16 dp=2 pp=1 tp=1 shard=1 recompute=none"
-    strong = sw.sweep(space(held=held, batch=128), sw.axis("devices=8..512"), sized)
-    assert [p.answer is None for p in strong.points] == [False] * 5 + [True] * 2
-    ends = replace(strong, points=(strong.points[0], *strong.points[5:]))
-    at, says = sw.breaks(ends)
-    assert at is ends.points[1] and "batch too small" in says and "ends at devices 256" in says
-    weak = sw.sweep(space(held=held, batch=128), sw.axis("devices=8..512"), sized, weak=True)
-    assert [p.space.batch for p in weak.points] == [128 * 2**n for n in range(7)]
-    assert sw.breaks(weak)[0] is None and "it holds at devices 512" in sw.breaks(weak)[1]
-    pairs = list(zip(strong.points, weak.points, strict=True))[1:]
-    assert all(w.efficiency >= (s.efficiency or 0.0) for s, w in pairs if w.efficiency is not None)
+    held, over = "precision=bf16 dp=2 pp=1 tp=1 shard=1 recompute=none", sw.axis("devices=8..512")
+    strong = sw.sweep(space(held=held, batch=128), over, sized)
+    assert [row["plan"] is None for row in strong] == [False] * 5 + [True] * 2
+    at, says = sw.breaks(over, [strong[0], *strong[5:]])
+    assert at == 256 and "batch too small" in says and "ends at devices 256" in says
+    weak = sw.sweep(space(held=held, batch=128), over, sized, weak=True)
+    assert [row["global_batch"] for row in weak] == [128 * 2**n for n in range(7)]
+    assert sw.breaks(over, weak)[0] is None and "it holds at devices 512" in sw.breaks(over, weak)[1]
+    assert all(w["efficiency"] >= s["efficiency"] for s, w in zip(strong[1:5], weak[1:5], strict=True))
 
 
 def test_it_breaks_where_half_is_lost_and_names_the_part() -> None:
@@ -79,42 +77,45 @@ def test_it_breaks_where_half_is_lost_and_names_the_part() -> None:
         grown = of_size("dgx-a100", devices)
         return replace(grown, links=(grown.links[0], *([slow] if len(grown.links) > 1 else [])))
 
-    held = "precision=bf16 pp=1 tp=1 shard=1 recompute=full"
-    study = sw.sweep(space(held=held, batch=512), sw.axis("devices=8..512"), thinner)
-    at, says = sw.breaks(study)
-    assert at is not None and at.efficiency is not None and at.efficiency < 0.5
-    assert all((p.efficiency or 1.0) >= 0.5 for p in study.points if p.value < at.value)
+    held, over = "precision=bf16 pp=1 tp=1 shard=1 recompute=full", sw.axis("devices=8..512")
+    rows = sw.sweep(space(held=held, batch=512), over, thinner)
+    at, says = sw.breaks(over, rows)
+    assert at is not None and next(row for row in rows if row["value"] == at)["efficiency"] < 0.5
+    assert all(row["efficiency"] >= 0.5 for row in rows if row["value"] < at)
     assert "breaks at" in says and "exposed on dp" in says
 
 
 def test_sizes_of_the_recipe() -> None:
     held = space(16, "precision=bf16 dp=16 recompute=none", 64)
     batches = sw.sweep(held, sw.axis("global_batch=16..256"), sized)
-    rates = [p.rate for p in batches.points]
-    assert rates == sorted(rates) and [p.space.batch for p in batches.points] == [16, 32, 64, 128, 256]
+    rates = [row["tokens_per_s"] for row in batches]
+    assert rates == sorted(rates) and [row["global_batch"] for row in batches] == [16, 32, 64, 128, 256]
     micro = sw.sweep(replace(held, batch=256), sw.axis("micro_batch=1..8"), sized)
-    assert [p.answer.question.micro_batch for p in micro.points if p.answer] == [1, 2, 4, 8]
+    assert [row["micro_batch"] for row in micro if row["plan"]] == [1, 2, 4, 8]
     longer = sw.sweep(held, sw.axis("context=512..4096"), sized)
-    asked = [p.answer.question for p in longer.points if p.answer]
-    assert [ask.model.context for ask in asked] == [512, 1024, 2048, 4096] and {
-        ask.batch for ask in asked
-    } == {64}
+    tokens = [row["tokens_per_s"] * row["step_s"] for row in longer]
+    assert tokens == pytest.approx([64 * context for context in (512, 1024, 2048, 4096)])
     with pytest.raises(UsageError):
         sw.sweep(held, sw.axis("context=512,1024"), sized, weak=True)
 
 
 def test_no_memory_is_a_point_without_a_plan() -> None:
-    big = replace(space(8), model=gpt(96, 96, 12288, 2048))
-    study = sw.sweep(big, sw.axis("devices=8,128"), sized)
-    assert study.points[0].answer is None and "GiB short" in study.points[0].why
-    assert study.points[1].efficiency == 1.0
-    assert "GiB short" in sw.told(study)[1]
+    big, over = replace(space(8), model=gpt(96, 96, 12288, 2048)), sw.axis("devices=8,128")
+    rows = sw.sweep(big, over, sized)
+    assert rows[0]["plan"] is None and "GiB short" in rows[0]["why_none"]
+    assert rows[1]["efficiency"] == 1.0
+    assert "GiB short" in sw.told(big, over, rows)[1]
+
+
+def told_of(base: Space, text: str) -> tuple[dict[str, Any], str]:
+    over = sw.axis(text)
+    facts, page = sw.told(base, over, sw.sweep(base, over, sized))
+    return facts["sweep"], page
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    study = sw.sweep(space(held="precision=bf16 tp=2 pp=1"), sw.axis("devices=8,16,4096"), sized)
-    return json.loads(json.dumps(sw.told(study)[0]))["sweep"]
+    return json.loads(json.dumps(told_of(space(held="precision=bf16 tp=2 pp=1"), "devices=8,16,4096")[0]))
 
 
 def test_rows_are_plain_and_whole(told: dict[str, Any]) -> None:
@@ -155,8 +156,7 @@ def test_a_point_is_said_in_its_own_unit(text: str, said: str) -> None:
 
 def test_the_page_of_a_sweep_is_as_sure_as_its_worst_point() -> None:
     """Width and devices here are far from what was fitted; the stack's own error alone would be a promise."""
-    study = sw.sweep(space(), sw.axis("devices=8..64"), sized)
-    rows = sw.told(study)[0]["sweep"]["points"]
-    worst = max(row["error_pct"] for row in rows)
+    facts, page = told_of(space(), "devices=8..64")
+    worst = max(row["error_pct"] for row in facts["points"])
     assert worst > 100 * space().stack.error
-    assert f"within about {worst:.0f} %" in sw.told(study)[1]
+    assert f"within about {worst:.0f} %" in page

@@ -134,6 +134,21 @@ def more_than(answer: Answer, other: Answer) -> dict[str, float]:
     return dict(sorted(more.items(), key=lambda part: -abs(part[1])))
 
 
+def figures(answer: Answer) -> dict[str, Any]:
+    """One plan as a row beside others."""
+    ask, got = answer.question, answer.price
+    return {
+        "plan": str(ask.plan), "micro_batch": ask.micro_batch, "step_s": got.step, "tokens_per_s": answer.rate,
+        "error_pct": answer.error_pct, "mem_gib": answer.verdict.memory.total / GIB, "mfu": answer.mfu,
+        "bubble": answer.bubble, "exposed_comm_s": got.exposed, "bound": bound(answer),
+    }  # fmt: skip
+
+
+def parts(answer: Answer) -> list[Row]:
+    """The waterfall as rows."""
+    return [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)]
+
+
 # --- one price -------------------------------------------------------------------------------------------------------
 
 
@@ -180,7 +195,7 @@ def facts(answer: Answer) -> dict[str, Any]:
         "stack": ask.stack.name,
         "stages": stages(answer),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
-        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)],
+        "waterfall": parts(answer),
         "data": loading(data, got.step - got.loading),
     }  # fmt: skip
 

@@ -10,6 +10,7 @@ from unisono.planner.tell import (
     bound,
     errors,
     figure,
+    figures,
     lasting,
     lines,
     losses,
@@ -118,32 +119,11 @@ def _about(answer: Answer) -> list[str]:
 
 
 def _plan(answer: Answer, best: Answer) -> Row:
-    ask = answer.question
-    return {
-        "plan": str(ask.plan),
-        "micro_batch": ask.micro_batch,
-        "step_s": answer.price.step,
-        "tokens_per_s": answer.rate,
-        "error_pct": answer.error_pct,
-        "mem_gib": answer.verdict.memory.total / GIB,
-        "mfu": answer.mfu,
-        "bubble": answer.bubble,
-        "exposed_comm_s": sum(traffic.exposed for traffic in answer.price.comm.values()),
-        "stages": stages(answer),
-        "bound": bound(answer),
-        "why": why(answer, best),
-    }
+    return {**figures(answer), "stages": stages(answer), "why": why(answer, best)}
 
 
 def _point(answer: Answer) -> Row:
     ask = answer.question
     spent, hourly = answer.price.step * ask.plan.world, ask.cluster.cost_per_hour
-    return {
-        "plan": str(ask.plan),
-        "micro_batch": ask.micro_batch,
-        "step_s": answer.price.step,
-        "mem_gib": answer.verdict.memory.total / GIB,
-        "devices": ask.plan.world,
-        "device_s": spent,
-        "cost": None if hourly is None else spent / 3600.0 * hourly,
-    }
+    cost = None if hourly is None else spent / 3600.0 * hourly
+    return {**figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}

@@ -36,10 +36,10 @@ def single(ask: Question, given: Any) -> Told:
     every = orders.compared(ask) if given.order == orders.BEST else None
     answer = simulate.simulate(ask) if every is None else every.best
     better = recut.better(answer)
-    simulate.demand(answer, better.sentence(fits=False) if better is not None else "")
+    simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.told(answer, every)
     shown = [ordered[1]] if given.order is not None else []
-    told = [(tell.facts(answer), tell.page(answer)), recut.told(better), *_extras(answer, given)]
+    told = [(tell.facts(answer), tell.page(answer)), recut.told(better, answer), *_extras(answer, given)]
     facts = {key: value for some, _ in (*told, ordered) for key, value in some.items()}
     page = "\n\n".join(text for text in (told[0][1], *shown, *(text for _, text in told[1:])) if text)
     if given.out is None and given.trace is None:
@@ -86,7 +86,7 @@ def _extras(answer: Answer, given: Any) -> Iterator[Told]:
         yield _failing(answer, given)
     yield sensitivity.told(sensitivity.sensitivities(ask))
     if given.batches or given.noise_scale is not None:
-        yield batches.told(batches.advise(ask, given.noise_scale))
+        yield batches.told(ask, given.noise_scale)
 
 
 def _law(text: str) -> stragglers.Law:
@@ -149,12 +149,13 @@ def many(got: Loaded, environ: Mapping[str, str], given: Any) -> Told | None:
     def sized(devices: int) -> Cluster:
         return equipped(of_size(given.cluster, devices), given)
 
-    study = sweep.sweep(base, sweep.axis(given.sweep), sized, weak=given.weak, legal=legal)
-    told, text = sweep.told(study)
+    over = sweep.axis(given.sweep)
+    rows = sweep.sweep(base, over, sized, weak=given.weak, legal=legal)
+    told, text = sweep.told(base, over, rows, given.weak)
     if given.out is not None:
         text += f"\npicture    {_draw(told, base, given.out)}"
-    if all(point.answer is None for point in study.points):
-        raise Infeasible(sweep.breaks(study)[1], where=f"--sweep {given.sweep}", fix="a larger --cluster")
+    if all(row["plan"] is None for row in rows):
+        raise Infeasible(told["sweep"]["says"], where=f"--sweep {given.sweep}", fix="a larger --cluster")
     return told, text
 
 

@@ -4,14 +4,14 @@ To the same loss, a batch of B samples takes S(1 + N/B) steps and S N (1 + B/N) 
 below N a step's gradient is mostly noise and twice the batch halves the steps, far above it more samples teach little.
 """
 
-from dataclasses import dataclass, replace
-from typing import Annotated
+from operator import itemgetter
+from typing import Annotated, Any
 
 from unisono.plan.checks import divisors
 from unisono.planner.machines.cluster import Source
 from unisono.planner.simulate import Question, closed, verdict_of
 from unisono.planner.studies.sensitivity import dealt
-from unisono.planner.tell import Column, Row, Told, figure, many, share, table
+from unisono.planner.tell import Column, Told, figure, many, share, table
 
 # Of the best throughput, within which a batch is called large enough.
 CLOSE: Annotated[float, Source("specification", "what the question asks for: within 5 % of the best")] = 0.05
@@ -22,106 +22,62 @@ _COLUMNS = (
     Column("step s", "step_s", figure), Column("tokens/s", "tokens_per_s", many),
     Column("of the best", "hardware", share),
 )  # fmt: skip
-_TO_THE_LOSS = (
-    Column("time", "time", lambda v: f"{v:.2f}"),
-    Column("samples", "samples", lambda v: f"{v:.2f}"),
-)
+_TO_THE_LOSS = (Column("time", "time", "{:.2f}".format), Column("samples", "samples", "{:.2f}".format))
 
 
-@dataclass(frozen=True, slots=True)
-class BatchChoice:
-    """One global batch with its fastest split that fits. step: seconds. rate: tokens per second; hardware: beside the
-    best of all. time, samples: to the same loss, beside the least of all, None without a noise scale."""
-
-    batch: int
-    micro_batch: int
-    micros: int
-    step: float
-    rate: float
-    hardware: float
-    time: float | None = None
-    samples: float | None = None
-
-    @property
-    def row(self) -> Row:
-        return {
-            "global_batch": self.batch, "micro_batch": self.micro_batch, "micros": self.micros, "step_s": self.step,
-            "tokens_per_s": self.rate, "hardware": self.hardware, "time": self.time, "samples": self.samples,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """enough: the smallest batch within CLOSE of the best throughput. fastest: least time to the same loss. noise: the
-    gradient noise scale in samples, None where nobody has said."""
-
-    rows: tuple[BatchChoice, ...]
-    enough: BatchChoice
-    noise: float | None
-    fastest: BatchChoice | None
+def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
+    """Batches from one sample of each data rank on, doubling, on the plan's mesh, each with its fastest split that fits
+    in memory. hardware: tokens per second beside the best. time, samples: to the same loss, beside the least of all."""
+    rows = list[dict[str, Any]]()
+    for samples in (1 << power for power in range(_DOUBLINGS + 1)):
+        asked = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
+        found = [(closed(one).step, one) for one in asked if one.served and verdict_of(one).fits]
+        if found:
+            step, one = min(found, key=itemgetter(0))
+            rows.append({
+                "global_batch": one.batch, "micro_batch": one.micro_batch, "micros": one.micros, "step_s": step,
+                "tokens_per_s": one.batch * ask.model.context / step, "time": None, "samples": None,
+            })  # fmt: skip
+    best = max((row["tokens_per_s"] for row in rows), default=1.0)
+    for row in rows:
+        row["hardware"] = row["tokens_per_s"] / best
+        if noise is not None:
+            row["time"] = row["step_s"] * (1.0 + noise / row["global_batch"])
+            row["samples"] = 1.0 + row["global_batch"] / noise
+    if noise is not None and rows:
+        least = min(row["time"] for row in rows)
+        rows = [{**row, "time": row["time"] / least} for row in rows]
+    return rows
 
 
-def advise(ask: Question, noise: float | None = None) -> Advice | None:
-    """Batches from one sample of each data rank on, doubling, on the plan's mesh. None where none fits in memory."""
-    powers = range(_DOUBLINGS + 1)
-    splits = [split for power in powers if (split := _split(ask, 1 << power)) is not None]
-    if not splits:
-        return None
-    rates = [other.batch * ask.model.context / step for other, step in splits]
-    rows = [
-        BatchChoice(other.batch, other.micro_batch, other.micros, step, rate, rate / max(rates))
-        for (other, step), rate in zip(splits, rates, strict=True)
-    ]
-    if noise is not None:
-        times = [row.step * (1.0 + noise / row.batch) for row in rows]
-        rows = [
-            replace(row, time=time / min(times), samples=1.0 + row.batch / noise)
-            for row, time in zip(rows, times, strict=True)
-        ]
-    enough = next(row for row in rows if row.hardware >= 1.0 - CLOSE)
-    fastest = min(rows, key=lambda row: row.time or 0.0) if noise is not None else None
-    return Advice(tuple(rows), enough, noise, fastest)
-
-
-def _split(ask: Question, samples: int) -> tuple[Question, float] | None:
-    """The fastest micro-batch and accumulation of so many samples a data rank, and its step."""
-    asked = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
-    found = [(other, closed(other).step) for other in asked if other.served and verdict_of(other).fits]
-    return min(found, key=lambda one: one[1], default=None)
-
-
-def sentences(advice: Advice) -> list[str]:
-    enough, fast, noise = advice.enough, advice.fastest, advice.noise
-    said = [
-        f"the hardware is content from a batch of {enough.batch:,} on (micro_batch {enough.micro_batch}, accumulated"
-        f" {enough.micros} times): {100 * enough.hardware:.0f} % of the best throughput"
-    ]
-    if fast is None or noise is None:
-        return [
-            *said,
-            "what the loss makes of it: --noise-scale SAMPLES, as measured for your model and data",
-        ]
-    near = min(advice.rows, key=lambda row: abs(row.batch - noise))
-    said.append(
-        f"fastest to the same loss: {fast.batch:,}, which takes {fast.samples:.2f} times the fewest samples"
-    )
-    if near.batch != fast.batch:
-        said.append(
-            f"at the noise scale, {near.batch:,}: {near.time:.2f} times that time, {near.samples:.2f} times the samples"
-        )
-    return said
-
-
-def told(advice: Advice | None) -> Told:
-    head = "which batch, on the same mesh"
-    if advice is None:
+def told(ask: Question, noise: float | None = None) -> Told:
+    """The key `batches`. noise: the gradient noise scale in samples, None where nobody has said."""
+    head, rows, fastest = "which batch, on the same mesh", advise(ask, noise), None
+    if not rows:
         return {"batches": None}, f"{head}\n  none fits in memory"
-    rows, says = [one.row for one in advice.rows], sentences(advice)
+    enough = next(row for row in rows if row["hardware"] >= 1.0 - CLOSE)
+    says = [
+        f"the hardware is content from a batch of {enough['global_batch']:,} on (micro_batch {enough['micro_batch']},"
+        f" accumulated {enough['micros']} times): {100 * enough['hardware']:.0f} % of the best throughput"
+    ]
+    if noise is None:
+        says.append("what the loss makes of it: --noise-scale SAMPLES, as measured for your model and data")
+    else:
+        fast = min(rows, key=itemgetter("time"))
+        near = min(rows, key=lambda row: abs(row["global_batch"] - noise))
+        fastest = fast["global_batch"]
+        says.append(
+            f"fastest to the same loss: {fastest:,}, which takes {fast['samples']:.2f} times the fewest samples"
+        )
+        if near is not fast:
+            says.append(f"at the noise scale, {near['global_batch']:,}: {near['time']:.2f} times that time,"
+                        f" {near['samples']:.2f} times the samples")  # fmt: skip
     facts = {
-        "rows": rows, "enough": advice.enough.batch, "fastest": advice.fastest.batch if advice.fastest else None,
-        "noise_scale": advice.noise, "says": says,
-    }  # fmt: skip
-    columns = _COLUMNS + (_TO_THE_LOSS if advice.noise is not None else ())
-    return {"batches": facts}, "\n".join(
-        [head, *table(columns, rows), *(f"  {sentence}" for sentence in says)]
-    )
+        "rows": rows,
+        "enough": enough["global_batch"],
+        "fastest": fastest,
+        "noise_scale": noise,
+        "says": says,
+    }
+    columns = _COLUMNS + (_TO_THE_LOSS if noise is not None else ())
+    return {"batches": facts}, "\n".join([head, *table(columns, rows), *(f"  {said}" for said in says)])

@@ -1,6 +1,6 @@
 """Where the model is better cut into stages: the cut whose dearest stage is cheapest of all whose stages fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unisono.planner.cuts import given, is_cuttable
 from unisono.planner.priced import shares_cores
@@ -14,30 +14,13 @@ from unisono.spec.words import seconds
 _WORTH = 1e-3  # of a step: less than that is not said
 
 
-@dataclass(frozen=True, slots=True)
-class Better:
-    """Another cut: blocks by stage, and its answer. gain: share of the step that it saves."""
-
-    blocks: tuple[int, ...]
-    answer: Answer
-    gain: float
-
-    def sentence(self, fits: bool) -> str:
-        """fits: the plan's own cut does, too."""
-        plan = f"schedule={self.answer.question.plan.schedule}"
-        step = f"{seconds(self.answer.price.step)} a step"
-        return f"{plan} would be {share(self.gain)} quicker: {step}" if fits else f"{plan} fits: {step}"
-
-
-def better(answer: Answer) -> Better | None:
-    """A cut that is quicker, or that fits where the plan's own does not; None where there is none."""
+def better(answer: Answer) -> Answer | None:
+    """Under a cut that is quicker, or that fits where the plan's own does not; None where there is none."""
     other = best(answer.question)
     if other is None:
         return None
     found = simulate(other)
-    saved = gain(found, answer)
-    helps = not answer.verdict.fits or saved >= _WORTH
-    return Better(given(other.plan.schedule), found, saved) if helps else None
+    return found if not answer.verdict.fits or gain(found, answer) >= _WORTH else None
 
 
 def best(ask: Question) -> Question | None:
@@ -53,12 +36,23 @@ def best(ask: Question) -> Question | None:
     return other if verdict_of(other).fits else None
 
 
-def told(found: Better | None) -> Told:
+def sentence(found: Answer, answer: Answer) -> str:
+    """The cut, and what it is good for."""
+    plan, step = f"schedule={found.question.plan.schedule}", f"{seconds(found.price.step)} a step"
+    return (
+        f"{plan} would be {share(gain(found, answer))} quicker: {step}"
+        if answer.verdict.fits
+        else f"{plan} fits: {step}"
+    )
+
+
+def told(found: Answer | None, answer: Answer) -> Told:
     """The key `better_cut`, and a line of the page."""
     if found is None:
         return {"better_cut": None}, ""
+    plan = found.question.plan
     facts = {
-        "blocks": list(found.blocks), "plan": str(found.answer.question.plan), "gain": found.gain,
-        "step_s": found.answer.price.step,
+        "blocks": list(given(plan.schedule)), "plan": str(plan), "gain": gain(found, answer),
+        "step_s": found.price.step,
     }  # fmt: skip
-    return {"better_cut": facts}, lines([("cut", found.sentence(fits=True))])[0]
+    return {"better_cut": facts}, lines([("cut", sentence(found, answer))])[0]

@@ -1,13 +1,12 @@
 """What to buy or to change next: one thing at a time is changed, and the step priced again."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
-from unisono.planner.machines.cluster import Source
+from unisono.planner.machines.cluster import Link, Source
 from unisono.planner.simulate import Question, rate, verdict_of
-from unisono.planner.studies.scaled import scaled
-from unisono.planner.tell import Told
+from unisono.planner.tell import Row, Told
 
 _STEP = Source(
     "specification", "what is asked: small enough to be nearly linear, large enough to be a next model"
@@ -23,54 +22,60 @@ _AGAIN = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """kind: buy (hardware), plan (computes the same), recipe (computes something else). what: in words. gain: share
-    of tokens per second more, negative for less. to: the plan and micro-batch, "" where they stay. fits: in memory."""
-
-    kind: str
-    what: str
-    gain: float
-    to: str = ""
-    fits: bool = True
-
-    def __str__(self) -> str:
-        """As a newcomer reads it."""
-        note = " (another recipe: the loss changes too)" if self.kind == "recipe" else ""
-        note += "" if self.fits else " (does not fit in memory)"
-        return f"{self.what}: {100 * abs(self.gain):.1f} % {'slower' if self.gain < 0 else 'faster'} training{note}"
+def change(kind: str, what: str, gain: float, to: str = "", fits: bool = True) -> Row:
+    """kind: buy (hardware), plan (computes the same), recipe (computes something else). gain: share of tokens per
+    second more, negative for less. to: the plan and micro-batch, "" where they stay. fits: in memory."""
+    note = " (another recipe: the loss changes too)" if kind == "recipe" else ""
+    note += "" if fits else " (does not fit in memory)"
+    says = f"{what}: {100 * abs(gain):.1f} % {'slower' if gain < 0 else 'faster'} training{note}"
+    return {"kind": kind, "what": what, "gain": gain, "to": to or None, "fits": fits, "says": says}
 
 
-def sensitivities(ask: Question) -> tuple[Change, ...]:
+def sensitivities(ask: Question) -> list[Row]:
     """All changes that have a price, the most useful first."""
     now = rate(ask)
     found = [
-        Change(kind, what, rate(other) / now - 1.0, to, verdict_of(other).fits)
+        change(kind, what, rate(other) / now - 1.0, to, verdict_of(other).fits)
         for kind, what, other, to in (*_hardware(ask), *_planned(ask), *_recipes(ask))
         if other.served
     ]
-    return tuple(sorted([*found, _memory(ask, now)], key=lambda change: -change.gain))
+    return sorted([*found, _memory(ask, now)], key=lambda row: -row["gain"])
 
 
 Offer = tuple[str, str, Question, str]  # kind, what, the changed question, to
 
 
 def _hardware(ask: Question) -> Iterator[Offer]:
-    where, percent = ask.cluster, f"{100 * MORE:.0f} %"
+    where, own, more, percent = ask.cluster, ask.cluster.device, 1.0 + MORE, f"{100 * MORE:.0f} %"
+    peak = {dtype: flops * more for dtype, flops in own.peak.items()}
     offers = [
-        (f"{percent} more arithmetic (FLOP/s) in each device", scaled(where, "arithmetic", 1 + MORE)),
-        (f"{percent} faster memory in each device", scaled(where, "memory_bandwidth", 1 + MORE)),
-        *(
-            (f"{percent} faster {one.name}", scaled(where, "bandwidth", 1 + MORE, one.name))
-            for one in where.links
-        ),
-    ]
-    if where.loader.samples or where.loader.bandwidth:
-        offers.append((f"{percent} faster data loading on each host", scaled(where, "loader", 1 + MORE)))
+        (f"{percent} more arithmetic (FLOP/s) in each device",
+         replace(where, device=replace(own, peak=peak, best=own.best * more))),
+        (f"{percent} faster memory in each device",
+         replace(where, device=replace(own, bandwidth=own.bandwidth * more))),
+    ]  # fmt: skip
+    for link in where.links:
+        links = tuple(faster(one, more) if one.name == link.name else one for one in where.links)
+        offers.append((f"{percent} faster {link.name}", replace(where, links=links)))
+    load = where.loader
+    if load.samples or load.bandwidth:
+        loader = replace(load, samples=load.samples * more, bandwidth=load.bandwidth * more)
+        offers.append((f"{percent} faster data loading on each host", replace(where, loader=loader)))
     if where.links:
-        offers.append((f"{percent} less latency on every link", scaled(where, "latency", 1 - MORE)))
-    for what, offer in offers:
-        yield "buy", what, replace(ask, cluster=offer), ""
+        links = tuple(replace(one, latency=one.latency * (1.0 - MORE)) for one in where.links)
+        offers.append((f"{percent} less latency on every link", replace(where, links=links)))
+    for what, cluster in offers:
+        yield "buy", what, replace(ask, cluster=cluster), ""
+
+
+def faster(link: Link, factor: float) -> Link:
+    """The link with so many times its bandwidth, for groups of any size."""
+    return replace(
+        link,
+        bandwidth=link.bandwidth * factor,
+        ceiling=link.ceiling * factor if link.ceiling is not None else None,
+        groups=tuple((members, rate * factor) for members, rate in link.groups),
+    )
 
 
 def _planned(ask: Question) -> Iterator[Offer]:
@@ -79,17 +84,12 @@ def _planned(ask: Question) -> Iterator[Offer]:
         if mode != ask.plan.recompute:
             other = replace(ask, plan=replace(ask.plan, recompute=mode))
             yield "plan", said, other, str(other.plan)
-    if ask.micros % 2 == 0:
-        other = dealt(ask, ask.micro_batch * 2, ask.micros // 2)
-        yield (
-            "plan",
-            f"twice the micro-batch ({other.micro_batch})",
-            other,
-            f"micro_batch={other.micro_batch}",
-        )
-    if ask.micro_batch % 2 == 0:
-        other = dealt(ask, ask.micro_batch // 2, ask.micros * 2)
-        yield "plan", f"half the micro-batch ({other.micro_batch})", other, f"micro_batch={other.micro_batch}"
+    for odd, size, micros, word in (
+        (ask.micros % 2, ask.micro_batch * 2, ask.micros // 2, "twice"),
+        (ask.micro_batch % 2, ask.micro_batch // 2, ask.micros * 2, "half"),
+    ):
+        if not odd:
+            yield "plan", f"{word} the micro-batch ({size})", dealt(ask, size, micros), f"micro_batch={size}"
 
 
 def dealt(ask: Question, micro_batch: int, micros: int) -> Question:
@@ -105,7 +105,7 @@ def _recipes(ask: Question) -> Iterator[Offer]:
             yield "recipe", f"{word} the global batch ({other.batch})", other, f"global_batch={other.batch}"
 
 
-def _memory(ask: Question, now: float) -> Change:
+def _memory(ask: Question, now: float) -> Row:
     """What more memory would let the plan do, beyond what it may do already: less computed again, larger
     micro-batches, fewer weights gathered."""
     device = ask.cluster.device
@@ -121,9 +121,17 @@ def _memory(ask: Question, now: float) -> Change:
             today = gained
     said = f"{GIGABYTES:.0f} GB more memory in each device"
     if best is None or then <= today:
-        return Change("buy", said, 0.0)
-    to = f"{best.plan}, micro_batch={best.micro_batch}"
-    return Change("buy", f"{said}, for {_difference(ask, best)}", then / today - 1.0, to)
+        return change("buy", said, 0.0)
+    mine, other = _memory_keys(ask), _memory_keys(best)
+    keys = " ".join(f"{key}={value}" for key, value in other.items() if value != mine[key])
+    return change(
+        "buy", f"{said}, for {keys}", then / today - 1.0, f"{best.plan}, micro_batch={best.micro_batch}"
+    )
+
+
+def _memory_keys(ask: Question) -> dict[str, object]:
+    """What decides how much of a step is kept."""
+    return {"recompute": ask.plan.recompute, "zero": ask.plan.zero, "micro_batch": ask.micro_batch}
 
 
 def _roomier(ask: Question) -> Iterator[Question]:
@@ -136,25 +144,8 @@ def _roomier(ask: Question) -> Iterator[Question]:
                     yield dealt(changed, ask.micro_batch * times, ask.micros // times)
 
 
-def _difference(ask: Question, other: Question) -> str:
-    said = [
-        f"{key}={getattr(other.plan, key)}"
-        for key in ("recompute", "zero")
-        if getattr(other.plan, key) != getattr(ask.plan, key)
-    ]
-    if other.micro_batch != ask.micro_batch:
-        said.append(f"micro_batch={other.micro_batch}")
-    return " ".join(said)
-
-
-def told(found: Sequence[Change]) -> Told:
-    """All of them as JSON; the most useful that fit for people."""
-    rows = [
-        {"kind": c.kind, "what": c.what, "gain": c.gain, "to": c.to or None, "fits": c.fits, "says": str(c)}
-        for c in found
-    ]  # fmt: skip
-    useful = [c for c in found if c.fits and c.gain >= _WORTH][:_SHOWN]
+def told(found: Sequence[Row]) -> Told:
+    """The key `sensitivities`, all of them; the most useful that fit for people."""
+    useful = [row["says"] for row in found if row["fits"] and row["gain"] >= _WORTH][:_SHOWN]
     nothing = ["nothing that was tried: no change of one thing gains 0.1 %"]
-    return {"sensitivities": rows}, "\n  ".join(
-        ["what would help", *(map(str, useful) if useful else nothing)]
-    )
+    return {"sensitivities": list(found)}, "\n  ".join(["what would help", *(useful or nothing)])

@@ -3,7 +3,7 @@
 Strong scaling keeps the global batch, weak scaling lets it grow with the devices (Amdahl, 1967; Gustafson, 1988).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer
-from unisono.planner.tell import Column, Told, bound, figure, lines, many, share, table, waterfall
+from unisono.planner.tell import Column, Row, Told, figure, figures, lines, many, parts, share, table
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 
@@ -36,36 +36,6 @@ class Axis:
     def at(self, value: int) -> str:
         """In a sentence."""
         return f"at {self.key.replace('_', ' ')} {value:,}"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """answer: of the best plan; None where there is none, and then `why` says it. efficiency: tokens per second of one
-    device (of the whole cluster where that stays the same) beside the first point's."""
-
-    value: int
-    space: Space
-    answer: Answer | None
-    efficiency: float | None = None
-    why: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        if self.answer is None:
-            return 0.0
-        return self.answer.rate
-
-    @property
-    def devices(self) -> int:
-        return self.space.cluster.devices
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    axis: Axis
-    weak: bool
-    points: tuple[Point, ...]
 
 
 def axis(text: str) -> Axis:
@@ -103,32 +73,35 @@ def sweep(
     *,
     weak: bool = False,
     legal: Callable[[Space], Callable[[Any], bool]] | None = None,
-) -> Sweep:
+) -> list[Row]:
     """Every point with its best plan. sized(devices): the cluster. legal(space): what a plan must be there.
 
-    Keys that `base.held` says stay, but for `dp`, which fills the devices. Raises UsageError.
+    efficiency: tokens per second of one device (of the whole cluster where that stays the same) beside the first
+    point's. why_none: why a point has no plan. Keys that `base.held` says stay, but for `dp`, which fills the devices.
+    Raises UsageError.
     """
     if weak and not over.grows:
-        raise UsageError(
-            "--weak lets the batch grow with the devices",
-            where="--weak",
-            fix="--sweep devices=8..1024",
-            code="C04",
-        )
-    points: list[Point] = []
-    first: Point | None = None
+        what, fix = "--weak lets the batch grow with the devices", "--sweep devices=8..1024"
+        raise UsageError(what, where="--weak", fix=fix, code="C04")
+    rows, first = list[Row](), 0.0
     for value, space in _spaces(base, over, sized, weak):
         held = replace(space.held, dp=-1, said=space.held.said - {"dp"}) if over.grows else space.held
         space = replace(space, held=held, legal=legal(space) if legal else space.legal)
-        found = search(space, top=1)
-        if not found.best:
-            points.append(Point(value, space, None, why=_nothing(space, found.nearest)))
-            continue
-        point = Point(value, space, found.best[0])
-        first = first or point
-        per = (point.devices / first.devices) if over.grows else 1.0
-        points.append(replace(point, efficiency=point.rate / first.rate / per))
-    return Sweep(over, weak, tuple(points))
+        found, devices = search(space, top=1), space.cluster.devices
+        row = {
+            "value": value,
+            "devices": devices,
+            "global_batch": space.batch,
+            "plan": None,
+            "why_none": None,
+        }
+        if found.best:
+            answer = found.best[0]
+            pace = answer.rate / (devices if over.grows else 1)
+            first = first or pace
+            row |= {**figures(answer), "efficiency": pace / first, "waterfall": parts(answer)}
+        rows.append(row if found.best else row | {"why_none": _nothing(space, found.nearest)})
+    return rows
 
 
 def _spaces(
@@ -155,97 +128,64 @@ def _with_context(model: Model, context: int) -> Model:
 
 
 def _nothing(space: Space, nearest: Answer | None) -> str:
-    if nearest is None:
-        return (
-            f"batch too small: no plan deals {space.batch} samples and {space.model.n_layer} layers to"
-            f" {space.cluster.devices} devices"
-        )
-    return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
+    if nearest is not None:
+        return f"memory: the nearest plan is {nearest.verdict.short / GIB:.1f} GiB short"
+    dealt = f"{space.batch} samples and {space.model.n_layer} layers to {space.cluster.devices} devices"
+    return f"batch too small: no plan deals {dealt}"
 
 
-def breaks(study: Sweep) -> tuple[Point | None, str]:
-    """The first point under half of the first one's efficiency, or without a plan; and a sentence that says why."""
-    priced = [point for point in study.points if point.answer is not None]
+def breaks(over: Axis, rows: Sequence[Row]) -> tuple[int | None, str]:
+    """The first value under half of the first point's efficiency, or without a plan; and a sentence that says why."""
+    priced = [row for row in rows if row["plan"]]
     if not priced:
-        return study.points[0], f"no plan fits anywhere: {study.points[0].why}"
-    first, last = priced[0], priced[-1]
-    for point in study.points:
-        at = study.axis.at(point.value)
-        if point.answer is None and point.value > first.value:
-            return point, f"it ends {at}: {point.why}"
-        if point.efficiency is not None and point.efficiency < _BREAKS:
-            return point, f"it breaks {at}: {_share(point)}; most is lost to: {_bound(point)}"
-    if last is first or not study.axis.grows:
-        best = max(priced, key=lambda point: point.rate)
-        return None, f"fastest {study.axis.at(best.value)}: {best.rate:,.0f} tokens/s"
-    return None, f"it holds {study.axis.at(last.value)}: {_share(last)}; most is lost to: {_bound(last)}"
+        return rows[0]["value"], f"no plan fits anywhere: {rows[0]['why_none']}"
+
+    def part(row: Row) -> str:
+        share_ = f"{100 * row['efficiency']:.0f} % of the first point's efficiency"
+        return f"{over.at(row['value'])}: {share_}; most is lost to: {row['bound']}"
+
+    for row in rows:
+        if row["plan"] is None and row["value"] > priced[0]["value"]:
+            return row["value"], f"it ends {over.at(row['value'])}: {row['why_none']}"
+        if row["plan"] and row["efficiency"] < _BREAKS:
+            return row["value"], f"it breaks {part(row)}"
+    if len(priced) == 1 or not over.grows:
+        best = max(priced, key=lambda row: row["tokens_per_s"])
+        return None, f"fastest {over.at(best['value'])}: {best['tokens_per_s']:,.0f} tokens/s"
+    return None, f"it holds {part(priced[-1])}"
 
 
-def _share(point: Point) -> str:
-    return f"{100 * (point.efficiency or 0.0):.0f} % of the first point's efficiency"
-
-
-def _bound(point: Point) -> str:
-    return bound(point.answer) if point.answer is not None else "nothing"
-
-
-def told(study: Sweep) -> Told:
-    """A plain row for each point, of which JSON, table and picture are made, and where it breaks."""
-    (at, says), key = breaks(study), study.axis.key
-    facts = {
-        "key": key,
-        "weak": study.weak,
-        "points": [_row(point) for point in study.points],
-        "breaks_at": at.value if at else None,
-        "says": says,
-    }
-    kind = ", weak scaling: the batch grows" if study.weak else ", strong scaling: the same batch"
-    space = study.points[0].space
+def told(base: Space, over: Axis, rows: Sequence[Row], weak: bool = False) -> Told:
+    """The key `sweep`, of which table and picture are made, and where it breaks."""
+    at, says = breaks(over, rows)
+    facts = {"key": over.key, "weak": weak, "points": list(rows), "breaks_at": at, "says": says}
+    kind = ", weak scaling: the batch grows" if weak else ", strong scaling: the same batch"
     head = [
-        ("cluster", f"{space.cluster.device.name}, priced as the software stack {space.stack.name} runs"),
-        ("error", _trusted(study)),
-        ("varied", key + (kind if study.axis.grows else "")),
+        ("cluster", f"{base.cluster.device.name}, priced as the software stack {base.stack.name} runs"),
+        ("error", _trusted([row for row in rows if row["plan"]])),
+        ("varied", over.key + (kind if over.grows else "")),
     ]
     columns = (
-        Column(key, "value", many), Column("batch", "global_batch", many),
-        Column("step s", "step_s", figure),
+        Column(over.key, "value", many), Column("batch", "global_batch", many), Column("step s", "step_s", figure),
         Column("tokens/s", "tokens_per_s", many),
-        Column("efficiency" if study.axis.grows else "speed", "efficiency", share), Column("MFU", "mfu", share),
+        Column("efficiency" if over.grows else "speed", "efficiency", share), Column("MFU", "mfu", share),
         Column("what binds; plan", "told"),
     )  # fmt: skip
-    rows = [{**row, "told": _named(row)} for row in facts["points"]]
-    return {"sweep": facts}, "\n".join([*lines(head), "", *table(columns, rows), "", says])
+    shown = [
+        {
+            **row,
+            "told": row["why_none"] or f"{row['bound']}; {row['plan']} (micro_batch {row['micro_batch']})",
+        }
+        for row in rows
+    ]
+    return {"sweep": facts}, "\n".join([*lines(head), "", *table(columns, shown), "", says])
 
 
-def _named(row: dict[str, Any]) -> str:
-    return row["why_none"] or f"{row['bound']}; {row['plan']} (micro_batch {row['micro_batch']})"
-
-
-def _row(point: Point) -> dict[str, Any]:
-    space, got = point.space, point.answer
-    row = {"value": point.value, "devices": space.cluster.devices, "global_batch": space.batch, "plan": None,
-           "why_none": point.why or None}  # fmt: skip
-    if got is None:
-        return row
-    return row | {
-        "plan": str(got.question.plan),
-        "micro_batch": got.question.micro_batch,
-        "step_s": got.price.step,
-        "tokens_per_s": point.rate,
-        "efficiency": point.efficiency,
-        "mfu": got.mfu,
-        "error_pct": got.error_pct,
-        "mem_gib": got.verdict.memory.total / GIB,
-        "exposed_comm_s": got.price.exposed,
-        "bound": bound(got),
-        "waterfall": [{"what": what, "seconds": seconds} for what, seconds in waterfall(got)],
-    }
-
-
-def _trusted(study: Sweep) -> str:
+def _trusted(priced: Sequence[Row]) -> str:
     """How right the prices are, where they are known least."""
-    answers = [point.answer for point in study.points if point.answer is not None]
-    if not answers:
+    if not priced:
         return "no plan, no price"
-    worst = max(answers, key=lambda answer: answer.error_pct or 0.0)
-    return f"{worst.trusted}{', at the worst point' if worst.error_pct is not None else ''}"
+    worst = max(row["error_pct"] or 0.0 for row in priced)
+    if not worst:
+        return "no model of this kind has been held beside measurements"
+    return f"right within about {worst:.0f} % on average, at the worst point"
