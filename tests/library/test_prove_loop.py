@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import unisono
 from unisono.library.loop_check import LoopVerdict, judged
+from unisono.plan import Plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -59,13 +60,30 @@ def test_a_loss_that_the_graph_says_nothing_of() -> None:
     verdict = unisono.prove(wrong, "dp=2")
     assert isinstance(verdict, LoopVerdict) and not verdict and verdict.first is not None, verdict
     assert verdict.first[0] == 1 and verdict.errors[0] == pytest.approx(0.5)
+    assert verdict.cause == "factor_of_axis" and "dp (2)" in str(verdict), verdict
     with pytest.raises(unisono.UnisonoError, match="one process"):
         verdict.check()
 
 
 def test_steps_that_are_missing_are_wrong() -> None:
-    step = {"0.weight": torch.ones(2)}
-    assert judged([step, step], [step, step], ()).passed
-    assert judged([step, step], [step], ()).first == (2, "a step that is missing")
-    assert not judged([], [], ()).passed
-    assert judged([step], [{"0.weight": torch.tensor([1.0, float("nan")])}], ()).first == (1, "0.weight")
+    plan = Plan(dp=2)
+    step = {"grad/0.weight": torch.ones(2)}
+    assert judged([step, step], [[step, step]] * 2, (), plan).passed
+    assert judged([step, step], [[step], [step, step]], (), plan).first == (2, "a step that is missing")
+    assert not judged([], [[], []], (), plan).passed
+    bad = {"grad/0.weight": torch.tensor([1.0, float("nan")])}
+    found = judged([step], [[step], [bad]], (), plan)
+    assert (found.first, found.cause) == ((1, "0.weight"), "not_a_number")
+
+
+def test_what_the_samples_of_a_rank_weigh_is_told() -> None:
+    own = [{"own/0.weight": torch.randn(8, dtype=torch.float64)} for _ in range(3)]
+
+    def mixed(*weights: float) -> dict[str, Tensor]:
+        return {"grad/0.weight": sum(w * o["own/0.weight"] for w, o in zip(weights, own, strict=True))}  # type: ignore[dict-item]
+
+    ranks = [[mixed(0.5, 0.25, 0.25) | o] for o in own]
+    found = judged([mixed(0.25, 0.25, 0.5)], ranks, (), Plan(dp=3))
+    assert found.cause == "factor" and "rank 0 weigh 0.5 instead of 0.25" in str(found), found
+    other = {"grad/0.weight": torch.randn(8, dtype=torch.float64)}
+    assert judged([other], ranks, (), Plan(dp=3)).cause == "forward"

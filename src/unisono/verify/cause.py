@@ -8,7 +8,7 @@ Names (new ones may be added, none changes its meaning):
     loss_reduction not_a_number
     factor_of_axis factor                                     a gradient, or all, times a constant
     missing_micro_batch missing_share counted_twice           parts of the sum over micro-batches
-    not_reduced replicas_drifted                              copies that should be equal
+    not_reduced replicas_drifted wrong_group                  copies that should be equal, parts that should not
     tied_use_missing tied_use_twice tied_copies_differ        a weight under two names
     rank_slice permuted few_elements precision_lost           parts of one tensor
     stale_gradient carried_over summation_order kept_activation gradient
@@ -224,16 +224,18 @@ def _gradient(case: Case) -> Cause:
 
 
 def _received(case: Case, names: Sequence[str]) -> Cause | None:
-    """Wrong in no pattern, behind a boundary between stages, though every loss is right."""
+    """Wrong in no pattern though every loss is right: behind a boundary between stages, or where blocks are computed
+    again."""
     tied = {*case.owners, *case.owners.values()}  # two stages hold them, and one that is wrong makes both so
     own = [name for name in names if name not in tied]
     stages = sorted({part.at["pp"] for name in own for part in case.seen.parts.get(f"raw/{name}", ())})
+    text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward"
+    if case.plan.recompute != "none":
+        return Cause("kept_activation", f"{text} computes other activations again than its forward had")
     if case.plan.pp == 1 or not stages or not stages[-1]:
         return None
-    text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward of stage {stages[-1]}"
-    return Cause(
-        "kept_activation", f"{text} sees other activations than its forward, as where a buffer is used again"
-    )
+    about = "sees other activations than its forward, as where a buffer is used again"
+    return Cause("kept_activation", f"{text} of stage {stages[-1]} {about}")
 
 
 def _evidence(case: Case) -> Evidence:

@@ -2,12 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from unisono.spec.words import listed
 from unisono.verify.solve import Fit, fit
 
 ROOM = 1 << 18  # rows of a regression: more would only make it slower
@@ -37,6 +38,16 @@ def copies_of(parts: Sequence[RecordedBox]) -> list[list[RecordedBox]]:
         if part.tensor.numel():
             found[part.start, tuple(part.tensor.shape)].append(part)
     return list(found.values())
+
+
+def only_at(parts: Sequence[RecordedBox], axes: Sequence[str], wrong: Callable[[RecordedBox], bool]) -> str:
+    """The places on one axis, in words, of which all parts are wrong while those of all others are right; or ""."""
+    bad, good = ([p.at for p in parts if wrong(p) is side] for side in (True, False))
+    for axis in axes if bad and good else ():
+        guilty = {at[axis] for at in bad}
+        if not guilty & {at[axis] for at in good}:
+            return f"{axis} {listed(sorted(guilty))}"
+    return ""
 
 
 def joined(parts: Sequence[RecordedBox], shape: Sequence[int]) -> Tensor | None:
@@ -93,6 +104,10 @@ class Evidence:
         """Largest error of a box, had the right gradient to be `factor` times as large; 1e308 if not a number."""
         gap = (part.tensor.double() - factor * box_of(self.want[name], part)).abs().max().item()
         return gap if math.isfinite(gap) else 1e308
+
+    def is_right(self, part: RecordedBox, name: str) -> bool:
+        """Whether a box is as it should be, but for rounding."""
+        return self.gap(part, name) <= self.slack * self.top(name)
 
     def worst(self, name: str) -> float:
         """Largest error of any box."""

@@ -4,13 +4,13 @@ One list serves the prover and `check_gradients`: what both know is an `Evidence
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, box_of
+from unisono.verify.evidence import Evidence, box_of, only_at
 from unisono.verify.solve import Cause, factor, fit, lower_precision, ratio
 
 NEAR = 1e-3  # of a share's weight: whole numbers are told apart, rounding is not seen
@@ -22,6 +22,7 @@ def explain(ev: Evidence, names: Sequence[str]) -> Cause:
     for find in (
         _not_a_number,
         _not_reduced,
+        _foreign,
         _rounded,
         _factor,
         _tied,
@@ -77,7 +78,10 @@ def _not_reduced(ev: Evidence, names: Sequence[str]) -> Cause | None:
 
 
 def _adds_up(ev: Evidence, name: str, axis: str, how: str) -> bool:
+    """Whether that is so of each box that is wrong."""
     for ranks in ev.copies(name):
+        if all(ev.is_right(p, name) for p in ranks):
+            continue
         own = torch.stack(list({p.at[axis]: p.tensor.double() for p in ranks}.values()))
         total = own.sum(0) if how == "sum" else own.mean(0)
         gap = (total - box_of(ev.want[name], ranks[0])).abs().max().item()
@@ -86,9 +90,33 @@ def _adds_up(ev: Evidence, name: str, axis: str, how: str) -> bool:
     return bool(ev.differ(name))
 
 
+def _foreign(ev: Evidence, names: Sequence[str]) -> Cause | None:
+    """Different parts of one tensor were added to each other."""
+    for axis in ev.axes:
+        done = [name for name in names if _of_all_parts(ev, name, axis)]
+        if done:
+            text = f"the sum of the different parts that ranks along {axis} hold: a group was taken that cuts them"
+            return Cause("wrong_group", f"{are(done)} {text}")
+    return None
+
+
+def _of_all_parts(ev: Evidence, name: str, axis: str) -> bool:
+    parts = [p for p in ev.held[name] if p.tensor.numel()]
+    for p in parts:
+        peers = {
+            q.start: q for q in parts if all(q.at[a] == p.at[a] for a in p.at if a != axis)
+        }  # with a part of their own
+        boxes = [box_of(ev.want[name], q) for q in peers.values()]
+        if len(boxes) < 2 or any(box.shape != p.tensor.shape for box in boxes):
+            return False
+        if not (p.tensor.double() - sum(boxes)).abs().max().item() <= ev.near * ev.top(name):
+            return False
+    return bool(parts)
+
+
 def _share_in_common(ev: Evidence, names: Sequence[str], axis: str) -> bool:
     """Whether two ranks along an axis have a share in common: then some of it was summed."""
-    ranks = list({p.at[axis]: p.rank for p in ev.copies(names[0])[0]}.values())[:2]
+    ranks = list({p.at[axis]: p.rank for p in ev.differ(names[0])}.values())[:2]
     one, other = (ev.weights(names, rank) for rank in ranks)
     both = zip(one or (), other or (), strict=False)
     return any(abs(a) > NEAR and abs(b) > NEAR for a, b in both)
@@ -99,7 +127,7 @@ def _copies_apart(ev: Evidence, names: Sequence[str]) -> Cause | None:
     for name in names:
         ranks = ev.differ(name)
         if ranks:
-            good = [p.rank for p in ranks if ev.gap(p, name) <= ev.slack * ev.top(name)]
+            good = [p.rank for p in ranks if ev.is_right(p, name)]
             bad = [p.rank for p in ranks if p.rank not in good]
             word = f"right on ranks {listed(good)}, wrong on {listed(bad)}" if good else "wrong on all"
             axes = " and ".join(a for a in ev.axes if len({p.at[a] for p in ranks}) > 1)
@@ -262,12 +290,7 @@ def _permutation(got: Tensor, want: Tensor, room: float) -> str:
 def _slice(ev: Evidence, names: Sequence[str]) -> Cause | None:
     """Only what some ranks hold is wrong."""
     name = names[0]
-    wrong: Mapping[bool, list] = {True: [], False: []}
-    for ranks in ev.copies(name):
-        wrong[ev.gap(ranks[0], name) > ev.slack * ev.top(name)] += ranks
-    for axis in ev.axes if wrong[True] and wrong[False] else ():
-        bad, good = ({p.at[axis] for p in wrong[side]} for side in (True, False))
-        if not bad & good:
-            who = f"{axis} {listed(sorted(bad))}"
-            return Cause("rank_slice", f"of {many([name])} only what is held at {who} is wrong")
-    return None
+    where = only_at(
+        [p for p in ev.held[name] if p.tensor.numel()], ev.axes, lambda p: not ev.is_right(p, name)
+    )
+    return Cause("rank_slice", f"of {many([name])} only what is held at {where} is wrong") if where else None

@@ -1,6 +1,7 @@
 """What is wrong with an update whose gradients are right: solve the optimiser's formula for what was done."""
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from unisono.spec.words import listed
 from unisono.verify.compare import state_before
+from unisono.verify.evidence import box_of, only_at
 from unisono.verify.solve import AXES, Cause, axis_text, fit, lower_precision
 
 if TYPE_CHECKING:
@@ -39,10 +41,24 @@ def explain_update(case: "Case") -> Cause:
             return cause
     if copies:
         return Cause("replicas_drifted", f"gradients are right, but after the update {copies[0].what}")
-    return Cause(
+    return _at_some(case, names) or Cause(
         "update_rule",
         f"gradients and learning rate are right, {listed(names, 3)} does not follow the recipe's formula",
     )
+
+
+def _at_some(case: "Case", names: Sequence[str]) -> Cause | None:
+    """Only what some ranks hold is wrong."""
+    axes = [axis for axis in AXES if getattr(case.plan, axis) > 1]
+    for name in names:
+        want = case.ref.whole(f"model/{name}")
+        if want is not None:
+            boxes = [p for p in case.seen.parts.get(f"model/{name}", ()) if p.tensor.numel()]
+            where = only_at(boxes, axes, lambda p, x=want: not _close(p.tensor, box_of(x, p), case.unit))
+            if where:
+                text = f"of {name} only what is held at {where} does not follow the recipe's formula"
+                return Cause("rank_slice", f"gradients and learning rate are right, {text}")
+    return None
 
 
 def name_of(key: str) -> str:

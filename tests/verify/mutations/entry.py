@@ -2,14 +2,24 @@
 
 from typing import Any
 
-from tests.verify.mutations import in_both, in_clipping, in_data, in_layers, in_runs, in_sums, in_updates
+from tests.verify.mutations import (
+    in_both,
+    in_clipping,
+    in_data,
+    in_layers,
+    in_loops,
+    in_meshes,
+    in_runs,
+    in_sums,
+    in_updates,
+)
 from tests.verify.mutations.planting import Planting, bugs_of
 from unisono.verify import prover_rank as verify_rank
 from unisono.verify.prover_rank import prepare
 
 __all__ = ["CATALOGUE", "UNSEEN", "main", "prepare"]
 
-CATALOGUE = bugs_of(in_data, in_sums, in_layers, in_clipping, in_updates, in_runs)
+CATALOGUE = bugs_of(in_data, in_sums, in_layers, in_clipping, in_updates, in_runs, in_meshes, in_loops)
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
 

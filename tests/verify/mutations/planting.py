@@ -18,6 +18,14 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from unisono.plan import Plan
+from unisono.verify.cover import AXES
+
+WIDE = MappingProxyType(
+    {
+        "model.n_layer": 3, "model.n_head": 12, "model.d_model": 24, "model.context": 12, "train.global_batch": 12
+    }  # every axis may have two, three or four ranks
+)  # fmt: skip
 Patch = Callable[[Any, str, Any], None]
 
 
@@ -25,7 +33,8 @@ Patch = Callable[[Any, str, Any], None]
 class Bug:
     """plan: under which it shows. causes: names that `verify` may rightly give it. dropout: of the model. both: whether
     one device has it too. recipe: `section.key` → value, where it needs another. text: that is read, if not the usual
-    one. test: the quick test that finds it, where `verify` cannot."""
+    one. test: the quick test that finds it, where `verify` cannot. loop: in which it shows, if that is a user's own, and
+    not `train`. source: where it was really made, and silent, if it was."""
 
     name: str
     plan: str
@@ -36,7 +45,15 @@ class Bug:
     recipe: Mapping[str, Any]
     text: str
     test: str
+    loop: Callable[[Any], None] | None
+    source: str
     plant: Callable[[Patch], None]
+
+    @property
+    def degrees(self) -> list[int]:
+        """Of the axes of its plan that have more than one rank."""
+        plan = Plan.parse(self.plan)
+        return [size for axis in AXES if (size := getattr(plan, axis)) > 1]
 
 
 def bug(
@@ -48,10 +65,12 @@ def bug(
     recipe: Mapping[str, Any] = MappingProxyType({}),
     text: str = "",
     test: str = "",
+    loop: Callable[[Any], None] | None = None,
+    source: str = "",
 ) -> Callable[[Callable[[Patch], None]], Bug]:
     """Makes a function a Bug."""
     return lambda plant: Bug(
-        plant.__name__, plan, causes, dropout, optimizer, both, recipe, text, test, plant
+        plant.__name__, plan, causes, dropout, optimizer, both, recipe, text, test, loop, source, plant
     )
 
 
