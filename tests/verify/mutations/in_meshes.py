@@ -46,7 +46,7 @@ def one_shard_never_meets_its_replicas(patch):
     patch(EveryStepSync, "grad_ready", meets_where(lambda r: r % 3 < 2))
 
 
-@bug("dp=2 tp=2", "wrong_group", recipe=WIDE)
+@bug("dp=2 tp=3", "wrong_group", recipe=WIDE)
 def cut_gradients_summed_over_tp_too(patch):
     """Every gradient is thought to be one rank's part of a sum, those of cut layers too."""
     patch(
@@ -136,7 +136,7 @@ def canonical_parts_begin_with_the_second(patch):
     patch(canonical, "tree_sum", lambda parts: TREE([*parts[1:], parts[0]]))
 
 
-@bug("dp=2 tp=2 recompute=full", "kept_activation", recipe=WIDE)
+@bug("dp=3 tp=2 recompute=full", "kept_activation", recipe=WIDE)
 def computed_again_without_the_other_positions(patch):
     """What is computed again does not gather what other ranks have: each takes its own positions for all."""
 
