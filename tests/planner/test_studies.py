@@ -171,15 +171,6 @@ def test_a_model_without_a_context_cannot_be_swept_over_it(capsys: pytest.Captur
     assert "no context to vary" in json.loads(capsys.readouterr().out)["what"]
 
 
-@pytest.mark.parametrize(("words", "told"), [(["--plan", "dp=16 tp=4 micros=8"], True), (PLAN, False)])
-def test_fp32_is_named_where_the_device_is_faster_otherwise(
-    words: list[str], told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Who has named no precision would not know why a step takes so long."""
-    assert main(["simulate", *GPT, *words]) == 0
-    assert ("precision  fp32" in capsys.readouterr().out) == told
-
-
 def test_the_page_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *GPT, *PLAN, "--tokens", "1e9", "--batches"]) == 0
     page = capsys.readouterr().out

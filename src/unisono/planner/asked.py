@@ -9,6 +9,7 @@ from unisono.config.models import Recipe
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import Batch, batch_of, divisors
+from unisono.plan.grammar import played
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
 from unisono.planner.cuts import cut_problem
@@ -19,13 +20,14 @@ from unisono.planner.priced import Model
 from unisono.planner.stack import stack
 from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
+from unisono.planner.trust import HALF
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import kind_of
 
-NOT_BUILT = "P10"
+NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
 def question(
@@ -40,10 +42,11 @@ def question(
     if where.host is not None and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
     made = stack(stack_name or where.stack)
-    plan, batch = planned(loaded, where, model)
-    ask = simulate.Question(
-        model, plan, where, made, batch.micro_batch, batch.micros, loaded.recipe.train.steps
-    )
+    keys, assumed = assuming(loaded, loaded.plan, where)
+    plan, batch = planned(replace(loaded, plan=keys), where, model)
+    steps, later = loaded.recipe.train.steps, unplayed(loaded, plan)
+    sizes = batch.micro_batch, batch.micros, steps
+    ask = simulate.Question(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
     if order is None and where.host is None:
         order = loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
@@ -54,10 +57,59 @@ def question_on(loaded: Loaded, model: Model, mixture: Mixture, stack_name: str 
     if not isinstance(model, Transformer):
         raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
                          fix=f"--cluster {mixture.pools[0].name}, one of its pools", code="C22")  # fmt: skip
-    plan, batch = planned(loaded, mixture, model)
+    keys, assumed = assuming(loaded, loaded.plan, mixture)
+    plan, batch = planned(replace(loaded, plan=keys), mixture, model)
     unpriced(plan)
     made, steps = stack(stack_name or mixture.stack), loaded.recipe.train.steps
-    return simulate.Question(model, plan, mixture.whole(), made, batch.micro_batch, batch.micros, steps)
+    sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
+    return simulate.Question(model, plan, mixture.whole(), made, *sizes, assumed=assumed, unplayed=later)
+
+
+def assuming(loaded: Loaded, plan: Plan, where: Cluster | Mixture) -> tuple[Plan, tuple[str, ...]]:
+    """(the plan in the precision in which it is priced, what was taken since nobody named it, each in words).
+
+    On accelerators that is the mixed precision that they have and `train` plays; on cores what `train` computes in
+    without a word. The recipe's own plan names it too.
+    """
+    assumed: list[str] = []
+    own = loaded.plan
+    if "precision" not in plan.said and ("precision" in own.said or own.precision != "fp32"):
+        plan = in_precision(plan, own.precision)
+    pools = where.pools if isinstance(where, Mixture) else (where,)
+    devices = [pool.device for pool in pools if pool.host is None]
+    if "precision" not in plan.said and plan.precision == "fp32":
+        if loaded.recipe.train.dtype == "float64":
+            plan = in_precision(plan, "fp64")
+        elif devices and all(device.name != "cpu" for device in devices):
+            names = " and ".join(device.name for device in devices)
+            mixed = [
+                half for half in HALF if half in played("precision") and all(half in d.peak for d in devices)
+            ]
+            plan = in_precision(plan, (*mixed, "fp32")[0])
+            why = f"{names} has it" if mixed else f"train has no half precision that {names} has"
+            assumed.append(f"precision={plan.precision}, as nobody named one and {why}")
+    train = loaded.recipe.train
+    derived = train.micro_batch is not None and plan.micros is not None
+    if loaded.origins.get("train.global_batch") == "default" and not derived:
+        assumed.append(f"global_batch={train.global_batch}, the default, as nobody named one")
+    return plan, tuple(assumed)
+
+
+def in_precision(plan: Plan, name: str) -> Plan:
+    """The plan with a precision that counts as named."""
+    return replace(plan, precision=name, said=plan.said | {"precision"})
+
+
+def unplayed(loaded: Loaded, plan: Plan | None = None) -> tuple[str, ...]:
+    """What `train` cannot play yet of a recipe's model and of a plan, in words."""
+    model = loaded.recipe.model
+    kind = () if model.played else (f"model.kind={model.kind}",)
+    return kind if plan is None else (*kind, *later(plan))
+
+
+def later(plan: Plan) -> tuple[str, ...]:
+    """What `train` cannot play yet of a plan: `cp=2`."""
+    return tuple(p.what.removesuffix(NOT_YET) for p in plan.check() if p.code == NOT_BUILT)
 
 
 def unpriced(plan: Plan) -> None:

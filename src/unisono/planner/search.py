@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
+from unisono.planner.asked import later
 from unisono.planner.bench import Array, SearchShared
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.played import actions, span
@@ -180,8 +181,14 @@ def smallest(space: Space, scaled: Callable[[int], Cluster]) -> tuple[Cluster, A
 def answer_at(space: Space, mesh: MeshSizes, place: int) -> Answer:
     """The answer of the plan at a place in the mesh's flat arrays."""
     plan, size = plan_at(mesh, np.unravel_index(place, mesh.axes.shape))  # type: ignore[arg-type]
-    return simulate(
-        Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1, space.steps)
+    return simulate(question_at(space, plan, size))
+
+
+def question_at(space: Space, plan: Plan, micro_batch: int) -> Question:
+    """What is asked of one plan of a space."""
+    sizes, unplayed = (micro_batch, plan.micros or 1, space.steps), (*space.unplayed, *later(plan))
+    return Question(
+        space.model, plan, space.cluster, space.stack, *sizes, assumed=space.assumed, unplayed=unplayed
     )
 
 

@@ -25,7 +25,8 @@ GIB = 2.0**30
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
-    how unevenly ranks work, None where all are as quick as they are priced."""
+    how unevenly ranks work, None where all are as quick as they are priced. assumed: what nobody named and was taken,
+    in words. unplayed: what of it `train` cannot play yet."""
 
     model: Model
     plan: Plan
@@ -35,6 +36,8 @@ class Question:
     micros: int
     steps: int = 0
     stragglers: Law | None = None
+    assumed: tuple[str, ...] = ()
+    unplayed: tuple[str, ...] = ()
 
     @property
     def batch(self) -> int:

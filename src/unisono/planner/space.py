@@ -15,7 +15,7 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
 from unisono.plan.grammar import known, played
-from unisono.planner.asked import NOT_BUILT, judged, problems
+from unisono.planner.asked import NOT_BUILT, assuming, judged, problems, unplayed
 from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
@@ -24,13 +24,17 @@ from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.errors import ConfigProblems
+
+_WIDTH = "P15"  # a precision beside weights of another width
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
-    play yet. steps: of the run."""
+    play yet. steps: of the run. assumed: what nobody named and was taken, in words. unplayed: what of the model `train`
+    cannot play yet."""
 
     model: Model
     cluster: Cluster
@@ -41,6 +45,8 @@ class Space:
     legal: Callable[[Plan], bool] = lambda plan: True
     all_keys: bool = False
     steps: int = 0
+    assumed: tuple[str, ...] = ()
+    unplayed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,35 +191,29 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
 def space_of(
     loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
 ) -> Space:  # fmt: skip
-    """What is searched; the keys that `held` names stay as it says. The recipe's own plan gives its precision alone,
-    since that changes what is computed. Raises UsageError."""
+    """What is searched; the keys that `held` names stay as it says. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
-    if "precision" not in keys.said:
-        keys = replace(keys, precision=loaded.plan.precision)
     return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys)
 
 
 def space_on(
     loaded: Loaded, model: Model, held: Plan, where: Cluster, made: Stack, all_keys: bool = False
 ) -> Space:
-    """The same for a cluster and keys that are there already."""
+    """The same for a cluster and keys that are there already. The recipe's own plan gives its precision alone, since
+    that changes what is computed. Raises ConfigProblems for held keys that no plan can be played with."""
     recipe = on_any_ranks(loaded.recipe)
+    held, assumed = assuming(loaded, held, where)
     asked = judged(recipe, model)
     # What is not trained in this version at all is searched with the keys that are held, played here or not.
     later = all_keys or not recipe.model.played
+    wrong = [p for p in held.check(asked) if p.code == _WIDTH or (p.code == NOT_BUILT and not later)]
+    if wrong:
+        raise ConfigProblems(wrong)
 
     def legal(plan: Plan) -> bool:
         return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
 
-    return Space(
-        model,
-        where,
-        made,
-        recipe.train.global_batch,
-        recipe.train.micro_batch,
-        held,
-        legal,
-        all_keys,
-        steps=recipe.train.steps,
-    )
+    train, unable = recipe.train, unplayed(loaded)
+    sizes = train.global_batch, train.micro_batch
+    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable)

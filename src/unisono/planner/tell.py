@@ -141,6 +141,7 @@ def figures(answer: Answer) -> dict[str, Any]:
         "plan": str(ask.plan), "micro_batch": ask.micro_batch, "step_s": got.step, "tokens_per_s": answer.rate,
         "error_pct": answer.error_pct, "mem_gib": answer.verdict.memory.total / GIB, "mfu": answer.mfu,
         "bubble": answer.bubble, "exposed_comm_s": got.exposed, "bound": bound(answer),
+        "days_to_train": answer.days, "assumed": list(ask.assumed), "not_built": list(ask.unplayed),
     }  # fmt: skip
 
 
@@ -189,6 +190,8 @@ def facts(answer: Answer) -> dict[str, Any]:
         "parameters": ask.model.workload.parameters,
         "active_parameters": ask.model.workload.active,
         "plan": str(ask.plan),
+        "assumed": list(ask.assumed),
+        "not_built": list(ask.unplayed),
         "fidelity": exact.name,
         "fidelity_why": why,
         "cluster": ask.cluster.name,
@@ -236,15 +239,7 @@ def stragglers(answer: Answer, law: Law) -> Told:
 def page(answer: Answer) -> str:
     """The same for people: memory, speed, days and error first, then where a step goes."""
     ask, told = answer.question, facts(answer)
-    said = [("plan", str(ask.plan)), ("cluster", where(ask)), *summary(answer)]
-    if ask.steps:
-        cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
-        said.insert(4, ("training", f"{lasting(86400 * answer.days)} for {ask.steps:,} steps:"
-                                    f" {many(told['device_hours'])} device-hours{cost}"))  # fmt: skip
-    batch = (
-        f"{ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}"
-    )
-    said += [("batch", batch), *shared_out(answer)]
+    said = [*summary(answer), *shared_out(answer)]
     if told["fidelity"] == Fidelity.LOSSY.name:
         said.append(("fidelity", f"LOSSY: {told['fidelity_why']}"))
     said.append(("data", _loaded(told["data"], ask.model.context)))
@@ -278,16 +273,34 @@ def rate(answer: Answer) -> str:
 
 
 def summary(answer: Answer) -> list[tuple[str, str]]:
-    """The first lines of a page: memory, speed, and how far both may be trusted."""
+    """The first lines of a page: what is priced, what it takes, how far that may be trusted, and on what batch."""
     ask, verdict = answer.question, answer.verdict
     row = f" (pipeline row {verdict.row})" if ask.plan.pp > 1 else ""
+    batch = (
+        f"{ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}"
+    )
     return [
+        *([("assumed", "; ".join(ask.assumed))] if ask.assumed else []),
+        ("plan", str(ask.plan)),
+        *([("not built", f"train cannot play yet: {', '.join(ask.unplayed)}")] if ask.unplayed else []),
+        ("cluster", where(ask)),
         ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}"),
         ("speed", f"{words.seconds(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
                   f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
+        *([("training", training(answer))] if ask.steps else []),
         *errors(answer),
-        *slow_precision(ask),
+        *_lacking(ask),
+        ("batch", batch),
     ]  # fmt: skip
+
+
+def training(answer: Answer) -> str:
+    """`2.33 days for 47,684 steps of 2,097,152 tokens: 3,582 device-hours`, and what they cost."""
+    ask, told = answer.question, facts(answer)
+    cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
+    each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
+    hours = f"{many(told['device_hours'])} device-hours{cost}"
+    return f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}: {hours}"
 
 
 def errors(answer: Answer) -> list[tuple[str, str]]:
@@ -299,13 +312,13 @@ def errors(answer: Answer) -> list[tuple[str, str]]:
     return [("error", told), *(("", reason) for reason in reasons)]
 
 
-def slow_precision(ask: Question) -> list[tuple[str, str]]:
-    """A line where the plan computes in fp32 what the device would compute faster in bf16, for who has not asked."""
-    own, half = (ask.cluster.device.flops(dtype) / 1e12 for dtype in (ask.plan.precision, "bf16"))
-    if ask.plan.precision != "fp32" or half <= own or ask.cluster.device.name == "cpu":
+def _lacking(ask: Question) -> list[tuple[str, str]]:
+    """A line where a plan names a precision that the device does not have."""
+    name, device = ask.plan.precision, ask.cluster.device
+    if name in device.peak or ask.cluster.host is not None:
         return []
-    return [("precision", f"fp32, {own:.3g} TFLOP/s on {ask.cluster.device.name}; bf16 has {half:.3g}: precision=bf16"
-                          " in the plan asks for it")]  # fmt: skip
+    rate = f"{device.flops(name) / 1e12:.3g} TFLOP/s of another"
+    return [("precision", f"{device.name} has no {name}: priced at the {rate}")]
 
 
 def shared_out(answer: Answer) -> list[tuple[str, str]]:

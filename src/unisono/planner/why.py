@@ -8,10 +8,8 @@ from unisono.planner.tell import (
     Row,
     Told,
     bound,
-    errors,
     figure,
     figures,
-    lasting,
     lines,
     losses,
     many,
@@ -20,10 +18,9 @@ from unisono.planner.tell import (
     share,
     shared_out,
     size,
-    slow_precision,
     stages,
+    summary,
     table,
-    where,
 )
 from unisono.spec.words import seconds
 
@@ -74,13 +71,10 @@ def told(found: Ranking, *more: str) -> Told:
     }
     if not best:
         return facts, ""
-    ask = best[0].question
     head = [
-        ("cluster", where(ask)),
-        *errors(best[0]),
-        *slow_precision(ask),
+        *summary(best[0]),
         ("searched", f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit"),
-    ]  # fmt: skip
+    ]
     if counts.priced < counts.searched:
         head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} skipped because weights and"
                          f" optimiser alone do not fit, {counts.dominated:,} because a plan found before is quicker"
@@ -113,8 +107,6 @@ def _about(answer: Answer) -> list[str]:
         f"{size(verdict.memory.total)} of {size(verdict.capacity)}, {seconds(answer.price.step)} a step,"
         f" {rate(answer)}, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
     ]
-    if answer.question.steps:
-        said.append(f"{lasting(86400 * answer.days)} for {answer.question.steps:,} steps")
     return said + [text for name, text in shared_out(answer) if name == "recompute"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.plan import Plan
 from unisono.planner import search, simulate, tell
-from unisono.planner.asked import question_on, unpriced
+from unisono.planner.asked import assuming, question_on, unpriced
 from unisono.planner.clusters import cluster, names
 from unisono.planner.machines.mixture import Mixture, placements
 from unisono.planner.pools import mixture
@@ -67,10 +67,10 @@ def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mi
         raise UsageError(what, where="--objective", fix="--objective time", code="C04")
     held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
     unpriced(held)
-    if "precision" not in held.said:
-        held = replace(held, precision=loaded.plan.precision)
-    model = model_of(loaded, environ)
-    return where, space_on(loaded, model, held, where.pools[0], stack(given.stack or where.stack))
+    held, assumed = assuming(loaded, held, where)
+    made = stack(given.stack or where.stack)
+    space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], made)
+    return where, replace(space, assumed=assumed)
 
 
 def planned(where: Mixture, space: Space, top: int) -> Told:

@@ -167,8 +167,7 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
         if guess > _SURE * least:
             break
         plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
-        ask = Question(base.model, plan, whole.cluster, base.stack, micro_batch, plan.micros or 1)
-        placed.append(everywhere(mixture, ask)[0])
+        placed.append(everywhere(mixture, search.question_at(whole, plan, micro_batch))[0])
         if placed[-1].answer.verdict.fits:
             fitting.append(placed[-1])
             least = guess if len(fitting) == top else least
