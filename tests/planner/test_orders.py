@@ -148,11 +148,11 @@ def asked(draw: st.DrawFn) -> Question:
 @settings(max_examples=150, deadline=None)
 def test_orders_that_cross_the_same_levels_in_the_same_ways_are_one(ask: Question, order: list[str]) -> None:
     plan, own = ask.plan, tuple(order)
-    few = orders.distinct(plan, ask.cluster)
-    assert few[0] == USUAL and len(set(few)) == len(few)
+    few = orders.distinct(ask)
+    assert few[0][0].cluster.order == USUAL
     assume(evenly(plan, own) and not any(orders.uneven(plan, ask.cluster, own)))
     cost = simulate(orders.under(ask, own)).price
-    assert cost in [simulate(orders.under(ask, other)).price for other in few]
+    assert cost in [simulate(other).price for other, _ in few]
 
 
 @given(asked())
@@ -170,8 +170,8 @@ def test_on_one_flat_level_every_order_costs_the_same(ask: Question, order: list
     flat = replace(ask, cluster=two_levels(ask.plan.world, ask.plan.world, 1.0))
     assume(evenly(ask.plan, tuple(order)))
     assert simulate(orders.under(flat, tuple(order))).price == simulate(flat).price
-    assert orders.distinct(ask.plan, flat.cluster) == (USUAL,)
-    assert not orders.matters(simulate(flat)) and orders.quicker([simulate(flat)]) is None
+    assert [one.cluster.order for one, _ in orders.distinct(flat)] == [USUAL]
+    assert orders.told_of([simulate(flat)]) == ({"order": {"quicker": None}}, "")
 
 
 def test_two_axes_on_two_levels_by_hand() -> None:
@@ -264,9 +264,10 @@ def test_groups_that_lie_unevenly_are_named_and_never_called_best() -> None:
     dp_first = orders.read("dp,tp,pp")
     assert ("dp", "inner") in list(orders.uneven(plan, where, dp_first))
     assert not any(orders.uneven(plan, where, orders.read("tp,pp,dp")))
-    for order in orders.distinct(plan, where)[1:]:
-        assert not any(orders.uneven(plan, where, order))
-    answer = simulate(orders.under(Question(DENSE, plan, where, stack("plain"), 1, 8), dp_first))
+    ask = Question(DENSE, plan, where, stack("plain"), 1, 8)
+    for other, _ in orders.distinct(ask)[1:]:
+        assert not any(orders.uneven(plan, where, other.cluster.order))
+    answer = simulate(orders.under(ask, dp_first))
     _, text = orders.told(answer)
     assert "groups of dp lie unevenly over inner" in text
 
@@ -302,16 +303,16 @@ def best_of(where: Cluster, model: Transformer, batch: int, held: str) -> Space:
 def test_plan_names_an_order_only_where_it_is_quicker_than_its_best() -> None:
     wide = gpt(8, 64, 8192, 128)
     found = search(best_of(two_levels(8, 64, 20.0), wide, 32, "tp=8 shard=8 zero=3 precision=bf16")).best
-    other = orders.quicker(found)
-    assert other is not None and other.verdict.fits
-    assert orders.gain(other, found[0]) >= orders.WORTH
-    assert simulate(other.question).price == other.price
-    facts, said = orders.told_of(found, other)
+    facts, said = orders.told_of(found)
+    other = facts["order"]["quicker"]
+    assert other["gain"] >= orders.WORTH and other["axes"][0] == "shard"
     assert "quicker" in said and "--launch.order shard,tp" in said
-    assert facts["order"]["quicker"]["axes"][0] == "shard"
+    asked = next(one.question for one in found if str(one.question.plan) == other["plan"])
+    turned = simulate(orders.under(asked, orders.read(",".join(other["axes"]))))
+    assert turned.price.step == other["step_s"] and turned.verdict.fits
     alike = search(best_of(two_levels(8, 64, 20.0), DENSE, 512, "tp=8 dp=8 precision=bf16")).best
-    assert orders.quicker(alike) is None
-    assert orders.told_of(alike, None)[1].startswith("no other order")
+    assert orders.told_of(alike)[0]["order"]["quicker"] is None
+    assert orders.told_of(alike)[1].startswith("no other order")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ def test_hosts_of_shared_cores_and_experts_apart_are_refused() -> None:
         orders.compared(ask)
     # `plan` on such hosts says nothing of orders, over a wire between them too.
     wired = simulate(Question(DENSE, Plan.parse("tp=2 dp=2"), here(megabits=100.0), stack("plain-cpu"), 1, 1))
-    assert orders.quicker([wired]) is None and orders.told_of([wired], None)[1] == ""
+    assert orders.told_of([wired]) == ({"order": {"quicker": None}}, "")
     apart = Question(
         SPARSE, Plan.parse("tp=2 dp=2 shard=2 ep=4"), two_levels(4, 8, 10.0), stack("plain"), 1, 1
     )

@@ -28,7 +28,7 @@ def run(
     if fewer:
         found = search.on_fewer(within, found, objective)
     few = found.best[: _LOOKED if objective == "time" else 1]
-    ordered, said = orders.told_of(few, orders.quicker(few))
+    ordered, said = orders.told_of(few)
     facts, page = why.told(found, *filter(None, (said, _alone(within, found.best[0]))))
     return {**facts, **ordered}, page
 

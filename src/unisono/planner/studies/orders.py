@@ -11,13 +11,12 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import meant
-from unisono.planner.collectives import bus, exchange, message
-from unisono.planner.collectives import levels as levels_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import USUAL, Order, evenly, of_many, stride
+from unisono.planner.parts import Price
 from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question, closed, gain, simulate
-from unisono.planner.tell import Column, Told, figure, lines, more_than, share, table
+from unisono.planner.tell import Column, Told, figure, figures, lines, more_than, share, table
 from unisono.spec.errors import UsageError
 
 BEST = "best"
@@ -49,7 +48,11 @@ def read(text: str) -> Order:
 
 def under(ask: Question, order: Order) -> Question:
     """The same question with the axes in that order. Raises UsageError where it has no price."""
-    refuse(ask)
+    if shares_cores(ask.model, ask.cluster):
+        raise UsageError(
+            f"--order: {ask.cluster.name} is hosts whose ranks share cores, measured in the usual order alone",
+            where="--order, --cluster", fix="a cluster of devices, for example dgx-a100:16", code="C04",
+        )  # fmt: skip
     if not evenly(ask.plan, order):
         raise UsageError(
             f"--order: ep={ask.plan.ep} reaches over several axes, which then do not lie side by side",
@@ -58,48 +61,27 @@ def under(ask: Question, order: Order) -> Question:
     return replace(ask, cluster=replace(ask.cluster, order=order))
 
 
-def refuse(ask: Question) -> None:
-    """Raises UsageError where orders mean nothing."""
-    if shares_cores(ask.model, ask.cluster):
-        raise UsageError(
-            f"--order: {ask.cluster.name} is hosts whose ranks share cores, measured in the usual order alone",
-            where="--order, --cluster", fix="a cluster of devices, for example dgx-a100:16", code="C04",
-        )  # fmt: skip
-
-
 def named(plan: Plan, order: Order) -> str:
     return ", ".join(of_many(plan, order)) or "one rank"
 
 
-def distinct(plan: Plan, cluster: Cluster) -> tuple[Order, ...]:
-    """One of all orders that cross the same levels in the same ways, the usual one first. Others than that are left out
-    where groups would lie unevenly over a level, since prices count as if all lay like the first."""
+def distinct(ask: Question) -> list[tuple[Question, Price]]:
+    """The question in all orders that differ by closed forms, with what these say, the usual one first. Others than
+    that are left out where groups would lie unevenly over a level, since prices count as if all lay like the first.
+    Raises UsageError where orders mean nothing."""
+    plan, usual = ask.plan, under(ask, USUAL)
     own = of_many(plan, USUAL)
     alone = tuple(axis for axis in USUAL if axis not in own)
-    found = {_crossed(plan, cluster, USUAL): USUAL}
+    found = [(usual, closed(usual))]
     for some in permutations(own):
         order = (*some, *alone)
-        if some != own and evenly(plan, order) and not any(uneven(plan, cluster, order)):
-            found.setdefault(_crossed(plan, cluster, order), order)
-    return tuple(found.values())
-
-
-def _crossed(plan: Plan, cluster: Cluster, order: Order) -> tuple[object, ...]:
-    """All that a price can read of an order."""
-    groups = [(stride(plan, axis, order), getattr(plan, axis)) for axis in ("tp", "cp", "shard", "dp", "ep")]
-    if plan.ep > 1:  # ranks that hold the same experts are the outer ones of shard
-        every, size = groups[2]
-        groups += [(every * size // some, some) for some in range(2, size) if size % some == 0]
-    found: list[object] = [
-        what
-        for group in groups
-        for what in (bus(cluster, *group), levels_of(cluster, *group), exchange(cluster, *group))
-    ]
-    apart = stride(plan, "pp", order)
-    # To the next stage, along all of them, and from the first to the last; latency and bandwidth of each.
-    for far, ranks in ((apart, 2), (apart, plan.pp), (apart * (plan.pp - 1), 2)):
-        found += [message(cluster, far, moved, 1.0, ranks) for moved in (0.0, 1.0)] if plan.pp > 1 else []
-    return tuple(found)
+        if some == own or not evenly(plan, order) or any(uneven(plan, ask.cluster, order)):
+            continue
+        other = under(ask, order)
+        price = closed(other)
+        if all(price != seen for _, seen in found):
+            found.append((other, price))
+    return found
 
 
 def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, str]]:
@@ -133,37 +115,22 @@ class ComparedOrders:
 
 def compared(ask: Question) -> ComparedOrders:
     """The plan under every order that differs. Raises UsageError where orders mean nothing."""
-    refuse(ask)
-    orders = distinct(ask.plan, ask.cluster)
-    answers = [simulate(under(ask, order)) for order in orders]
+    answers = [simulate(one) for one, _ in distinct(ask)]
     return ComparedOrders(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0])
 
 
-def quicker(answers: Sequence[Answer]) -> Answer | None:
-    """The best of some plans under another order, where that beats the first of them by a hundredth. All orders are
-    looked at by closed forms, what these promise most of is played."""
+def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question, Price]]]]) -> Answer | None:
+    """Of some plans, each with its orders that differ, the best under another order than the usual one, where that
+    beats `best` by a hundredth. What closed forms promise most of is played."""
     promised: list[tuple[float, int, Question]] = []
-    for usual in answers:
-        if not matters(usual):
-            continue
-        ask = usual.question
-        alone = closed(ask).step
-        for order in distinct(ask.plan, ask.cluster)[1:]:
-            other = under(ask, order)
-            promised.append((usual.price.step + closed(other).step - alone, len(promised), other))
+    for usual, ((_, alone), *others) in every:
+        for ask, price in others:
+            promised.append((usual.price.step + price.step - alone.step, len(promised), ask))
     found = [
-        simulate(ask)
-        for step, _, ask in sorted(promised)[:_TRIED]
-        if 1.0 - step / answers[0].price.step >= WORTH
+        simulate(ask) for step, _, ask in sorted(promised)[:_TRIED] if 1.0 - step / best.price.step >= WORTH
     ]
-    fitting = [one for one in found if one.verdict.fits and gain(one, answers[0]) >= WORTH]
+    fitting = [one for one in found if one.verdict.fits and gain(one, best) >= WORTH]
     return min(fitting, key=lambda one: one.price.step, default=None)
-
-
-def matters(answer: Answer) -> bool:
-    """Whether a plan's axes can lie in ways that differ on its cluster."""
-    ask = answer.question
-    return not shares_cores(ask.model, ask.cluster) and len(distinct(ask.plan, ask.cluster)) > 1
 
 
 # --- as told ---------------------------------------------------------------------------------------------------------
@@ -243,19 +210,20 @@ def _verdict(every: ComparedOrders) -> str:
     return f"{len(every.answers)} differ here; {order} is {share(gain(best, every.usual))} quicker than the usual one"
 
 
-def told_of(answers: Sequence[Answer], found: Answer | None) -> Told:
-    """For `plan`, of its best plans and what is quicker than the first in another order: quicker, None where the usual
-    order is as good; and a sentence, "" where orders cannot differ."""
+def told_of(answers: Sequence[Answer]) -> Told:
+    """For `plan`, of its best plans and what is quicker than the first in another order: the key `order`, and a
+    sentence, "" where orders cannot differ."""
+    devices = [one for one in answers if not shares_cores(one.question.model, one.question.cluster)]
+    every = [(one, distinct(one.question)) for one in devices]
+    found = quicker(answers[0], every)
     if found is None:
-        alike = not any(matters(one) for one in answers)
+        alike = all(len(orders) == 1 for _, orders in every)
         said = "" if alike else f"no other order of the axes is quicker by {100 * WORTH:.0f} % or more"
         return {"order": {"quicker": None}}, said
-    ask, first = found.question, answers[0]
-    own = next(place for place, one in enumerate(answers, 1) if one.question.plan == ask.plan)
+    own = next(place for place, one in enumerate(answers, 1) if one.question.plan == found.question.plan)
     which = "it" if own == 1 else f"plan {own}"
-    row = {**_row(found, first), "plan": str(ask.plan), "micro_batch": ask.micro_batch}
-    order = ",".join(row["axes"])
+    row = {**figures(found), **_row(found, answers[0])}
     return {"order": {"quicker": row}}, (
-        f"with --launch.order {order} (innermost first) {which} would be {share(gain(found, first))} quicker:"
-        f" {found.price.step:.4g} s a step"
+        f"with --launch.order {','.join(row['axes'])} (innermost first) {which} would be"
+        f" {share(gain(found, answers[0]))} quicker: {found.price.step:.4g} s a step"
     )
