@@ -12,7 +12,7 @@ from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
-from unisono.planner.tell import Column, Row, Told, figure, lines, size, table
+from unisono.planner.tell import Column, Row, Told, figure, figures, lines, size, table
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
@@ -37,31 +37,33 @@ class PlacedAnswer:
     answer: Answer
 
     @property
+    def said(self) -> str:
+        return self.mixture.said(self.where)
+
+    @property
     def pools(self) -> list[Row]:
         """What each pool has."""
-        ask, made = self.answer.question, list[Row]()
-        begun = 0
+        made, begun, stages = list[Row](), 0, self.answer.stages
         for pool, count in self.where.pools:
-            own = self.mixture.pools[pool]
-            is_rows = self.where.kind == "rows"
-            stages = self.answer.stages[begun : begun + count] if is_rows else self.answer.stages
-            rows = range(begun, begun + count) if is_rows else range(ask.plan.pp)
+            own, rows = self.mixture.pools[pool], range(len(stages))
+            if self.where.kind == "rows":
+                rows = range(begun, begun + count)
+                begun += count
             fullest = max(self._memory(row) for row in rows)
-            begun += count if is_rows else 0
             made.append({
-                "pool": own.name, "device": own.device.name, self.where.kind: count, "layers": list(stages),
-                "mem_gib": fullest / GIB, "capacity_gib": own.device.room / GIB, "fits": fullest <= own.device.room,
+                "pool": own.name, "device": own.device.name, self.where.kind: count,
+                "layers": [stages[row] for row in rows], "mem_gib": fullest / GIB,
+                "capacity_gib": own.device.room / GIB, "fits": fullest <= own.device.room,
             })  # fmt: skip
         return made
 
     def _memory(self, row: int) -> float:
         """Bytes of a rank of a row."""
-        ask, sizes = self.answer.question, (self.answer.question.micro_batch, self.answer.question.micros)
+        ask, stages = self.answer.question, self.answer.stages
         if not isinstance(ask.model, Transformer):
             raise TypeError("transformers alone are dealt to unlike devices")
-        return unlike.memory_of_row(
-            ask.model, self.answer.played, ask.stack, self.answer.stages, row, *sizes
-        ).total
+        sizes = (row, ask.micro_batch, ask.micros)
+        return unlike.memory_of_row(ask.model, self.answer.played, ask.stack, stages, *sizes).total
 
 
 def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
@@ -104,39 +106,29 @@ def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
 
 def told(found: Sequence[PlacedAnswer]) -> Told:
     """Where a plan lies: the best of all its placements, and the others."""
-    first, mixture = found[0], found[0].mixture
-    join = mixture.join
-    others = [
-        {"said": mixture.said(one.where), "step_s": one.answer.price.step, "fits": one.answer.verdict.fits}
-        for one in found
-    ]
-    facts = {
-        "placement": {
-            "kind": first.where.kind,
-            "said": mixture.said(first.where),
-            "join": {
-                "name": join.name, "bandwidth_gb_s": join.bandwidth / 1e9, "latency_us": join.latency * 1e6,
-                "source": str(join.sources.get("bandwidth", "")),
-            },
-            "pools": first.pools,
+    first, mixture, join = found[0], found[0].mixture, found[0].mixture.join
+    source, pools = join.sources.get("bandwidth", ""), first.pools
+    placement = {
+        "kind": first.where.kind, "said": first.said, "pools": pools,
+        "join": {
+            "name": join.name, "bandwidth_gb_s": join.bandwidth / 1e9, "latency_us": join.latency * 1e6,
+            "source": str(source),
         },
-        "placements": others,
     }  # fmt: skip
-    head = [
-        ("placement", f"{mixture.said(first.where)}; joined by {join.name}, {join.bandwidth / 1e9:g} GB/s a device"
-                      f" ({join.sources.get('bandwidth', 'given')})"),
-    ]  # fmt: skip
+    others = [
+        {"said": one.said, "step_s": one.answer.price.step, "fits": one.answer.verdict.fits} for one in found
+    ]
+    by = f"{join.name}, {join.bandwidth / 1e9:g} GB/s a device ({source or 'given'})"
+    head = [("placement", f"{first.said}; joined by {by}")]
     head += [
         ("otherwise", f"{one['said']}: {figure(one['step_s'])} s{'' if one['fits'] else ', too large'}")
         for one in others[1:5]
     ]
-    unused = set(range(len(mixture.pools))) - {pool for pool, _ in first.where.pools}
-    if unused:
-        head.append(
-            ("", f"nothing lies on {' and '.join(mixture.pools[pool].name for pool in sorted(unused))}")
-        )
-    columns = [column for column in _POOLS if column.key in first.pools[0]]
-    return facts, "\n".join([*table(columns, first.pools), *lines(head)])
+    unused = [pool.name for pool in mixture.pools if pool.name not in {own["pool"] for own in pools}]
+    head += [("", f"nothing lies on {' and '.join(unused)}")] if unused else []
+    columns = [column for column in _POOLS if column.key in pools[0]]
+    facts = {"placement": placement, "placements": others}
+    return facts, "\n".join([*table(columns, pools), *lines(head)])
 
 
 # --- the best plans --------------------------------------------------------------------------------------------------
@@ -234,26 +226,18 @@ def pays(mixed: MixedRanking) -> str:
 
 def told_of(mixed: MixedRanking) -> Told:
     """What `plan` says: the best plans as on one cluster, where each lies, and each pool alone."""
-    alone = [
-        {
-            "pool": pool.name, "devices": pool.devices, "fits": one is not None,
-            "step_s": one.price.step if one else None, "plan": str(one.question.plan) if one else None,
-            "micro_batch": one.question.micro_batch if one else None,
-        }
-        for pool, one in mixed.alone
-    ]  # fmt: skip
-    facts, page = why.told(
-        mixed.found, told([mixed.placed[0]])[1].replace("\n", "\n   ") if mixed.placed else ""
-    )
-    for row, one in zip(facts["plans"], mixed.placed, strict=True):
-        row["placement"] = told([one])[0]["placement"]
-    text = [page, "", "each pool alone"] if page else ["each pool alone"]
-    for row in alone:
-        best = (
-            f"{seconds(row['step_s'])}  {row['plan']}"
-            if row["fits"]
-            else "no plan deals this batch to it and fits"
+    alone, said = list[Row](), pays(mixed)
+    text = ["each pool alone"]
+    for pool, one in mixed.alone:
+        row = {"pool": pool.name, "devices": pool.devices, "fits": one is not None}
+        alone.append(
+            {**dict.fromkeys(("step_s", "plan", "micro_batch")), **row, **(figures(one) if one else {})}
         )
-        text.append(f"  {row['pool']}: {best}")
-    said = pays(mixed)
-    return {**facts, "alone": alone, "mixing": said}, "\n".join([*text, "", said])
+        best = "no plan deals this batch to it and fits"
+        text.append(f"  {pool.name}: {f'{seconds(one.price.step)}  {one.question.plan}' if one else best}")
+    places = [told([one]) for one in mixed.placed]
+    facts, page = why.told(mixed.found, places[0][1].replace("\n", "\n   ") if places else "")
+    for row, (own, _) in zip(facts["plans"], places, strict=True):
+        row["placement"] = own["placement"]
+    page = "\n".join([*([page, ""] if page else []), *text, "", said])
+    return {**facts, "alone": alone, "mixing": said}, page
