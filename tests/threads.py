@@ -94,9 +94,11 @@ def ranks_on_threads() -> Iterator[None]:
         yield
 
 
-def prove(recipe: Recipe, plans: Sequence[Plan], steps: int) -> list[Proof]:
+def prove(
+    recipe: Recipe, plans: Sequence[Plan], steps: int, each: Callable[[Proof], None] = lambda proof: None
+) -> list[Proof]:
     """As `verify.prover.prove`, with ranks on threads."""
-    return prove_on(ThreadNursery(ENTRY), recipe, plans, steps, stage=ProofRanks())
+    return prove_on(ThreadNursery(ENTRY), recipe, plans, steps, each, stage=ProofRanks())
 
 
 @pytest.fixture(scope="session")

@@ -35,12 +35,18 @@ def test_a_block_says_what_there_is_and_nothing_else(what, where, fix, rank):
 
 
 @given(st.lists(st.builds(Problem, code=WORDS, what=WORDS, where=WORDS, fix=WORDS), min_size=1, max_size=5))
-def test_of_several_problems_the_first_is_drawn_last(problems):
+def test_several_problems_are_drawn_in_their_order(problems):
     error = ConfigProblems(problems)
     heads = [line for line in error.render().splitlines() if line.startswith("error ")]
-    assert heads == [f"error U-{p.code}  {p.what}" for p in reversed(problems)]
+    assert heads == [f"error U-{p.code}  {p.what}" for p in problems]
     assert [told["what"] for told in error.as_dict()["problems"]] == [p.what for p in problems]
     assert error.code == problems[0].code
+
+
+def test_problems_of_a_file_are_drawn_in_the_order_of_its_lines():
+    at = ["a.toml:10", "flag --plan", "plan.tp (a.toml:9), model.n_head (a.toml:2)", "a.toml:10", "a.toml:3"]
+    drawn = ConfigProblems([Problem("C01", str(i), where) for i, where in enumerate(at)]).render()
+    assert [line[-1] for line in drawn.splitlines() if line.startswith("error ")] == ["4", "2", "0", "3", "1"]
 
 
 def test_an_error_can_be_raised_and_caught_by_its_kind():

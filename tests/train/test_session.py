@@ -8,8 +8,9 @@ import pytest
 
 from tests.threads import context
 from tests.train.small import recipe
+from tests.verify.test_beyond import MODEL
 from unisono.comm import threads
-from unisono.config import LaunchConfig, Recipe, resolve
+from unisono.config import LaunchConfig, ModelConfig, Recipe, resolve
 from unisono.launch.context import NullChannel
 from unisono.train.checkpoint import read_full
 from unisono.train.data.load import load
@@ -31,17 +32,23 @@ class Asked(NullChannel):
 
 
 def play(
-    told: Recipe, plan: str, ranks: int, run_dir: Path, resume: bool = False, stop: int = 99
-) -> list[Any]:
-    """`unisono train` on ranks that are threads; the last rank is asked to stop after `stop` steps."""
+    told: Recipe, plan: str, ranks: int, run_dir: Path, resume: bool = False, stop: int = 99,
+    heard: list[str] | None = None,
+) -> list[Any]:  # fmt: skip
+    """`unisono train` on ranks that are threads; the last rank is asked to stop after `stop` steps. heard: gets
+    rank 0's notes."""
     run_dir.mkdir(exist_ok=True)
     resolved = resolve(told, plan, ranks)
     corpus = load(told.data, told.model)
     argument = TrainOrder(resolved.recipe, resolved.plan, "", run_dir, resume).as_json()
 
+    def hear(rank: int, event: dict[str, Any]) -> None:
+        if event["kind"] == "note" and heard is not None:
+            heard.append(event["text"])
+
     def live(rank: int) -> dict[str, Any]:
-        ctx = context(rank, ranks)
-        if rank == ranks - 1:
+        ctx = context(rank, ranks, hear)
+        if rank and rank == ranks - 1:
             object.__setattr__(ctx, "channel", Asked(stop))
         return train_rank.main(ctx, dict(argument), corpus)
 
@@ -96,6 +103,33 @@ def test_validation_and_metrics_have_the_same_bits_where_the_policy_promises_bit
         end = play(told, f"{plan} sync=canonical", ranks, tmp_path / plan)[0]
         seen.append((end["loss"], end["val"], end["val_metrics"]))
     assert all(each == seen[0] for each in seen), seen
+
+
+def test_plans_whose_bits_depend_on_the_threads_of_a_rank_say_so_at_their_start(tmp_path: Path) -> None:
+    told = recipe(tmp_path, steps=1)
+
+    def said(told: Recipe, plan: str, ranks: int) -> bool:
+        heard: list[str] = []
+        play(told, plan, ranks, tmp_path / f"{plan} {told.launch.threads_per_rank}", heard=heard)
+        return any(
+            "same bits as one device with 1 threads, which is what each rank has here" in text
+            for text in heard
+        )
+
+    assert said(told, "pp=2", 2)
+    held = told.model_copy(update={"launch": LaunchConfig(threads_per_rank=1)})
+    silent = [(told, "dp=2", 2), (told, "dp=2 sync=canonical", 2), (told, "dp=1", 1), (held, "pp=2", 2)]
+    assert not any(said(*one) for one in silent)
+
+
+def test_a_first_loss_that_no_untrained_model_has_is_told_once(tmp_path: Path) -> None:
+    models, told = tmp_path / "own.py", recipe(tmp_path, steps=2)
+    models.write_text(MODEL)
+    for function, expected in (("mean", 1), ("right", 0)):
+        model = ModelConfig(kind=f"{models}:{function}", context=8)
+        heard: list[str] = []
+        play(told.model_copy(update={"model": model}), "dp=2", 2, tmp_path / function, heard=heard)
+        assert sum("a sum over targets, not a mean" in text for text in heard) == expected, heard
 
 
 def test_a_run_that_promises_bits_has_one_thread_a_rank_unless_told() -> None:

@@ -130,7 +130,7 @@ def run(line: str, code: str, says: str, where: str, fix: str, **files: str | by
 G = RECIPE
 TEXTS = [
     text("a value without quotes", "name = x\n", 1, "x is no value", 'name = "value"', G),
-    text("two faults of TOML", "name = x\nseed = = 3\n", 1, "x is no value", 'name = "value"', G),
+    text("two faults of TOML", "name = x\nseed = = 3\n", 2, "= 3 is no value", 'seed = "value"', G),
     text("a section twice", G + "[train]\nlr = 1.0\n", 16, "[train] is there twice", "one heading", G),
     text("a key twice", "seed = 3\nseed = 4\n" + G, 2, "seed is there twice", "keep one", G),
     text("an open string", 'name = "x\n', 1, "a string is not closed", 'name = "value"', G),

@@ -16,6 +16,13 @@ def fidelity_of(plan: Plan) -> Fidelity:
     return min(inside, staged, between, sent)
 
 
+def needs_like_threads(plan: Plan) -> bool:
+    """Whether the plan has the bits of one device only where that one computes with as many threads as each rank: it is
+    EXACT on several ranks, and no policy holds the number of threads as `sync=canonical` does."""
+    policy = member("sync", plan.sync)
+    return plan.world > 1 and fidelity_of(plan) is Fidelity.EXACT and not (policy and policy.leafwise)
+
+
 def _declared(key: str, text: str) -> Fidelity:
     found = member(key, text)
     return Fidelity.LOSSY if found is None else found.fidelity

@@ -11,6 +11,7 @@ UnisonoError
 └── Interrupted     exit 130  Ctrl-C
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -120,8 +121,14 @@ class Interrupted(UnisonoError):
     default_code = "S02"
 
 
+def _line(problem: Problem) -> tuple[int, str, int]:
+    """Where a problem stands first: `plan.tp (my.toml:3), ...`; those of flags and variables come after all files."""
+    at = re.search(r"([^(, ]+):(\d+)", problem.where)
+    return (0, at[1], int(at[2])) if at else (1, "", 0)
+
+
 class ConfigProblems(UsageError):
-    """Several problems at once: each is drawn as its own block, the first one last, where eyes land."""
+    """Several problems at once: each is drawn as its own block, in the order of the lines that they stand in."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         first = problems[0]
@@ -131,7 +138,7 @@ class ConfigProblems(UsageError):
     def render(self) -> str:
         blocks = [
             UsageError(p.what, where=p.where, likely=p.likely, fix=p.fix, code=p.code).render()
-            for p in reversed(self.problems)
+            for p in sorted(self.problems, key=_line)
         ]
         return "\n".join(blocks)
 

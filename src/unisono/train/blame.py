@@ -1,11 +1,13 @@
-"""A loss that is not a number: which layer made the first one, on which rank?"""
+"""A loss that is not a number: which layer made the first one, on which rank? And one that no untrained model has."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from unisono.config import Recipe
 from unisono.parallel.player import Leaf
 from unisono.spec.errors import UserCodeError
 from unisono.train.run import Run
@@ -19,6 +21,18 @@ def _finite(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_finite, value))
     return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+
+
+def odd_loss(recipe: Recipe, classes: int, loss: float) -> str:
+    """What to say of a user's model whose first loss is not about that of guessing; "" if it is. classes: that a target
+    may be."""
+    chance = math.log(max(classes, 1))
+    if ":" not in recipe.model.kind or recipe.train.loss or not chance or 0.5 < loss / chance < 2:
+        return ""
+    return (
+        f"the first loss is {loss:.3g} nats a target, guessing among {classes} classes gives {chance:.3g}:"
+        " is the model's loss a sum over targets, not a mean, and is the model untrained?"
+    )
 
 
 @torch.no_grad()

@@ -17,9 +17,10 @@ from unisono.comm.device import of_rank
 from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
+from unisono.plan.fidelity import needs_like_threads
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
-from unisono.train.blame import blame
+from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
 from unisono.train.data.dataset import Corpus
@@ -98,6 +99,8 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         _look(live, report, now - clock)
         if not report.finite:
             _give_up(live, report)
+        if report.step == 0 and (odd := odd_loss(recipe, corpus.classes, report.loss)):
+            _note(order, odd)
         _between(live, report)
         clock = time.perf_counter()
     stopped = last is not None and last.stop and run.step < recipe.train.steps
@@ -130,6 +133,10 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     run = build(recipe, plan, place, corpus, recorder)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
+    if needs_like_threads(plan) and recipe.launch.threads_per_rank is None and "threads" in order.last_bits:
+        threads = order.last_bits["threads"]
+        _note(order, f"same bits as one device with {threads} threads, which is what each rank has here;"
+                     f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
     val_losses: list[tuple[int, float]] = []
     if order.resume is not None:
         state = restore(run, order.resume)

@@ -74,7 +74,7 @@ class VerifyVerb(RecipeVerb):
             from unisono.verify.cover import covering, with_leaves
 
             recipe = with_leaves(recipe)
-            plans = covering(recipe)
+            plans = sorted(covering(recipe), key=lambda plan: plan.world)  # as they are proven: told at once
         return _prove(call, recipe, plans)
 
 

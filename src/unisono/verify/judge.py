@@ -14,6 +14,7 @@ from unisono.config import Resolved
 from unisono.models.build import build as build_model
 from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
+from unisono.train.blame import odd_loss
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.beyond import beyond
@@ -57,19 +58,9 @@ def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path
     tokens = frozenset().union(*(side for leaves in met for sides in leaves for side in sides))
     loss = Record(record_of(folder, 0)).notes[0].loss
     return {
-        "first": said, **told, "unseen": (corpus.vocab or 0) - len(tokens), "note": odd_loss(resolved, corpus, loss)
+        "first": said, **told, "unseen": (corpus.vocab or 0) - len(tokens),
+        "note": odd_loss(resolved.recipe, corpus.classes, loss),
     }  # fmt: skip
-
-
-def odd_loss(resolved: Resolved, corpus: Corpus, loss: float) -> str:
-    """What to say of a user's model whose first loss is not about that of guessing; "" if it is."""
-    chance = math.log(max(corpus.classes, 1))
-    if ":" not in resolved.recipe.model.kind or not chance or 0.5 < loss / chance < 2:
-        return ""
-    return (
-        f"the first loss is {loss:.3g} nats a target, guessing among {corpus.classes} classes gives {chance:.3g}:"
-        " is the model's loss a sum over targets, not a mean, and is the model untrained?"
-    )
 
 
 def judge_plan(

@@ -10,8 +10,7 @@ from typing import Any
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
-from unisono.plan.fidelity import fidelity_of
-from unisono.plan.grammar import member
+from unisono.plan.fidelity import fidelity_of, needs_like_threads
 from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
 
@@ -81,7 +80,7 @@ def prove(
     stage: ProofRanks | None = None,
     marks: Sequence[str] = (),
 ) -> list[Proof]:
-    """Prove plans; results in their order, `each` hears of every one as it comes.
+    """Prove plans; results in their order, in which `each` hears of them too, as soon as those before are there.
 
     All processes compute with one thread: sums depend on the number of threads. Plans with equally many ranks follow
     each other on the same processes. Raises what a rank raised, unless `stage.keep_going`.
@@ -116,6 +115,7 @@ class _Prover:
         self._nursery, self._stage, self._steps, self._root, self._each = nursery, stage, steps, root, each
         self._references: dict[tuple[str, str], Path] = {}
         self._proofs: dict[int, Proof] = {}
+        self._told = 0  # how many of them `each` has heard of
         self._judged: dict[Path, dict[str, Any]] = {}  # what came of each reference itself
 
     def prove(self, recipe: Recipe, plans: Sequence[Plan], marks: Sequence[str]) -> list[Proof]:
@@ -271,7 +271,9 @@ class _Prover:
         )
         shutil.rmtree(work.folder, ignore_errors=True)
         self._proofs[work.number] = proof
-        self._each(proof)
+        while self._told in self._proofs:
+            self._each(self._proofs[self._told])
+            self._told += 1
 
 
 def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...]:
@@ -282,8 +284,7 @@ def _notes(plan: Plan, recipe: Recipe, judged: dict[str, Any]) -> tuple[str, ...
             f"{judged['unseen']} tokens of the vocabulary did not occur in the steps that were proven: their rows of"
             " the embedding, which tp cuts, are unproven; more --steps, or data that has them"
         ]
-    bits = fidelity_of(plan) is Fidelity.EXACT and plan.world > 1 and not member("sync", plan.sync).leafwise
-    if bits and recipe.launch.threads_per_rank != 1:
+    if needs_like_threads(plan) and recipe.launch.threads_per_rank != 1:
         notes += ["proven with one thread a rank; for the same bits in train: --launch.threads_per_rank 1"]
     return tuple(notes)
 

@@ -21,6 +21,7 @@ from unisono.launch.screen import Screen
 from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
+from unisono.spec import words
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeError
 from unisono.spec.settings import Settings
 from unisono.spec.source import SOURCES
@@ -218,13 +219,16 @@ def _finish(run_dir: Path, recipe: Recipe, summary: dict[str, Any], settings: Se
 def closing(summary: dict[str, Any]) -> list[str]:
     """The last lines of a run for a person."""
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
-    val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats   "
+    val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats a target   "
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
-    if summary.get("sample"):
-        lines += [
-            "sample  " + line if i == 0 else "        " + line
-            for i, line in enumerate(_lines(summary["sample"]))
-        ]
+    text = summary.get("sample") or ""
+    strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
+    if strange > 0.25:
+        lines.append(
+            f"sample  no text yet: {words.percent(strange)} of its characters are bytes that no text has"
+        )
+    elif text:
+        lines += ["sample  " + line if i == 0 else "        " + line for i, line in enumerate(_lines(text))]
     if summary.get("parity"):
         lines.append(f"verify  {summary['parity']}")
     if summary.get("report_html"):
