@@ -70,6 +70,7 @@ def tables(fast: bool) -> None:
         "vtrain single-node",
         "vtrain multi-node",
         "mosaic fsdp",
+        "mosaic fsdp h100",
         "megatron h100",
     ):
         rows = published.SETS[name][0]()

@@ -51,7 +51,7 @@ class MeasuredStep:
     micros: int
     seconds: float
     group: str = ""
-    habits: tuple[tuple[str, bool], ...] = ()
+    habits: tuple[tuple[str, float], ...] = ()
 
     def predicted(self, stack: Stack) -> float:
         """Seconds of the step under `stack`."""

@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parents[1] / "fixtures" / "planner"
 # MPT's sizes by name: layers, heads, width (MosaicML, llm-foundry, 2023).
 MPT = {
     "125m": (12, 12, 768), "350m": (24, 16, 1024), "760m": (24, 12, 1536), "1b": (24, 16, 2048),
-    "3b": (32, 20, 2560), "7b": (32, 32, 4096), "13b": (40, 40, 5120),
+    "3b": (32, 20, 2560), "7b": (32, 32, 4096), "13b": (40, 40, 5120), "30b": (48, 56, 7168),
 }  # fmt: skip
 
 
@@ -86,10 +86,9 @@ def vtrain_single() -> list[MeasuredStep]:
     return _vtrain("vtrain_single_calibration.csv")
 
 
-def mosaic() -> list[MeasuredStep]:
-    """MPT under FSDP on eight A100 of 40 GB."""
+def _mosaic(name: str, where: str, *habits: tuple[str, float]) -> list[MeasuredStep]:
     rows = []
-    for r in table("mosaic_llmfoundry_fsdp.csv"):
+    for r in table(name):
         model = gpt(*MPT[r["model"]], int(r["seq_len"]), vocab=50368, noisy=False, bias=False)
         plan = Plan(
             shard=int(r["gpus"]), zero=3 if r["sharding"] == "FULL_SHARD" else 2, precision="bf16",
@@ -97,10 +96,20 @@ def mosaic() -> list[MeasuredStep]:
         )  # fmt: skip
         seconds = float(r["global_batch"]) * float(r["seq_len"]) / float(r["tokens_s"])
         rows.append(
-            MeasuredStep(model, plan, cluster("a100-40gb"), int(r["micro_batch"]), int(r["grad_accum"]), seconds,
-                r["model"])
+            MeasuredStep(model, plan, cluster(where), int(r["micro_batch"]), int(r["grad_accum"]), seconds,
+                r["model"], habits)
         )  # fmt: skip
     return rows
+
+
+def mosaic() -> list[MeasuredStep]:
+    """MPT under FSDP on eight A100 of 40 GB."""
+    return _mosaic("mosaic_llmfoundry_fsdp.csv", "a100-40gb")
+
+
+def mosaic_h100() -> list[MeasuredStep]:
+    """The same program on eight H100, where gradients cross in fp32 (its precision DEFAULT)."""
+    return _mosaic("mosaic_llmfoundry_h100_one_node.csv", "dgx-h100", ("reduce_bytes", 4))
 
 
 def sc21() -> list[MeasuredStep]:
@@ -180,7 +189,8 @@ SETS: dict[str, tuple[Callable[[], list[MeasuredStep]], str, tuple[str, ...]]] =
         ("matmul", "elementwise", "launch", "collective", "micro"),
     ),
     "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "gap", "step")),
-    "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "step")),
+    "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "gap")),
+    "mosaic fsdp h100": (mosaic_h100, "llm-foundry", ("matmul", "attention")),
     "sc21 table 1": (sc21, "megatron-2021", ()),
     "megatron h100": (megatron_h100, "megatron-2024", ("tp_hidden",)),
 }  # fmt: skip

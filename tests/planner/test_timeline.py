@@ -82,7 +82,8 @@ def test_a_simulated_step_computes_all_that_is_priced(schedule: str) -> None:
 
 def test_timetables_rank_as_their_papers_say() -> None:
     took = {schedule: timeline(*asked(schedule)).length for schedule in TIMETABLES}
-    assert took["zbv"] < took["zb1p"] < took["1f1b"] <= took["gpipe"] < took["accumulate"]
+    assert took["zbv"] < took["zb1p"] < took["1f1b"]
+    assert took["1f1b"] == pytest.approx(took["gpipe"]) and took["gpipe"] < took["accumulate"]
     assert took["interleaved:v=2"] < took["1f1b"]
 
 

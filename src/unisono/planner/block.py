@@ -232,7 +232,7 @@ def _attention(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) ->
     if stack.fused_attention:
         # Half of the scores are masked, and not computed.
         flops = 2.0 * b * rows * s * heads * (inner + width) / 2.0
-        return flops / (on.rate * stack.attention), 0.0
+        return flops / (on.rate * on.attention), 0.0
     both = matmul(on, rows, inner, s, b * heads) + matmul(on, rows, s, width, b * heads)
     each = 2 * on.item + (2 * on.item + 1 if model.noisy else 0)
     return both, each * b * heads * rows * s

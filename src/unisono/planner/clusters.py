@@ -11,7 +11,7 @@ from unisono.planner.tables import Table, bundled, from_file, inherited, likenes
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
-    "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "best_tflops", "units", "host_gb_s",
+    "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "products", "attention", "units", "host_gb_s",
     "like", "name",
 )  # fmt: skip
 _LINK = (
@@ -170,7 +170,7 @@ def _device(table: Table, name: str) -> Device:
     memory, bandwidth = table.number("memory_gb", 1e9), table.number("bandwidth_tb_s", 1e12)
     reserved, units = table.number("reserved_gb", 1e9, 0.0), table.number("units", 1.0, 0.0)
     host = table.number("host_gb_s", 1e9, 0.0)
-    best = table.number("best_tflops", 1e12, 0.0)
+    products, attention = table.number("products", 1.0, 1.0), table.number("attention", 1.0, 1.0)
     if not memory[0] or not bandwidth[0]:
         raise table.wrong("a device has memory and its bandwidth", "memory_gb", "memory_gb = 80")
     return Device(
@@ -179,12 +179,14 @@ def _device(table: Table, name: str) -> Device:
         memory=memory[0],
         bandwidth=bandwidth[0],
         reserved=reserved[0],
-        best=best[0],
+        products=products[0],
+        attention=attention[0],
         units=int(units[0]),
         host=host[0],
         sources={
             "peak": source, "memory": memory[1], "bandwidth": bandwidth[1],
-            "reserved": reserved[1], "best": best[1], "units": units[1], "host": host[1],
+            "reserved": reserved[1], "products": products[1], "attention": attention[1],
+            "units": units[1], "host": host[1],
         },
     )  # fmt: skip
 

@@ -11,6 +11,11 @@ _TILES = Source("specification", "cuBLAS's largest kernels for half precision")
 TILE_ROWS: Annotated[int, _TILES] = 256
 TILE_COLUMNS: Annotated[int, _TILES] = 128
 _BLENDED = Source("fitted", "vTrain, 2024, 250 single-node rows: of 2, 3, 4, 6 and 12 the least mean error")
+_A100 = Source(
+    "specification", "312 TFLOP/s in half precision on 108 multiprocessors; NVIDIA A100 data sheet"
+)
+# FLOP/s of one multiprocessor of the device that stacks' `depth` was fitted on.
+UNIT_RATE: Annotated[float, _A100] = 312e12 / 108
 # Exponent with which two bounds that are near each other both hurt. Single products do not tell one from another.
 BLEND: Annotated[float, _BLENDED] = 4.0
 
@@ -19,7 +24,8 @@ BLEND: Annotated[float, _BLENDED] = 4.0
 class Chip:
     """A device under a stack, in one dtype: what kernels are priced with.
 
-    rate: FLOP/s; traffic: bytes/s that elementwise kernels reach; item: bytes of an element.
+    rate: FLOP/s; traffic: bytes/s that elementwise kernels reach; item: bytes of an element; efficiency, attention:
+    shares of the rate that large products, and fused attention, keep up.
     """
 
     rate: float
@@ -29,22 +35,23 @@ class Chip:
     efficiency: float
     depth: float
     wave: float
+    attention: float = 1.0
 
 
 def chip(device: Device, stack: Stack, dtype: str, item: int) -> Chip:
-    """A kernel's beginning and end take as long in any dtype, so `depth`, which is known for half precision, is less
-    where the main loop is slower."""
-    slower = min(1.0, device.flops(dtype) / device.flops("bf16"))
-    # Devices differ in the share of their peak that any product reaches.
-    reach = device.best / device.flops("bf16") / stack.best if device.best and stack.best else 1.0
+    """A kernel's beginning and end take as long in any dtype and on any device, so `depth`, which is known for half
+    precision on an A100, is less where the main loop of one multiprocessor is slower, and more where it is faster."""
+    rate = device.flops(dtype)
+    pace = rate / device.units / UNIT_RATE if device.units else min(1.0, rate / device.flops("bf16"))
     return Chip(
-        rate=device.flops(dtype),
+        rate=rate,
         traffic=device.bandwidth * stack.elementwise,
         item=item,
         units=device.units,
-        efficiency=min(1.0, stack.matmul * reach),
-        depth=stack.depth * slower,
+        efficiency=min(1.0, stack.matmul * device.products),
+        depth=stack.depth * pace,
         wave=stack.wave,
+        attention=min(1.0, stack.attention * device.attention),
     )
 
 

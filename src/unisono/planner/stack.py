@@ -34,8 +34,8 @@ class Stack:
     Efficiencies, of peak or of a link's bus: matmul (large products), attention (fused), elementwise (memory
     bandwidth), tp_bus, dp_bus and p2p (as tp_bus where a stack does not say), host_link. depth: elements of a
     product's inner dimension at which half of its rate is gone. wave: exponent of the share of multiprocessors that the
-    last wave of tiles fills. best: share of peak that the best product reaches on the device that `matmul` was fitted
-    on; elsewhere `matmul` is that much more or less.
+    last wave of tiles fills. matmul, attention and depth are those of an A100: a device says how much more or less it
+    keeps up.
 
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
@@ -58,7 +58,6 @@ class Stack:
     grad_bytes: int = 4
     reduce_bytes: int = 4
     matmul: float = 1.0
-    best: float = 0.0
     depth: float = 0.0
     wave: float = 0.0
     attention: float = 1.0

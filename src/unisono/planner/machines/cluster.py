@@ -40,8 +40,9 @@ class Device:
     """One accelerator (or host) as the price of a plan needs it.
 
     peak: dense FLOP/s by dtype. memory: bytes. bandwidth: of that memory, bytes/s. reserved: bytes that are gone
-    before the first tensor (context, collectives' buffers). best: FLOP/s in bf16 of the best product that was ever
-    measured, 0 where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
+    before the first tensor (context, collectives' buffers). products, attention: share of their peak that large
+    products, and fused attention, keep up for hours under the power limit, over the share that an A100 keeps up; 1
+    where that is not known. units: multiprocessors that share out a product's tiles; 0 where that is not
     known, and no rounding up to full waves is charged. host: bytes/s of one device from and to its host's memory, each
     way at once; 0 where that is not known.
     """
@@ -51,7 +52,8 @@ class Device:
     memory: float
     bandwidth: float
     reserved: float = 0.0
-    best: float = 0.0
+    products: float = 1.0
+    attention: float = 1.0
     units: int = 0
     host: float = 0.0
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
