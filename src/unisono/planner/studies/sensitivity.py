@@ -50,7 +50,7 @@ def _hardware(ask: Question) -> Iterator[Offer]:
     peak = {dtype: flops * more for dtype, flops in own.peak.items()}
     offers = [
         (f"{percent} more arithmetic (FLOP/s) in each device",
-         replace(where, device=replace(own, peak=peak, best=own.best * more))),
+         replace(where, device=replace(own, peak=peak))),
         (f"{percent} faster memory in each device",
          replace(where, device=replace(own, bandwidth=own.bandwidth * more))),
     ]  # fmt: skip
