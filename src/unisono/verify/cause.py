@@ -248,11 +248,12 @@ def _evidence(case: Case) -> Evidence:
         return {name: x.double() for name, x in found.items() if x is not None}
 
     order = {first: i for i, first in enumerate(sorted(case.ref.leaves()))}
+    targets = [leaf["count"] for leaf in case.ref.notes[0].leaves]
     return Evidence(
         want=wholes(case.ref, "raw"),
         held={name: case.seen.parts.get(f"raw/{name}", ()) for name in names},
         axes=[axis for axis in AXES if getattr(case.plan, axis) > 1],
-        sizes=plan_sizes(case.plan, len(order)),
+        sizes=plan_sizes(case.plan, len(order)) | {"targets of the global batch": sum(targets)},
         slack=max(1e-9, 1e3 * case.unit),
         shares=case.leaves,
         share="micro-batch",

@@ -46,7 +46,7 @@ def one_shard_never_meets_its_replicas(patch):
     patch(EveryStepSync, "grad_ready", meets_where(lambda r: r % 3 < 2))
 
 
-@bug("dp=2 tp=3", "wrong_group", recipe=WIDE)
+@bug("dp=2 tp=4", "wrong_group", recipe=WIDE)
 def cut_gradients_summed_over_tp_too(patch):
     """Every gradient is thought to be one rank's part of a sum, those of cut layers too."""
     patch(
