@@ -9,6 +9,7 @@ from benchmarks.fitting.calibrate import BOUNDS, errors, fit
 from benchmarks.fitting.fits import fused_attention, rings, slack
 from tests.planner import published
 from unisono.planner.clusters import cluster
+from unisono.planner.memory import MARGIN
 from unisono.planner.stack import NUMBERS, names, stack
 
 # Set: mean and median error at most, per cent; regret at most; rank correlation at least.
@@ -117,6 +118,8 @@ def test_shipped_constants_of_kernels_and_buses_are_where_their_fits_come_to_res
         assert getattr(plain, key) == pytest.approx(getattr(made, key), rel=0.01), key
     assert plain.attention == pytest.approx(fused_attention(published.attention_shares()), rel=0.01)
     assert plain.slack == pytest.approx(slack(published.allocators()), rel=0.01)
+    most = max(held / asked for asked, held in published.allocators())
+    assert pytest.approx(MARGIN, rel=0.01) == most / (1.0 + plain.slack) - 1.0
     wrong = errors(published.products(), made)
     assert sum(map(abs, wrong)) / len(wrong) < 0.04
     for gpu, name in (("a100", "dgx-a100"), ("v100", "dgx-v100")):

@@ -117,7 +117,7 @@ def held_together(
             own_verdict = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros)
             assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
             assert memory[at] == pytest.approx(own_verdict.memory.total, rel=1e-9), plan
-            assert fits[at] == own_verdict.fits, plan
+            assert fits[at] == own_verdict.is_safe, plan
             assert alone.step >= least[0] * (1 - 1e-9) and own_verdict.memory.total >= least[1] * (
                 1 - 1e-9
             ), plan

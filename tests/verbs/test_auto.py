@@ -1,6 +1,7 @@
 """plan=auto: what is chosen is the best that the planner knows, the keys beside it are kept, and it says why."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.asked import question
 from unisono.planner.host_file import FittedHost, as_toml
+from unisono.planner.search import candidates, search
+from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.verbs._sizes import model_of
 from unisono.verbs.train import auto
@@ -90,3 +93,39 @@ def test_keys_that_say_nothing_of_precision_keep_the_recipes(tmp_path, capsys):
     assert main(["plan", str(recipe), "--cluster", "dgx-a100", "--plan", "tp=2", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)["plans"]
     assert plans and all("precision=bf16" in one["plan"] and "tp=2" in one["plan"] for one in plans)
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = [*map(str, sorted(EXAMPLES.glob("*.toml"))), f"{EXAMPLES}/recipe.py:tiny"]
+
+
+@pytest.mark.parametrize("batch", [None, "12", "36", "100"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: Path(text).name)
+def test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_default(recipe, batch, measured):
+    flags = [("model.vocab", "256"), *([("train.global_batch", batch)] if batch else [])]
+    file = str(Path(measured["XDG_CACHE_HOME"], "unisono", "cluster.toml"))
+
+    def step(plan: str) -> float:
+        got = config.load(recipe, [*flags, ("plan", plan)])
+        return simulate.simulate(question(got, model_of(got, {}), file, None)).price.step
+
+    own, compared = config.load(recipe, flags), 0
+    for ranks in (2, 4):
+        chosen = auto.choose(replace(own, plan=Plan.parse("auto")), ranks, measured)[0].plan
+        for plan in {own.plan, Plan(dp=ranks)}:
+            if plan.world == ranks and not plan.check(own.recipe):
+                assert step(str(chosen)) <= (1 + 1e-12) * step(str(plan)), f"{chosen} beside {plan}"
+                compared += 1
+    assert compared > 1
+
+
+def test_a_plan_of_ones_own_is_looked_at_though_no_search_would_list_it():
+    cut = "1f1b:cut=4/1/1/2"
+    got = loaded(f"dp=1 pp=4 schedule={cut} precision=bf16", ("model.n_layer", "8"))
+    space = space_of(got, model_of(got, {}), None, "dgx-a100", None)
+    alone = replace(space, cluster=replace(space.cluster, devices=4))
+    assert all(plan.schedule != cut for plan, _ in candidates(alone))
+    here = space_on(got, space.model, Plan(), alone.cluster, space.stack)
+    assert cut in {plan.schedule for plan, _ in here.besides}
+    every = search(here, top=10_000).best
+    assert cut in {one.question.plan.schedule for one in every}

@@ -11,7 +11,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
-from unisono.planner.tell import size
+from unisono.planner.tell import room, size
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import seconds
 
@@ -57,7 +57,7 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
     short = found.nearest.verdict
     return Infeasible(
         f"no plan fits: the nearest, {found.nearest.question.plan}, needs {size(short.memory.total)} and"
-        f" {within.cluster.device.name} has {size(short.capacity)}",
+        f" {within.cluster.device.name} has {room(short)}",
         where=where,
         fix=fix,
     )

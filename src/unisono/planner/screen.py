@@ -26,7 +26,7 @@ from unisono.planner.bench import (
     totals_by,
 )
 from unisono.planner.collectives import uncovered
-from unisono.planner.memory import Kept, RowShare, of_share, rows_seen, share_of
+from unisono.planner.memory import MARGIN, Kept, RowShare, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
     crossing,
@@ -44,8 +44,8 @@ from unisono.planner.price import (
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Seconds of a step, bytes of the fullest rank and which plans exist and fit; of all axes, memory of those that it
-    depends on."""
+    """Seconds of a step, bytes of the fullest rank, which plans exist and fit with the margin; of all axes, memory of
+    those that it depends on."""
 
     step: Array
     memory: Array
@@ -57,7 +57,8 @@ def screen(bench: SearchShared, mesh: Plan, axes: Axes) -> Screened:
     ways = [like(mesh, zero=zero) for zero in axes.zeros]
     memory = _memory(bench, mesh, axes, ways)
     served = axes.served(mesh.pp, bench.model.n_layer)[None, None, :, None, :]
-    return Screened(_steps(bench, mesh, axes, ways), memory, (memory <= bench.cluster.device.room) & served)
+    fits = memory * (1.0 + MARGIN) <= bench.cluster.device.room
+    return Screened(_steps(bench, mesh, axes, ways), memory, fits & served)
 
 
 def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:

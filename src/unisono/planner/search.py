@@ -16,6 +16,7 @@ from unisono.plan import Plan
 from unisono.planner.asked import later
 from unisono.planner.bench import Array, SearchShared
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.memory import MARGIN
 from unisono.planner.played import actions, span
 from unisono.planner.priced import price, shares_cores, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
@@ -121,7 +122,7 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
     pool = _Pool(0 if objective == "time" else 1)
     too_large = dominated = priced = feasible = 0
     for index, (seconds, memory, mesh) in enumerate(found):
-        if memory > space.cluster.device.room:
+        if memory * (1.0 + MARGIN) > space.cluster.device.room:
             too_large += mesh.count
         elif space.all_keys and pool.beats(seconds, memory):
             dominated += mesh.count
@@ -222,7 +223,7 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
         given = {"micro_batch": size, "micros": plan.micros or 1}
         found = verdict(space.model, plan, space.stack, space.cluster, **given)
         step[at] = price(space.model, plan, space.cluster, space.stack, **given).step
-        memory[at], fits[at] = found.memory.total, found.fits
+        memory[at], fits[at] = found.memory.total, found.is_safe
     return Screened(step, memory, fits)
 
 
@@ -259,10 +260,13 @@ def _played(
         ),
         "memory": lambda one: (one.verdict.memory.total, one.price.step),
     }  # fmt: skip
+    known = [one.question for one in chosen]
+    own = [one for one in map(simulate, _besides(space)) if one.verdict.is_safe]
+    chosen += [one for one in own if one.question not in known]
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
-    best = chosen if pool.by else simplest(chosen)
+    best = chosen if pool.by else simplest(chosen, min((one.price.step for one in own), default=np.inf))
     return Ranking(
         replace(counts, played=len(chosen)),
         perf_counter() - begun,
@@ -270,6 +274,12 @@ def _played(
         tuple(_best_of(front + chosen[:1])),
         near,
     )
+
+
+def _besides(space: Space) -> list[Question]:
+    """The user's own plans, where they are of as many devices and samples as are searched."""
+    found = [question_at(space, *one) for one in space.besides]
+    return [ask for ask in found if (ask.plan.world, ask.batch) == (space.cluster.devices, space.batch)]
 
 
 def _unlike(rows: Array) -> Array:

@@ -5,6 +5,7 @@ is computed (precision, sync, codec) stay as they are held. Every device of the 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -13,7 +14,7 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
-from unisono.plan.checks import divisors
+from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
 from unisono.planner.asked import NOT_BUILT, assuming, judged, problems, unplayed
 from unisono.planner.bench import Axes, like
@@ -21,10 +22,10 @@ from unisono.planner.clusters import cluster
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import Model
 from unisono.planner.stack import Stack, stack
-from unisono.planner.timetables import chunks
+from unisono.planner.timetables import chunks, serves
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.errors import ConfigProblems
+from unisono.spec.errors import ConfigProblems, UsageError
 
 _WIDTH = "P15"  # a precision beside weights of another width
 
@@ -34,7 +35,7 @@ class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
     play yet. steps: of the run. assumed: what nobody named and was taken, in words. unplayed: what of the model `train`
-    cannot play yet."""
+    cannot play yet. besides: (plan, its micro-batch) that are priced in any case."""
 
     model: Model
     cluster: Cluster
@@ -47,6 +48,7 @@ class Space:
     steps: int = 0
     assumed: tuple[str, ...] = ()
     unplayed: tuple[str, ...] = ()
+    besides: tuple[tuple[Plan, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,4 +218,20 @@ def space_on(
 
     train, unable = recipe.train, unplayed(loaded)
     sizes = train.global_batch, train.micro_batch
-    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable)
+    own = tuple(_own(loaded, held, where, legal, model.n_layer))
+    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable, own)
+
+
+def _own(
+    loaded: Loaded, held: Plan, where: Cluster, legal: Callable[[Plan], bool], n_layer: int
+) -> Iterator[tuple[Plan, int]]:
+    """(plan, micro-batch) of the recipe's own plan and of what `train` does without one, on all devices."""
+    changes: dict[str, Any] = {key: getattr(held, key) for key in (*held.said, "precision", "sync", "codec")}
+    for plan in (loaded.plan, Plan(dp=-1)):
+        with suppress(UsageError):
+            filled = replace(plan, **changes).fill(where.devices)
+            batch, _ = batch_of(filled, loaded.recipe.train)
+            if batch is None or filled.world != where.devices or not legal(filled):
+                continue
+            if filled.pp == 1 or serves(filled.schedule, filled.pp, batch.micros, n_layer):
+                yield replace(filled, micros=batch.micros), batch.micro_batch

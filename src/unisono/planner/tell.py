@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from unisono.planner import replicas
-from unisono.planner.memory import Memory
+from unisono.planner.memory import MARGIN, Memory, MemoryVerdict
 from unisono.planner.price import Price
 from unisono.planner.priced import Model
 from unisono.planner.simulate import GIB, Answer, Question, gib
@@ -55,6 +55,12 @@ def lines(said: Iterable[tuple[str, str]]) -> list[str]:
 def size(value: float) -> str:
     """Bytes as people read them: `640 KiB`, `61.3 GiB`, `27.1 TiB`."""
     return words.nbytes(value)
+
+
+def room(verdict: MemoryVerdict) -> str:
+    """What a device has for a rank that is too large for it, or for the margin beside it."""
+    free = f", of which {share(MARGIN)} are left free as allocators differ by that" if verdict.fits else ""
+    return f"{size(verdict.capacity)}{free}"
 
 
 def share(value: float) -> str:
@@ -276,6 +282,7 @@ def summary(answer: Answer) -> list[tuple[str, str]]:
     """The first lines of a page: what is priced, what it takes, how far that may be trusted, and on what batch."""
     ask, verdict = answer.question, answer.verdict
     row = f" (pipeline row {verdict.row})" if ask.plan.pp > 1 else ""
+    near = "" if verdict.is_safe else f": less to spare than the {share(MARGIN)} by which allocators differ"
     batch = (
         f"{ask.batch} = micro_batch {ask.micro_batch} x micros {ask.micros} x replicas {ask.plan.replicas}"
     )
@@ -284,7 +291,7 @@ def summary(answer: Answer) -> list[tuple[str, str]]:
         ("plan", str(ask.plan)),
         *([("not built", f"train cannot play yet: {', '.join(ask.unplayed)}")] if ask.unplayed else []),
         ("cluster", where(ask)),
-        ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}"),
+        ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}{near}"),
         ("speed", f"{words.seconds(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
                   f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
         *([("training", training(answer))] if ask.steps else []),

@@ -5,6 +5,7 @@ woken, whose cost no calibration sees the same twice.
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated
 
 from unisono.planner.host import buckets, calls_of_pass
@@ -47,12 +48,12 @@ def meetings(ask: Question) -> float:
     return messages + ask.micros * inside + after
 
 
-def simplest(answers: Sequence[Answer]) -> list[Answer]:
+def simplest(answers: Sequence[Answer], most: float = inf) -> list[Answer]:
     """The answers, quickest first; of those too near to the quickest to be told from it, the one with the fewest
-    meetings goes to the front."""
+    meetings goes to the front. most: seconds of a step that it may have: who has a plan is told of no slower one."""
     if not answers:
         return []
-    limit = (1.0 + margin(answers[0].question)) * answers[0].price.step
+    limit = min((1.0 + margin(answers[0].question)) * answers[0].price.step, most)
     near = [one for one in answers if one.price.step <= limit]
     first = min(near, key=lambda one: meetings(one.question))  # of equals the quickest
     return [first, *(one for one in answers if one is not first)]

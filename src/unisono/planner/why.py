@@ -1,6 +1,7 @@
 """Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
 
 from unisono.planner import ties
+from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.tell import (
@@ -73,7 +74,11 @@ def told(found: Ranking, *more: str) -> Told:
         return facts, ""
     head = [
         *summary(best[0]),
-        ("searched", f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit"),
+        (
+            "searched",
+            f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit with"
+            f" {share(MARGIN)} of their memory to spare, as allocators differ by that",
+        ),
     ]
     if counts.priced < counts.searched:
         head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} skipped because weights and"

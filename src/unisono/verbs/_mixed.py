@@ -15,7 +15,7 @@ from unisono.planner.simulate import Answer, Question
 from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
 from unisono.planner.studies import mixtures
-from unisono.planner.tell import Told, size
+from unisono.planner.tell import Told, room, size
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import seconds
 from unisono.verbs._sizes import model_of
@@ -101,4 +101,4 @@ def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infe
         return Infeasible(what, where=told, fix=fix)
     short = found.nearest.answer.verdict
     what = f"the nearest, {found.nearest.answer.question.plan}, needs {size(short.memory.total)} on a rank"
-    return Infeasible(f"no plan fits: {what} that has {size(short.capacity)}", where=told, fix=fix)
+    return Infeasible(f"no plan fits: {what} that has {room(short)}", where=told, fix=fix)

@@ -160,7 +160,7 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
             break
         plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
         placed.append(everywhere(mixture, search.question_at(whole, plan, micro_batch))[0])
-        if placed[-1].answer.verdict.fits:
+        if placed[-1].answer.verdict.is_safe:
             fitting.append(placed[-1])
             least = guess if len(fitting) == top else least
     fitting.sort(key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total))
