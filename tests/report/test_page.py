@@ -12,6 +12,7 @@ import pytest
 
 from tests.report.runs import write_run
 from unisono.report import command
+from unisono.spec import words
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CASES = ("two", "straggler", "one", "many", "hostile", "empty", "damaged", "crashed")
@@ -193,6 +194,64 @@ addEventListener('load',()=>{{
   document.title=[root.scrollWidth-root.clientWidth,tip,plot.parentNode.querySelector('output').textContent].join('|');
 }});
 </script>"""
+
+
+_CUT = """<title>unread</title><iframe src="{page}" style="width:375px;height:900px;border:0"></iframe><script>
+addEventListener('load',()=>{{
+  const box=document.querySelector('iframe').contentDocument.querySelector('.parts .scroll');
+  document.title=box.scrollWidth-box.clientWidth;
+}});
+</script>"""
+
+
+@pytest.mark.timeout(120)
+def test_the_table_of_prices_fits_a_phone(tmp_path: Path) -> None:
+    parts = {
+        "compute": 0.07,
+        "comm shard": 0.0101,
+        "comm dp": 287e-6,
+        "wait": 0.01,
+        "optim": 0.004,
+        "other": 6e-3,
+    }
+    told = {
+        "schema_version": 1,
+        "cluster": "here",
+        "calibrated": True,
+        "error_pct": 15.0,
+        "parts": parts,
+        "mem_mib": 312,
+    }
+    write_run(tmp_path, dp=2, steps=12)
+    (tmp_path / "prediction.json").write_text(json.dumps(told))
+    made = Path(command.run(tmp_path, {"png": False})["report_html"])
+    probe = tmp_path / "probe.html"
+    probe.write_text(_CUT.format(page=made.as_uri()))
+    document, console = browse(probe, tmp_path / "profile", "--window-size=1700,1000")
+    assert console == [] and re.findall(r"<title>(.*?)</title>", document) == ["0"]
+
+
+def test_a_resumed_run_is_run_again_from_its_recipe_and_any_run_goes_on_for_more(tmp_path: Path) -> None:
+    """Its own command, `--resume RUN`, would find nothing left to do."""
+    write_run(tmp_path, dp=2, steps=12)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for command_line, again in (
+        ("unisono train --resume runs/a --train.steps 12", f"unisono train {tmp_path}/config.resolved.toml"),
+        ("unisono train mine.toml", "unisono train mine.toml"),
+    ):
+        (tmp_path / "summary.json").write_text(json.dumps({**summary, "command": command_line}))
+        text = Path(command.run(tmp_path, {"png": False})["report_html"]).read_text()
+        assert f'<pre class="command">{again}</pre>' in text
+        assert re.search(
+            rf"<pre>unisono train --resume {re.escape(str(tmp_path))} --train.steps 2\d</pre>", text
+        )
+
+
+def test_bytes_are_named_by_what_they_carry() -> None:
+    assert words.traffic("dp", "all_reduce") == "gradients, all-reduce (dp)"
+    assert words.traffic("replica", "all_reduce") == "gradient norm, all-reduce"
+    assert words.traffic("dp", "all_gather") == "all-gather (dp)"
+    assert words.traffic("", "all_reduce") == "all-reduce"
 
 
 @pytest.mark.timeout(120)

@@ -154,18 +154,18 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
         limiter = slowest
     else:
         limiter = worst if overheads[worst] >= 0.25 else "compute"
-    said = [f"{percent(compute)} of a step is compute"]
+    said = [f"compute {percent(compute)} of a step"]
     if slowest:
-        who = "it" if limiter == slowest else f"{slowest}, the slowest"
+        who = "it" if limiter == slowest else f"the slowest, {slowest}"
         said.append(f"the others wait {percent(lost / wall)} for {who}")
     elif fractions["wait"] >= 0.01:
-        said.append(f"{percent(fractions['wait'])} is waiting")
+        said.append(f"waiting {percent(fractions['wait'])}")
     if pipeline is not None:
-        said.append(f"the pipeline's bubble is {percent(pipeline.measured_bubble)}")
+        said.append(f"the pipeline's bubble {percent(pipeline.measured_bubble)}")
     if len(found) > 1:
-        said.append(f"exposed communication takes {percent(fractions['comm_exposed'])}")
+        said.append(f"exposed communication {percent(fractions['comm_exposed'])}")
     if fractions["data"] >= 0.02:
-        said.append(f"input takes {percent(fractions['data'])}")
+        said.append(f"input {percent(fractions['data'])}")
     sentence = f"Limited by {limiter}: {', '.join(said)}."
     return Finding(sentence, _advice(run, limiter, slowest, pipeline), fractions, slowest)
 

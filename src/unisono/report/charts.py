@@ -94,7 +94,7 @@ def _span(row: int, trace: Trace, span: Span, begin: int) -> Bar:
     micro, tags = span.tags.get("micro"), span.tags
     said = [words.PART_NAMES.get(part, part)]
     said += [f"micro-batch {micro}"] if micro is not None else []
-    said += [f"{tags.get('axis', '')} {tags['op']}".strip()] if "op" in tags else []
+    said += [words.traffic(str(tags.get("axis", "")), str(tags["op"]))] if "op" in tags else []
     said += [words.nbytes(tags["bytes"])] if words.is_number(tags.get("bytes")) else []
     start, stop = (span.start_ns - begin) * 1e-9, (span.stop_ns - begin) * 1e-9
     return Bar(
@@ -178,7 +178,7 @@ def sent(run: RunRecord) -> BarChart | None:
     if not rows:
         return None
     title = f"Bytes sent in a step, all ranks together: {words.nbytes(sum(n for _, _, n in rows))}"
-    shown = [(f"{axis} {op.replace('_', ' ')}", n, words.nbytes(n)) for axis, op, n in rows[:12]]
+    shown = [(words.traffic(axis, op), n, words.nbytes(n)) for axis, op, n in rows[:12]]
     return picture.sized(title, shown)
 
 

@@ -43,7 +43,7 @@ class ExpectedPart:
     def name(self) -> str:
         axis = self.part.removeprefix("comm").strip()
         if self.part.startswith("comm"):
-            return f"exposed on {axis}" if axis else "exposed communication"
+            return words.exposed(axis) if axis else "communication"
         return _NAMES[self.part]
 
     @property
@@ -202,7 +202,11 @@ def section(run: RunRecord, found: Sequence[TimeShares]) -> str:
         "expected",
         "Predicted and measured",
         f"<p>{escape(both.sentence)}</p>{html.bars(chart(both))}<div class='parts'>{table}</div>",
-        html.note(f"{both.trust} Differences are predicted less measured."),
+        html.note(
+            f"{both.trust} Differences are predicted less measured. Communication is counted here where nothing else"
+            " is done meanwhile: dp adds up gradients of replicas, shard gathers parameters and adds up gradients, tp"
+            " exchanges activations."
+        ),
     )
 
 
@@ -221,8 +225,8 @@ def rows(both: Beside) -> list[list[str]]:
 
 
 def group(line: ExpectedPart) -> str:
-    """What a colour means: exposed communication is one, whatever its axis."""
-    return "exposed communication" if line.colour == "comm_exposed" else line.name
+    """What a colour means: communication is one, whatever its axis."""
+    return "communication" if line.colour == "comm_exposed" else line.name
 
 
 def _less(line: ExpectedPart) -> str:

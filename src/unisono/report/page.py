@@ -72,7 +72,7 @@ def _tiles(run: RunRecord, facts: Analysis) -> str:
     hosts = len({one.host for one in run.ranks if one.host})
     if ranks:
         tiles.append(("ranks", str(ranks), f"on {hosts} hosts" if hosts > 1 else ""))
-    wide = [("plan", run.plan, ""), ("parity", str(run.summary.get("parity") or ""), "")]
+    wide = [("plan", run.plan, ""), ("verify", str(run.summary.get("parity") or ""), "")]
     return html.tiles(tiles if run.steps or shares else []) + html.tiles([w for w in wide if w[1]], "facts")
 
 
@@ -190,12 +190,20 @@ def _sample(run: RunRecord) -> str:
 
 
 def _again(run: RunRecord) -> str:
-    """The command that repeats the run: its resolved recipe is complete, so nothing else is needed."""
-    resolved = f"unisono train {shlex.quote(str(run.folder / 'config.resolved.toml'))}"
-    command, argv = run.summary.get("command") or resolved, run.environment.get("argv")
-    started = " ".join(str(word) for word in argv) if isinstance(argv, list) else ""
-    was = f'<p class="note">It was started as: <code>{escape(started)}</code></p>' if started else ""
-    return html.section("again", "Run it again", f'<pre class="command">{escape(str(command))}</pre>{was}')
+    """The command that repeats the run, and the one that goes on from it. A run that was resumed is repeated from its
+    resolved recipe, which is complete: the command that resumed it would find nothing left to do."""
+    folder, argv = shlex.quote(str(run.folder)), run.environment.get("argv")
+    command = str(run.summary.get("command") or "")
+    if not command or "--resume" in shlex.split(command):
+        command = f"unisono train {folder}/config.resolved.toml"
+    said = [f'<pre class="command">{escape(command)}</pre>']
+    if run.steps:
+        further = f"unisono train --resume {folder} --train.steps {2 * run.steps[-1]['step']}"
+        said.append(html.note("To train it for as many steps more:") + f"<pre>{escape(further)}</pre>")
+    if isinstance(argv, list):
+        started = escape(" ".join(str(word) for word in argv))
+        said.append(f'<p class="note">It was started as: <code>{started}</code></p>')
+    return html.section("again", "Run it again", *said)
 
 
 def _environment(run: RunRecord) -> str:

@@ -17,6 +17,31 @@ PART_NAMES = {
 }
 
 
+# What the ranks of an axis send each other in a step, and how: `KIND, how (axis)`.
+_SENT = {
+    "dp.all_reduce": "gradients",
+    "shard.all_gather": "parameters",
+    "shard.reduce_scatter": "gradients",
+    "replica.all_reduce": "gradient norm",
+    "pp.send": "between stages",
+    "tp.all_gather": "activations",
+    "tp.reduce_scatter": "activations",
+    "tp.all_reduce": "activations",
+}
+
+
+def traffic(axis: str, op: str) -> str:
+    """What is sent, in words of the field: `gradients, all-reduce (dp)`. axis: of the mesh, or `replica`: all ranks of
+    one replica, which add up the norm for clipping. op: a collective, or send."""
+    said = ", ".join(word for word in (_SENT.get(f"{axis}.{op}", ""), op.replace("_", "-")) if word)
+    return said if axis in ("replica", "") else f"{said} ({axis})"
+
+
+def exposed(axis: str) -> str:
+    """What the time that such communication takes is called: `communication (dp)`, `gradient norm`."""
+    return _SENT["replica.all_reduce"] if axis == "replica" else f"communication ({axis})"
+
+
 def seconds(value: float) -> str:
     """`139 ms`, `2.3 s`, `1 h 05 min`."""
     if value < 1e-3:
