@@ -42,17 +42,11 @@ def test_nobody_branches_on_a_members_name() -> None:
     assert found == []
 
 
-# Where names that nothing plays yet have their costs.
-TABLES = ("planner/replicas.py",)
-
-
 def test_prices_and_checks_hold_no_list_of_members_names() -> None:
     """A fact of a schedule, policy or codec stands in its file, or is read off its value."""
     named = {name for key in ("schedule", "sync", "codec") for name in known(key)} - {"plain", "block"}
     found = []
     for path in [*sorted((SOURCE / "planner").rglob("*.py")), SOURCE / "plan" / "checks.py"]:
-        if str(path.relative_to(SOURCE)).startswith(TABLES):
-            continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare | ast.Tuple | ast.List | ast.Set | ast.Dict):
                 texts = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}

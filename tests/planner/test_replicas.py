@@ -1,84 +1,90 @@
-"""Codecs and policies on dp: bytes of their formats, order between them, and fidelity said."""
+"""Codecs and policies on dp cost what their own files say: members of tests and of ours, none by name."""
 
 import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.plan.grammar import known
 from unisono.planner import replicas
 from unisono.planner.clusters import cluster
-from unisono.planner.collectives import Bus
+from unisono.planner.parts import Traffic
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 
 MODEL = gpt(24, 16, 2048, 1024)
-SPELT = {"cast": "cast:bf16", "topk": "topk:ratio=0.01", "powersgd": "powersgd:r=4"}
-POLICIES = {"local_sgd": "local_sgd:h=8", "diloco": "diloco:h=8", "quorum": "quorum:k=14", "ssp": "ssp:s=2"}
+OWN = "tests/codecs/own.py"
+SELDOM = """
+from unisono.spec.work import Call, Work
+from unisono.spec.fidelity import Fidelity
+from unisono.sync.every_step import EveryStep
+
+class Seldom(EveryStep):
+    '''Replicas meet in every fourth step.'''
+    name = "seldom"
+    fidelity = Fidelity.LOSSY
+    def work(self, gradient_bytes, dp):
+        (call,) = super().work(gradient_bytes, dp).calls
+        return Work((Call("dp", call.op, call.nbytes, 0.25),), moved=self.moved)
+    @property
+    def moved(self):
+        return 0
+
+class Busy(Seldom):
+    name = "busy"
+    @property
+    def moved(self):
+        return 1 << 32
+"""
 
 
-def dp(words: str, ranks: int = 16):
-    plan = Plan.parse(f"dp={ranks} precision=bf16 {words}".strip())
-    where = cluster("dgx-a100:8")
-    return simulate(Question(MODEL, plan, where, stack("megatron-2022"), 4, 4)).price.comm["dp"]
+def dp(words: str, software: str = "plain") -> Traffic:
+    plan = Plan.parse(f"dp=16 precision=bf16 {words}".strip())
+    return simulate(Question(MODEL, plan, cluster("dgx-a100:8"), stack(software), 4, 4)).price.comm["dp"]
 
 
-@pytest.mark.parametrize("name", [name for name in known("codec") if name != "plain"])
-def test_every_codec_of_the_grammar_sends_less(name: str) -> None:
-    got, whole = dp(f"codec={SPELT.get(name, name)}"), dp("")
-    assert 0.0 < got.bytes < whole.bytes
-    assert got.exposed <= got.seconds * (1 + 1e-12)
-    made = replicas.code(SPELT.get(name, name), 16, 4.0, replicas.low_rank(MODEL, 1))
-    assert made.said and made.passes > 0.0
-
-
-def test_bytes_are_those_of_the_formats() -> None:
-    whole = dp("").bytes  # in fp32, by an all-reduce
-    assert dp("codec=cast:bf16").bytes == pytest.approx(whole / 2)
-    assert dp("codec=sign").bytes == pytest.approx(whole / 32)
-    assert dp("codec=randomk:ratio=0.01").bytes == pytest.approx(whole / 100)
-    # 15 others' pairs of 6 bytes, against twice 15/16 of 4 bytes.
-    assert dp("codec=topk:ratio=0.01").bytes == pytest.approx(whole * 0.01 * 15 * 6 / (2 * 15 / 16 * 4))
-    assert dp("sync=local_sgd:h=8").bytes == pytest.approx(whole / 8)
+def test_bytes_are_those_that_a_codec_declares() -> None:
+    whole = dp("").bytes  # in fp32, by an all-reduce: twice 15/16 of 4 bytes
+    # 15 others' pairs of 8 bytes, for each hundredth element.
+    assert dp(f"codec={OWN}:Largest:ratio=0.01").bytes == pytest.approx(whole * 0.01 * 15 * 8 / 7.5, rel=1e-4)
+    # Parts are dealt and gathered in 2 bytes.
+    assert dp(f"codec={OWN}:Rounded").bytes == pytest.approx(whole / 2, rel=1e-4)
+    assert dp("sync=canonical").bytes == pytest.approx(whole, rel=1e-6)
 
 
 def test_gathered_codes_cost_more_than_plain_with_enough_ranks() -> None:
-    """All-gathering pairs of 6 bytes pays no more once ratio > 8 / (n * 6) (Agarwal et al., 2022)."""
-    made = replicas.code("topk:ratio=0.01", 100, 4.0, replicas.low_rank(MODEL, 1))
-    sent = [replicas.wired(made, Bus(n, 1e9, 0.0), 1e6)[0] / (2 * (n - 1) / n * 4e6) for n in (100, 132, 135)]
-    assert sent[0] < 1.0 < sent[2] and sent[1] == pytest.approx(1.0, rel=0.02)
+    """All-gathering pairs of 8 bytes pays no more once ratio > 1 / n (Agarwal et al., 2022)."""
+    plain, more, less = (dp(f"codec={OWN}:Largest:ratio={ratio}").seconds for ratio in (0.0625, 0.07, 0.055))
+    assert less < plain < more
+    assert dp("").seconds == pytest.approx(plain, rel=0.01)
 
 
-def test_rank_and_marks() -> None:
-    share = replicas.low_rank(MODEL, 1)
-    assert share(1) < share(4) < share(64) < share(10_000) == pytest.approx(1.0)
-    bare, fed = (replicas.code(f"topk:ratio=0.01{mark}", 8, 4.0, share) for mark in ("", "+ef"))
-    assert fed.sent == bare.sent and fed.passes > bare.passes
+def test_a_policy_that_meets_seldom_sends_less_and_what_it_moves_shows(tmp_path) -> None:
+    (tmp_path / "own.py").write_text(SELDOM)
+    whole, seldom, busy = dp(""), dp(f"sync={tmp_path}/own.py:Seldom"), dp(f"sync={tmp_path}/own.py:Busy")
+    assert (seldom.bytes, seldom.seconds) == pytest.approx((whole.bytes / 4, whole.seconds / 4))
+    assert busy.exposed - seldom.exposed == pytest.approx(busy.seconds - seldom.seconds)
+    assert busy.seconds > seldom.seconds
+    both = dp(f"sync={tmp_path}/own.py:Seldom codec={OWN}:Rounded")
+    assert both.bytes == pytest.approx(whole.bytes / 8, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", [n for n in known("sync") if n not in ("every_step", "canonical")])
-def test_every_policy_of_the_grammar_has_a_price_and_is_lossy(name: str) -> None:
-    words = f"sync={POLICIES.get(name, name)}"
-    got, whole = dp(words), dp("")
-    assert 0.0 <= got.bytes <= whole.bytes and got.exposed >= 0.0
-    fidelity, why = replicas.fidelity(Plan.parse(f"dp=16 {words}"))
-    assert fidelity is Fidelity.LOSSY and name in why
+def test_sums_along_the_tree_over_leaves_wait_for_the_last_backward() -> None:
+    assert dp("").exposed < dp("").seconds
+    assert dp("sync=canonical").exposed == dp("sync=canonical").seconds
 
 
-def test_less_talk_shows_less() -> None:
-    exposed = [dp(f"sync={how}").exposed for how in ("every_step", "local_sgd:h=4", "local_sgd:h=64")]
-    assert exposed == sorted(exposed, reverse=True)
-    assert dp("sync=diloco:h=64").exposed > dp("sync=local_sgd:h=64").exposed
-
-
-def test_what_overlaps_by_design_does_so_on_any_stack() -> None:
-    """megatron-2022 does not hide gradients behind backward; policies that talk during the next step hide there."""
-    assert dp("").exposed == dp("").seconds
-    assert (
-        dp("sync=delayed").exposed < 0.3 * dp("").exposed and dp("sync=gossip").exposed < 0.3 * dp("").exposed
-    )
-
-
-def test_fidelity_of_exact_ways() -> None:
+def test_fidelity_and_why_are_the_members_own() -> None:
     assert replicas.fidelity(Plan.parse("dp=4"))[0] is Fidelity.ROUNDING
     assert replicas.fidelity(Plan.parse("dp=4 sync=canonical"))[0] is Fidelity.EXACT
+    found, why = replicas.fidelity(Plan.parse(f"dp=4 codec={OWN}:Largest"))
+    assert found is Fidelity.LOSSY and why.startswith(f"codec={OWN}:Largest: The largest elements of each")
+
+
+@pytest.mark.parametrize(
+    "words", ["sync=local_sgd:h=8", "sync=async", "codec=int8", "codec=plain+ef", "collective=ring"]
+)
+def test_what_nothing_plays_has_no_price(words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        dp(words)
+    assert caught.value.code == "C22" and words in caught.value.what

@@ -73,8 +73,8 @@ def plan_at(mesh: Plan, all_of: Axes, at: tuple[int, ...]) -> tuple[Plan, int, i
 
 MESHES = (
     "dp=4 tp=2 pp=8", "dp=2 shard=2 pp=4 tp=2 cp=2", "shard=8 tp=8", "dp=64", "pp=16 tp=4", "dp=2 shard=16 pp=2",
-    "cp=4 tp=4 pp=4", "dp=8 shard=2 pp=4 codec=int8 zero=2", "dp=4 shard=4 tp=4 sync=local_sgd:h=8", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
-    "dp=8 tp=2 pp=2 codec=topk+ef", "dp=4 shard=2 tp=2 sync=delayed", "dp=16 pp=4 sync=ssp:s=3", "dp=8 tp=8 sync=gossip",
+    "cp=4 tp=4 pp=4", "dp=8 shard=2 pp=4 codec=tests/codecs/own.py:Rounded zero=2", "dp=4 shard=4 tp=4 sync=canonical", "dp=16 tp=2 pp=2", "pp=6 tp=2 dp=2",
+    "dp=8 tp=2 pp=2 codec=tests/codecs/own.py:Largest", "dp=4 shard=2 tp=2 sync=canonical", "dp=16 pp=4 sync=canonical zero=1", "dp=8 tp=8 codec=tests/codecs/own.py:Rounded sync=canonical",
 )  # fmt: skip
 
 

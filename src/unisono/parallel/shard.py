@@ -76,10 +76,15 @@ class Sharded(Whole):
         mesh = DeviceMesh.from_group(group.pg, device.type, mesh_dim_names=("shard",))
         self._zero = zero
         self._each = each  # scatter the gradients of each backward, whatever the stage
+        blocks = tuple(blocks)
         for module in (*blocks, stage):
             fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3 and module is not stage)
         if not isinstance(stage, FSDPModule):
             raise TypeError("fully_shard did not take the stage")
+        if blocks and isinstance(blocks[0], FSDPModule):
+            # What its backward asks for ahead of time would be the last block of another micro-batch's forward, which
+            # is dropped unused when this backward ends. The stage itself is there.
+            blocks[0].set_modules_to_backward_prefetch([stage])
         self._stage: FSDPModule = stage
         for module in stage.modules():
             if isinstance(module, FSDPModule):

@@ -27,6 +27,7 @@ from unisono.planner.parts import (
 )
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, ends, idle
+from unisono.planner.work.calls import leafwise
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.numbers import either, larger, smaller
@@ -156,7 +157,7 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)
-    over = replicas.Cover(whole.cover, micros * whole.slowest, stack.dp_hidden)
+    over = replicas.Cover(whole.cover, stack.dp_hidden)
     data = replicated(model, plan, cluster, stack, each.first, each.every, over, micros)
     optimizer = update(model, cluster.device, stack, each.owned)
     fixed = stack.step + stack.micro * micros
@@ -313,9 +314,9 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
 
 
 def scatters(plan: Plan) -> bool:
-    """Whether every backward pass hands over its gradients: who keeps a part of them alone cannot add up the rest.
-    (Under zero=3 this is part of a block's passes.)"""
-    return plan.shard > 1 and plan.zero == 2
+    """Whether every backward pass hands over its gradients: who keeps a part of them alone cannot add up the rest, nor
+    can a policy that wants each by itself. (Under zero=3 this is part of a block's passes.)"""
+    return plan.shard > 1 and (plan.zero == 2 or (plan.zero == 1 and leafwise(plan)))
 
 
 def replicated(

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from unisono.plan import Plan
-from unisono.plan.grammar import member
+from unisono.plan.grammar import choice, member
 from unisono.planner import general, host, host_memory, memory, replicas, unlike
 from unisono.planner import price as transformers
 from unisono.planner.cuts import rows_of
@@ -16,6 +16,7 @@ from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
+from unisono.spec.fidelity import Fidelity
 
 
 def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
@@ -24,12 +25,15 @@ def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
 
 
 def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
-    """Raises UsageError for what has no price: offloading, which nothing plays; and on a host what nobody has measured
-    there. Its paces and bytes are those of fp32, and those of other precisions follow from none of them."""
-    asked = {"offload": plan.offload != "none", "collective": member("collective", plan.collective) is None}
+    """Raises UsageError for what has no price: policies, codecs, collectives and offloading that nothing plays; and on
+    a host what nobody has measured there. Its paces and bytes are those of fp32, and those of other precisions follow
+    from none of them."""
+    asked = {key: member(key, getattr(plan, key)) is None for key in ("sync", "codec", "collective")}
+    asked |= {"offload": plan.offload != "none", "codec": asked["codec"] or bool(choice(plan.codec).marks)}
     if shares_cores(model, cluster):
-        coded = plan.dp > 1 and not replicas.plain(plan)
-        asked |= {"cp": plan.cp > 1, "sync": coded, "codec": coded, "precision": plan.precision != "fp32"}
+        lossy = plan.dp > 1 and replicas.fidelity(plan)[0] is Fidelity.LOSSY
+        asked |= {"cp": plan.cp > 1, "precision": plan.precision != "fp32"}
+        asked |= {key: asked[key] or lossy for key in ("sync", "codec")}
     for key, is_strange in asked.items():
         value, usual = getattr(plan, key), getattr(Plan(), key)
         if is_strange and value != usual:

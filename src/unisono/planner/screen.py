@@ -140,24 +140,24 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         )
         alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
         alone = alone + (micros - 1) * uncovered(handed[:, None, None, None, at], whole.cover, hidden)
-        step[..., at] = alone + shown(at, array(whole.cover), array(micros * whole.slowest))
+        step[..., at] = alone + shown(at, array(whole.cover))
     return step
 
 
 def _shown(
     bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: RowShare
-) -> Callable[[int, Array, Array], Array]:
-    """(place of a timetable, seconds of backward that may cover, seconds of all computing) -> seconds that show of what
-    meets: (way, mode, size, kind)."""
+) -> Callable[[int, Array], Array]:
+    """(place of a timetable, seconds of backward that may cover) -> seconds that show of what meets: (way, mode, size,
+    kind)."""
     hidden, alike = bench.stack.dp_hidden, mesh.dp == 1 or replicas.plain(mesh)
     meeting = _meeting(bench, axes, ways, first, "" if alike else "dp")
     elements = np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))
 
-    def found(at: int, cover: Array, inside: Array) -> Array:
+    def found(at: int, cover: Array) -> Array:
         shown: Array = uncovered(meeting[:, None, None, None, at], cover, hidden)
         if alike:
             return shown
-        over = replicas.Cover(cover, inside, hidden)
+        over = replicas.Cover(cover, hidden)
         spent = replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over)
         return array(spent[2]) + shown
 

@@ -161,10 +161,7 @@ def parts(answer: Answer) -> list[Row]:
 
 def fidelity(ask: Question) -> tuple[Fidelity, str]:
     """How close the plan's result comes to one device's, and why."""
-    thin = replicas.low_rank(ask.model, ask.plan.tp)
-    return replicas.fidelity(
-        ask.plan, replicas.code(ask.plan.codec, ask.plan.dp, ask.stack.reduce_bytes, thin)
-    )
+    return replicas.fidelity(ask.plan)
 
 
 def facts(answer: Answer) -> dict[str, Any]:

@@ -10,7 +10,7 @@ class Call:
     axis: str
     op: str
     nbytes: int
-    times: int = 1
+    times: float = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,6 @@ class Work:
     moved: int = 0
 
     @property
-    def sent(self) -> int:
+    def sent(self) -> float:
         """Bytes of all calls."""
         return sum(call.nbytes * call.times for call in self.calls)

@@ -33,11 +33,12 @@ class Collective(Member, ABC):
     """An algorithm's declaration.
 
     fidelity: of its sums, towards those in the order of the ranks. counted: whether all that it declares leaves as
-    messages; what ranks read in each other's memory does not.
+    messages; what ranks read in each other's memory does not. nearby: buffers of ranks on one host meet in memory.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.ROUNDING
     counted: ClassVar[bool] = True
+    nearby: ClassVar[bool] = False
 
     def sent(self, op: str, nbytes: int, size: int) -> int:
         """Bytes that one of `size` ranks sends in `all_reduce` or `all_to_all` of a tensor of `nbytes` bytes, or in
@@ -47,6 +48,11 @@ class Collective(Member, ABC):
             "all_to_all": nbytes * (size - 1) // size,
             "all_gather": nbytes * (size - 1),
         }[op]
+
+    def way(self, op: str, nbytes: int, size: int, later: bool = False) -> "Collective":
+        """The collective whose `sent` counts for such an operation between CPUs: itself, but for one that chooses among
+        others. later: the caller has other work to do before it waits."""
+        return self
 
     @abstractmethod
     def bind(self, pg: "ProcessGroup", axis: str) -> "Algorithm":

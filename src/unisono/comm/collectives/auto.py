@@ -18,6 +18,10 @@ class Auto(Collective):
     """What is quickest between these ranks: memory that all see, messages, or the backend's own."""
 
     name = "auto"
+    nearby = True
+
+    def way(self, op: str, nbytes: int, size: int, later: bool = False) -> Collective:
+        return Engine() if op == "all_reduce" and (later or nbytes * (size - 1) > SMALL) else Messages()
 
     def bind(self, pg: "ProcessGroup", axis: str) -> "AutoAlgorithm":
         return AutoAlgorithm(self, pg, axis)
@@ -63,8 +67,8 @@ class AutoAlgorithm(Algorithm):
             return self._engine if self.near(x.device) else self._messages
         if later:
             return self._memory if self._memory is not None and self._memory.holds(x) else self._engine
-        is_small = x.is_contiguous() and x.nbytes * (self.pg.size() - 1) <= SMALL
-        return self._messages if is_small else self._engine
+        small = self.member.way(op, x.nbytes, self.pg.size()) == self._messages.member
+        return self._messages if small and x.is_contiguous() else self._engine
 
     def all_reduce(self, x: "Tensor", op: Any) -> Pending:
         return self.pick("all_reduce", x, True).all_reduce(x, op)

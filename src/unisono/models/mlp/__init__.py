@@ -65,14 +65,14 @@ def mlp(
                 f"blocks.{number}", weights + (2 * width if bias else 0), 2 * weights, kept, width,
                 products=(Product(1, before, width), Product(1, width, width)),
                 moved=4 * width + (3 * width if dropout > 0.0 else 0),
-                kernels=5 if dropout > 0.0 else 4,
+                kernels=5 if dropout > 0.0 else 4, tensors=4 if bias else 2,
             )
         )  # fmt: skip
         before = width
     parts.append(
         WorkPart(
             "head", before * classes + (classes if bias else 0), 2 * before * classes, classes, classes,
-            products=(Product(1, before, classes),), moved=4 * classes, kernels=3,
+            products=(Product(1, before, classes),), moved=4 * classes, kernels=3, tensors=2 if bias else 1,
         )
     )  # fmt: skip
     return Workload(tuple(parts))

@@ -220,7 +220,7 @@ class Transformer:
     def block_tensors(self) -> int:
         """Parameters of a block, counted as tensors."""
         norms = 2 if self.rms or not self.bias else 4
-        return 4 * (2 if self.bias else 1) + norms + (1 if self.gated else 0)
+        return (5 if self.gated else 4) * (2 if self.bias else 1) + norms
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""

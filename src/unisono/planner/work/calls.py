@@ -1,0 +1,281 @@
+"""What one rank of ours sends in a step: every collective and message, a list that depends on model and plan alone.
+
+tests/planner/test_calls.py holds it to what ranks record, call by call and byte by byte.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from unisono.plan import Plan
+from unisono.plan.grammar import member
+from unisono.planner.cuts import rows_of
+from unisono.planner.general import cut
+from unisono.planner.machines.cluster import Source
+from unisono.planner.memory import BUCKET, ITEM, share_of
+from unisono.planner.timetables import copies, ends, of
+from unisono.planner.work.networks import Network
+from unisono.planner.work.transformer import Transformer
+from unisono.programs.pipeline import SENDS, lower
+from unisono.spec.work import Call
+
+_REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
+FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
+WIDE = 8.0  # bytes of a loss, of a squared norm: they are summed in fp64
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One kind of collective or message. axis: whose ranks meet, `replica` for all ranks of a replica. nbytes: of the
+    whole tensor that they add up, deal or bring together; of a message, the message. times: a step. later: others
+    compute until it has come."""
+
+    axis: str
+    op: str
+    nbytes: float
+    times: float = 1.0
+    later: bool = False
+
+    def ranks(self, plan: Plan) -> int:
+        """How many meet."""
+        if self.axis == "pp":
+            return 2
+        return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that one of the ranks sends in one of them, where links are kept busy both ways."""
+        if self.op == "send":
+            return self.nbytes
+        return self.nbytes * (ranks - 1) / ranks * (2 if self.op == "all_reduce" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowElements:
+    """What a rank of one pipeline row holds, before `shard` deals it.
+
+    blocks: how many. inside, rim: elements of all of them, of stem and head.
+    alone: of these elements, those that every rank of tp has.
+    stem, head: whether they are here.
+    ahead, back: elements of a sample as it goes to the next row, and its gradient to the one before.
+    again: elements of a tied weight's second use, where it has a gradient of its own.
+    """
+
+    blocks: float
+    inside: float
+    rim: float
+    alone: float
+    stem: bool
+    head: bool
+    ahead: float
+    back: float
+    again: float = 0.0
+
+    @property
+    def elements(self) -> float:
+        """Of all gradients."""
+        return self.inside + self.rim + self.again
+
+
+def held(model: Transformer | Network, plan: Plan, row: int) -> RowElements:
+    """What one row holds, as the program cuts."""
+    stems, heads = ends(plan.schedule, plan.pp)
+    stem, head = row in stems, row in heads
+    # Uses of a tied weight on one rank are two gradients where their sum has to wait for others.
+    again = model.tied_elements / plan.tp if stem and head and leafwise(plan) else 0.0
+    if isinstance(model, Network):
+        rows = cut(model, plan.pp)
+        parts = rows[row][int(stem) : len(rows[row]) - int(head)]
+        inside = float(sum(part.parameters for part in parts))
+        rim = sum(part.parameters for part in rows[row]) - inside
+        rim -= model.tied_elements if stem and head else 0
+        handed = [float(rows[r][-1].output) if 0 <= r < plan.pp - 1 else 0.0 for r in (row, row - 1)]
+        return RowElements(len(parts), inside, rim, 0.0, stem, head, handed[0], handed[1], again)
+    share, whole = share_of(model, plan, row, True), model.block_parameters[1]
+    blocks = rows_of(model, plan.schedule, plan.pp, True)[row]
+    alone = blocks * whole + stem * model.stem_parameters[1] + head * model.head_parameters[1]
+    handed = float(model.context * model.d_model / plan.tp)
+    return RowElements(
+        blocks, share.blocks, share.ends, alone if plan.tp > 1 else 0.0, stem, head, handed, handed, again
+    )
+
+
+def leafwise(plan: Plan) -> bool:
+    """Whether the policy wants the gradient of each micro-batch by itself."""
+    policy = member("sync", plan.sync)
+    return policy is not None and policy.leafwise
+
+
+def calls(
+    model: Transformer | Network, plan: Plan, micro_batch: int, micros: int, row: int = 0, near: bool = True
+) -> tuple[Transfer, ...]:
+    """Of a rank of pipeline row `row`. near: replicas are on one host, and may add up gradients in its memory."""
+    own = held(model, plan, row)
+    found: list[Transfer] = []
+    for backward in (False, True):
+        found += of_pass(model, plan, own, micro_batch, micros, backward=backward)
+    found = [Transfer(c.axis, c.op, c.nbytes, c.times * micros, c.later) for c in found]
+    found += _messages(plan, own, micro_batch, micros, row)
+    found += _together(plan, own, near)
+    return tuple(c for c in (*found, *_told(model, plan, own, micros)) if c.nbytes * c.times > 0)
+
+
+def of_pass(
+    model: Transformer | Network,
+    plan: Plan,
+    own: RowElements,
+    micro_batch: int,
+    micros: int,
+    *,
+    backward: bool,
+) -> list[Transfer]:
+    """Collectives inside one pass over what a row holds; those of a step count as one of `micros` in each pass."""
+    found: list[Transfer] = []
+    if plan.tp > 1 and isinstance(model, Transformer):
+        found += _dealt_layers(model, plan, own, micro_batch, micros, backward)
+    if plan.shard > 1:
+        item, once = _item(plan), 1.0 / micros
+        block, rim = item * own.inside / max(1.0, own.blocks), item * (own.rim + own.again)
+        if not backward:
+            gathers = 1.0 if plan.zero == 3 else once
+            found += [
+                Transfer("shard", "all_gather", block, own.blocks * gathers),
+                Transfer("shard", "all_gather", rim, gathers),
+            ]
+        else:
+            scatters = once if plan.zero == 1 and not leafwise(plan) else 1.0
+            if plan.zero == 3:
+                found.append(Transfer("shard", "all_gather", block, own.blocks))
+            found += [
+                Transfer("shard", "reduce_scatter", block, own.blocks * scatters),
+                Transfer("shard", "reduce_scatter", rim, scatters),
+            ]
+    return [call for call in found if call.nbytes * call.times > 0]
+
+
+def _dealt_layers(
+    model: Transformer, plan: Plan, own: RowElements, micro_batch: int, micros: int, backward: bool
+) -> Iterator[Transfer]:
+    """On tp. Norms make what is gathered, in the weights' dtype; products make what is scattered, in that of
+    computing."""
+    wide, narrow, tokens = _item(plan), float(ITEM[plan.precision]), micro_batch * model.context
+    gathers = 2 if model.gated else 1  # gate and up gather their input each
+    first, second = (
+        own.blocks * (1.0 + gathers),
+        own.blocks * 2.0,
+    )  # what a forward pass gathers, and scatters
+    op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
+    yield Transfer("tp", op, tokens * model.d_model * wide, first + own.head)
+    yield Transfer("tp", other, tokens * model.d_model * narrow, second)
+    yield Transfer("tp", other, tokens * model.d_model * wide, own.stem)
+    if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
+        yield Transfer("tp", "all_reduce", tokens * wide)
+        yield Transfer("tp", "all_reduce", 2 * tokens * wide)
+    if backward and plan.recompute == "full":
+        # Up to the last tensor that is kept: without dropout that comes before the second half scatters.
+        yield Transfer("tp", "all_gather", tokens * model.d_model * wide, first)
+        halves = 2 if model.noisy else 1
+        yield Transfer("tp", "reduce_scatter", tokens * model.d_model * narrow, halves * own.blocks)
+    if backward:  # gradients of what every rank has whole
+        yield Transfer("tp", "all_reduce", wide * own.alone / plan.shard, 1.0 / micros)
+
+
+def _item(plan: Plan) -> float:
+    """Bytes of a weight, a gradient, an activation between stages: under autocast they stay fp32."""
+    return float(max(4, ITEM[plan.precision]))
+
+
+def _messages(plan: Plan, own: RowElements, micro_batch: int, micros: int, row: int) -> Iterator[Transfer]:
+    """Between stages, as the timetable has them."""
+    if plan.pp == 1:
+        return
+    for action, count in _sends(plan.schedule, plan.pp, micros)[row]:
+        elements = own.ahead if action == "SEND_F" else own.back
+        yield Transfer("pp", "send", _item(plan) * micro_batch * elements, count, later=True)
+
+
+@cache
+def _sends(schedule: str, ranks: int, micros: int) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """Of each row, how many messages of each kind leave."""
+    rows = lower(of(schedule).timetable(ranks, micros)).rows
+    return tuple(tuple((kind, sum(action.kind == kind for action in row)) for kind in SENDS) for row in rows)
+
+
+def _together(plan: Plan, own: RowElements, near: bool) -> Iterator[Transfer]:
+    """Gradients of replicas, as policy and codec have them meet, bucket by bucket."""
+    policy = member("sync", plan.sync)
+    if plan.dp == 1 or policy is None:
+        return
+    near = near and not policy.leafwise and getattr(member("collective", plan.collective), "nearby", False)
+    for elements in ((own.elements - own.alone) / plan.shard, own.alone / plan.shard):
+        for nbytes in buckets(_item(plan) * elements, near):
+            for call in policy.work(round(nbytes), plan.dp).calls:
+                yield of_call(call, plan.dp)
+
+
+def of_call(call: Call, ranks: int) -> Transfer:
+    """What a member declares as bytes that one rank sends."""
+    one = Transfer(call.axis, call.op, 1.0).sent(ranks)
+    return Transfer(call.axis, call.op, call.nbytes / one, call.times, later=True)
+
+
+def buckets(nbytes: float, near: bool) -> list[float]:
+    """Bytes of each in which so many travel: all at once where they meet in memory."""
+    if near or not nbytes:
+        return [nbytes] if nbytes else []
+    sizes, left = [min(FIRST_BUCKET, nbytes)], nbytes - min(FIRST_BUCKET, nbytes)
+    while left > 0:
+        sizes.append(min(BUCKET, left))
+        left -= sizes[-1]
+    return sizes
+
+
+def _told(model: Transformer | Network, plan: Plan, own: RowElements, micros: int) -> Iterator[Transfer]:
+    """The uses of a tied weight on two rows, and the numbers of a step: losses and wishes of all replicas, the norm."""
+    stems, heads = ends(plan.schedule, plan.pp)
+    if copies(plan.schedule, plan.pp) > 1:
+        yield Transfer("pp", "all_reduce", _item(plan) * own.elements / plan.shard)
+    elif stems != heads and (own.stem or own.head):
+        yield Transfer("pp", "all_reduce", _item(plan) * model.tied_elements / plan.tp / plan.shard)
+    apart = leafwise(plan)
+    places = 2 + (micros * plan.replicas if apart else 1)
+    if plan.dp > 1:
+        yield Transfer("dp", "all_gather", WIDE * places * plan.dp, later=True)
+    if plan.inner > 1:
+        yield Transfer("replica", "all_reduce", WIDE * (_squares(model, apart) + places))
+
+
+def _squares(model: Transformer | Network, rows: bool) -> int:
+    """Squared norms that a replica adds up: one for each tensor of the model, or for each row of each."""
+    if isinstance(model, Network):
+        if not rows:
+            return sum(part.tensors for part in model.workload.parts)
+        # A vector has as many rows as elements, a matrix or a filter as many as its product has columns.
+        products = [p for part in model.workload.parts for p in part.products if not p.batched]
+        vectors = model.workload.parameters - sum(p.inner * p.columns for p in products)
+        return vectors + sum(p.columns for p in products)
+    norm = 1 if model.rms or not model.bias else 2
+    if not rows:
+        return model.block_tensors * model.n_layer + 1 + model.learned + norm + (not model.tied)
+    ups, wide = (2 if model.gated else 1) * model.d_ff, model.d_model
+    block = (model.qkv_width + wide + ups + wide) * (2 if model.bias else 1) + 2 * norm * wide
+    stem = model.vocab + (model.stem_parameters[1] // wide)
+    return block * model.n_layer + stem + norm * wide + (0 if model.tied else model.vocab)
+
+
+def sent(
+    model: Transformer | Network, plan: Plan, micro_batch: int, micros: int, row: int = 0, near: bool = True
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """(axis, operation) → (bytes that a rank on a CPU sends in a step, how often), as the collectives count them."""
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for call in calls(model, plan, micro_batch, micros, row, near):
+        way: Any = member("collective", plan.collective if call.axis == "dp" else Plan().collective)
+        n, op = call.ranks(plan), "all_to_all" if call.op == "reduce_scatter" else call.op
+        if op == "send":
+            nbytes = call.nbytes
+        else:
+            size = call.nbytes / n if op == "all_gather" else call.nbytes
+            nbytes = way.way(op, size, n, call.later).sent(op, round(size), n)
+        had = found.get((call.axis, call.op), (0.0, 0.0))
+        found[call.axis, call.op] = (had[0] + nbytes * call.times, had[1] + call.times)
+    return found
