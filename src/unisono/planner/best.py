@@ -11,9 +11,9 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
-from unisono.planner.tell import room, size
+from unisono.planner.tell import room
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.spec.words import seconds
+from unisono.spec.words import nbytes, seconds
 
 _LOOKED = 4  # best plans that are looked at in other orders of their axes
 
@@ -56,7 +56,7 @@ def _nothing(within: search.Space, found: search.Ranking, cluster_name: str) -> 
         fix = f"{named}, where {larger[1].question.plan} fits: {larger[1].price.step:.4g} s a step"
     short = found.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {size(short.memory.total)} and"
+        f"no plan fits: the nearest, {found.nearest.question.plan}, needs {nbytes(short.memory.total)} and"
         f" {within.cluster.device.name} has {room(short)}",
         where=where,
         fix=fix,

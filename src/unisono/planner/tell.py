@@ -6,15 +6,14 @@ from itertools import groupby
 from typing import Any
 
 from unisono.planner import replicas
-from unisono.planner.memory import MARGIN, Memory, MemoryVerdict
-from unisono.planner.price import Price
-from unisono.planner.priced import Model
+from unisono.planner.memory import MARGIN, MemoryVerdict
 from unisono.planner.simulate import GIB, Answer, Question, gib
 from unisono.planner.stragglers import Law
 from unisono.planner.waits import Loading, fed, with_waits
 from unisono.planner.work.transformer import Transformer
-from unisono.spec import words
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.words import nbytes
+from unisono.spec.words import seconds as duration
 
 Row = Mapping[str, Any]
 Told = tuple[Mapping[str, Any], str]  # keys of --json, and the text of the page
@@ -52,15 +51,10 @@ def lines(said: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{name:<{_WORDS}}{text}".rstrip() for name, text in said]
 
 
-def size(value: float) -> str:
-    """Bytes as people read them: `640 KiB`, `61.3 GiB`, `27.1 TiB`."""
-    return words.nbytes(value)
-
-
 def room(verdict: MemoryVerdict) -> str:
     """What a device has for a rank that is too large for it, or for the margin beside it."""
     free = f", of which {share(MARGIN)} are left free as allocators differ by that" if verdict.fits else ""
-    return f"{size(verdict.capacity)}{free}"
+    return f"{nbytes(verdict.capacity)}{free}"
 
 
 def share(value: float) -> str:
@@ -75,12 +69,17 @@ def many(value: float) -> str:
     return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
+def gibibytes(value: float) -> str:
+    """A size in GiB: `61.3 GiB`, `640 MiB`."""
+    return nbytes(value * GIB)
+
+
 def lasting(seconds: float) -> str:
     """A length of time in the greatest unit of which it is two at least."""
     for unit, one in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * one:
             return f"{seconds / one:.3g} {unit}"
-    return words.seconds(seconds)
+    return duration(seconds)
 
 
 # --- where a step goes -----------------------------------------------------------------------------------------------
@@ -88,25 +87,17 @@ def lasting(seconds: float) -> str:
 
 def waterfall(answer: Answer) -> list[tuple[str, float]]:
     """(what, seconds): the ideal, and what comes on top of it; the sum is the step."""
-    ask = answer.question
+    ask, got, model = answer.question, answer.price, answer.question.model
     peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
-    return in_parts(ask.model, ask.batch, peak, answer.price, ask.plan.recompute != "none")
-
-
-def in_parts(
-    model: Model, batch: int, peak: float, got: Price, again: bool = False
-) -> list[tuple[str, float]]:
-    """(what, seconds) of a price, from the ideal on. peak: FLOP/s of all devices; again: some of it is computed a
-    second time."""
-    ideal, attention = model.step_flops(batch) / peak, 0.0
+    ideal, attention = model.step_flops(ask.batch) / peak, 0.0
     if got.attention and isinstance(model, Transformer):
-        attention = got.attention - model.attention_flops(batch) / peak
+        attention = got.attention - model.attention_flops(ask.batch) / peak
     # Where ranks share a host's cores, passes are priced whole.
-    products = "products below peak, recomputation" if again and not got.kernels else "products below peak"
+    again = ", recomputation" if ask.plan.recompute != "none" and not got.kernels else ""
     masked = "attention: its masked half is left out"
     steps = [
         ("ideal: the model's arithmetic at peak", ideal),
-        (products, got.arithmetic - ideal - attention),
+        (f"products below peak{again}", got.arithmetic - ideal - attention),
         ("attention below peak" if attention >= 0.0 else masked, attention),
         ("other kernels, embedding, loss", got.kernels),
         ("computed a second time (recompute)", got.recompute),
@@ -156,6 +147,12 @@ def parts(answer: Answer) -> list[Row]:
     return [{"what": what, "seconds": seconds} for what, seconds in waterfall(answer)]
 
 
+_TRAFFIC = (
+    Column("axis", "axis"), Column("a rank sends", "bytes", nbytes), Column("takes", "seconds", duration),
+    Column("not hidden", "exposed_s", duration),
+)  # fmt: skip
+
+
 # --- one price -------------------------------------------------------------------------------------------------------
 
 
@@ -166,35 +163,24 @@ def fidelity(ask: Question) -> tuple[Fidelity, str]:
 
 def facts(answer: Answer) -> dict[str, Any]:
     """The object of the contract, and what else is known."""
-    ask, got, data = answer.question, answer.price, fed(answer.question)
+    ask, got = answer.question, answer.price
     exact, why = fidelity(ask)
-    hours = 24 * answer.days * ask.plan.world
-    hourly = ask.cluster.cost_per_hour
-    return {
-        "step_s": got.step,
-        "error_pct": answer.error_pct,
+    hours, hourly = 24 * answer.days * ask.plan.world, ask.cluster.cost_per_hour
+    return figures(answer) | {
         "error_because": list(answer.trust.because),
         "not_measured": list(answer.trust.unheld),
         "tflops_per_device": answer.tflops,
-        "mfu": answer.mfu,
         "mem_gib": gib(answer.verdict.memory),
         "capacity_gib": answer.verdict.capacity / GIB,
         "fits": answer.verdict.fits,
-        "bubble": answer.bubble,
-        "bound": bound(answer),
         "comm": {
             axis: {"bytes": t.bytes, "seconds": t.seconds, "exposed_s": t.exposed} for axis, t in got.comm.items()
         },
-        "days_to_train": answer.days,
-        "tokens_per_s": answer.rate,
         "samples_per_s": ask.batch / got.step,
         "device_hours": hours,
         "cost": hours * hourly if hourly is not None else None,
         "parameters": ask.model.workload.parameters,
         "active_parameters": ask.model.workload.active,
-        "plan": str(ask.plan),
-        "assumed": list(ask.assumed),
-        "not_built": list(ask.unplayed),
         "fidelity": exact.name,
         "fidelity_why": why,
         "cluster": ask.cluster.name,
@@ -202,7 +188,7 @@ def facts(answer: Answer) -> dict[str, Any]:
         "stages": stages(answer),
         "batch": {"global_batch": ask.batch, "micro_batch": ask.micro_batch, "micros": ask.micros},
         "waterfall": parts(answer),
-        "data": loading(data, got.step - got.loading),
+        "data": loading(fed(ask), got.step - got.loading),
     }  # fmt: skip
 
 
@@ -233,29 +219,24 @@ def stragglers(answer: Answer, law: Law) -> Told:
     calm = with_waits(price.bare, replace(answer.question, stragglers=None)).step
     facts = {"law": law.name, "step_s": price.step, "waiting_s": price.straggling, "without_s": calm}
     said = (
-        f"{law.name}: {words.seconds(price.straggling)} of a step are waiting among {plan.world} ranks; without"
-        f" stragglers it takes {words.seconds(calm)}"
+        f"{law.name}: {duration(price.straggling)} of a step are waiting among {plan.world} ranks; without"
+        f" stragglers it takes {duration(calm)}"
     )
     return {"stragglers": facts}, lines([("stragglers", said)])[0]
 
 
 def page(answer: Answer) -> str:
     """The same for people: memory, speed, days and error first, then where a step goes."""
-    ask, told = answer.question, facts(answer)
+    told, memory = facts(answer), gib(answer.verdict.memory)
     said = [*summary(answer), *shared_out(answer)]
     if told["fidelity"] == Fidelity.LOSSY.name:
         said.append(("fidelity", f"LOSSY: {told['fidelity_why']}"))
-    said.append(("data", _loaded(told["data"], ask.model.context)))
-    steps = [row for row in told["waterfall"] if abs(row["seconds"]) >= 5e-4 * answer.price.step]
-    return "\n".join(
-        [
-            *lines(said),
-            "",
-            *drawn(steps, answer.price),
-            *_traffic(answer.price),
-            *_memory(answer.verdict.memory),
-        ]
-    )
+    said.append(("data", _loaded(told["data"], answer.question.model.context)))
+    traffic = [{"axis": axis, **row} for axis, row in told["comm"].items()]
+    kept = [f"{name} {gibibytes(part)}" for name, part in memory.items() if part and name != "total"]
+    text = [*lines(said), "", *_drawn(answer)]
+    text += ["", *table(_TRAFFIC, traffic)] if traffic else []
+    return "\n".join([*text, "", f"  memory of the fullest rank: {', '.join(kept)}"])
 
 
 def where(ask: Question) -> str:
@@ -288,8 +269,8 @@ def summary(answer: Answer) -> list[tuple[str, str]]:
         ("plan", str(ask.plan)),
         *([("not built", f"train cannot play yet: {', '.join(ask.unplayed)}")] if ask.unplayed else []),
         ("cluster", where(ask)),
-        ("memory", f"{size(verdict.memory.total)} on the fullest rank{row}, of {size(verdict.capacity)}{near}"),
-        ("speed", f"{words.seconds(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
+        ("memory", f"{nbytes(verdict.memory.total)} on the fullest rank{row}, of {nbytes(verdict.capacity)}{near}"),
+        ("speed", f"{duration(answer.price.step)} a step, {rate(answer)}, MFU {share(answer.mfu)},"
                   f" bubble {share(answer.bubble)}; most is lost to: {bound(answer)}"),
         *([("training", training(answer))] if ask.steps else []),
         *errors(answer),
@@ -303,8 +284,8 @@ def training(answer: Answer) -> str:
     ask, told = answer.question, facts(answer)
     cost = f", {told['cost']:,.0f} at cost_per_hour" if told["cost"] is not None else ""
     each = f" of {many(ask.batch * ask.model.context)} tokens" if ask.model.context > 1 else ""
-    hours = f"{many(told['device_hours'])} device-hours{cost}"
-    return f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}: {hours}"
+    length = f"{lasting(86400 * answer.days)} for {ask.steps:,} steps{each}"
+    return f"{length}: {many(told['device_hours'])} device-hours{cost}"
 
 
 def errors(answer: Answer) -> list[tuple[str, str]]:
@@ -346,44 +327,21 @@ def _loaded(data: Row, tokens: int) -> str:
     some = f", {many(data['needs_tokens_s'])} tokens/s" if tokens > 1 else ""
     needs = f"{each} has to load {many(data['needs_samples_s'])} samples/s{some}"
     if data["exposed_s"]:
-        late = words.seconds(data["exposed_s"])
+        late = duration(data["exposed_s"])
         return f"{needs}; {data['limit']} gives {many(data['gives'])}: {late} of a step are waited for"
     if not data["said"]:
         return f"{needs}: assumed fast enough (--loader-samples-s, --loader-gb-s price a slower one)"
     return f"{needs}; hidden: {data['limit']} gives {many(data['gives'])}"
 
 
-def drawn(steps: Sequence[Row], got: Price) -> list[str]:
-    rows = [
-        {
-            **row,
-            "share": row["seconds"] / got.step,
-            "bar": "#" * max(0, round(40 * row["seconds"] / got.step)),
-        }
-        for row in steps
-    ]
-    unit, many_of = ("s", 1.0) if got.step >= 0.1 else ("ms", 1e3)
-    columns = (Column("where a step goes", "what"), Column(unit, "seconds", lambda s: f"{s * many_of:.4f}"),
+def _drawn(answer: Answer) -> list[str]:
+    """The waterfall as a table, without what is too small to be seen."""
+    step = answer.price.step
+    unit, times = ("s", 1.0) if step >= 0.1 else ("ms", 1e3)
+    columns = (Column("where a step goes", "what"), Column(unit, "seconds", lambda s: f"{s * times:.4f}"),
                Column("", "share", share), Column("", "bar"))  # fmt: skip
-    return table(columns, rows)
-
-
-def _traffic(got: Price) -> list[str]:
-    if not got.comm:
-        return []
+    rows = [{**row, "share": row["seconds"] / step} for row in parts(answer)]
     rows = [
-        {"axis": axis, "sent": t.bytes, "seconds": t.seconds, "exposed": t.exposed}
-        for axis, t in got.comm.items()
+        {**row, "bar": "#" * max(0, round(40 * row["share"]))} for row in rows if abs(row["share"]) >= 5e-4
     ]
-    columns = (Column("axis", "axis"), Column("a rank sends", "sent", words.nbytes),
-               Column("takes", "seconds", words.seconds),
-               Column("not hidden", "exposed", words.seconds))  # fmt: skip
-    return ["", *table(columns, rows)]
-
-
-def _memory(memory: Memory) -> list[str]:
-    parts = {name: part * GIB for name, part in gib(memory).items() if part and name != "total"}
-    return [
-        "",
-        "  memory of the fullest rank: " + ", ".join(f"{name} {size(part)}" for name, part in parts.items()),
-    ]
+    return table(columns, rows)

@@ -1,33 +1,16 @@
 """Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
 
-from unisono.planner import ties
+from unisono.planner import tell, ties
 from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
-from unisono.planner.simulate import GIB, Answer
-from unisono.planner.tell import (
-    Column,
-    Row,
-    Told,
-    bound,
-    figure,
-    figures,
-    lines,
-    losses,
-    many,
-    more_than,
-    rate,
-    share,
-    shared_out,
-    size,
-    stages,
-    summary,
-    table,
-)
-from unisono.spec.words import seconds
+from unisono.planner.simulate import Answer
+from unisono.planner.tell import Column, Row, Told, bound, more_than
+from unisono.spec.words import nbytes, seconds
 
 _FRONT = (
-    Column("s a step", "step_s", figure), Column("memory", "mem_gib", lambda gib: size(gib * GIB)),
-    Column("cost of a step", "cost", figure), Column("devices", "devices"), Column("device-seconds", "device_s", many),
+    Column("s a step", "step_s", tell.figure), Column("memory", "mem_gib", tell.gibibytes),
+    Column("cost of a step", "cost", tell.figure), Column("devices", "devices"),
+    Column("device-seconds", "device_s", tell.many),
     Column("micro_batch", "micro_batch"), Column("plan", "plan"),
 )  # fmt: skip
 _SHOWN = 8  # of the front
@@ -36,24 +19,25 @@ _SHOWN = 8  # of the front
 def why(answer: Answer, best: Answer) -> str:
     """One sentence: what binds the best plan, or where another loses most against it."""
     if answer is best:
-        lost, parts = bound(answer), losses(answer)
+        lost, parts = bound(answer), tell.losses(answer)
         return (
             f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
         )
     slower = answer.price.step / best.price.step - 1.0
     own, other = (ties.meetings(one.question) for one in (answer, best))
     if slower < 0.0 and own > other:
+        sure = tell.share(ties.margin(best.question))
         return (
-            f"{share(-slower)} quicker by its price, which says nothing below {share(ties.margin(best.question))}; a"
-            f" rank of it waits for others {own:.0f} times a step, not {other:.0f}"
+            f"{tell.share(-slower)} quicker by its price, which says nothing below {sure}; a rank of it waits for"
+            f" others {own:.0f} times a step, not {other:.0f}"
         )
     if slower < 5e-4:
         more = answer.verdict.memory.total - best.verdict.memory.total
-        return f"as fast, with {size(more)} more" if more > 0.0 else "as fast"
+        return f"as fast, with {nbytes(more)} more" if more > 0.0 else "as fast"
     more_s = more_than(answer, best)
     what = max(more_s, key=more_s.__getitem__)
     reason = f", most of it {what}: {seconds(more_s[what])} more" if more_s[what] > 0.0 else ""
-    return f"{share(slower)} slower{reason}"
+    return f"{tell.share(slower)} slower{reason}"
 
 
 def told(found: Ranking, *more: str) -> Told:
@@ -73,18 +57,18 @@ def told(found: Ranking, *more: str) -> Told:
     if not best:
         return facts, ""
     head = [
-        *summary(best[0]),
+        *tell.summary(best[0]),
         (
             "searched",
             f"{counts.searched:,} plans in {found.seconds:.2f} s; {counts.feasible:,} fit with"
-            f" {share(MARGIN)} of their memory to spare, as allocators differ by that",
+            f" {tell.share(MARGIN)} of their memory to spare, as allocators differ by that",
         ),
     ]
     if counts.priced < counts.searched:
         head.append(("", f"{counts.priced:,} priced; {counts.too_large:,} skipped because weights and"
                          f" optimiser alone do not fit, {counts.dominated:,} because a plan found before is quicker"
                          " and smaller"))  # fmt: skip
-    text = lines(head)
+    text = tell.lines(head)
     for place, answer in enumerate(best, 1):
         text += ["", f"{place}. {answer.question.plan}   (micro_batch {answer.question.micro_batch})"]
         text += [
@@ -102,25 +86,25 @@ def told(found: Ranking, *more: str) -> Told:
         head = "less memory for more time: no plan is both faster and smaller than one of these"
         some = f" ({len(few)} of {len(front)}, which --json has)" if len(few) < len(front) else ""
         text += ["", f"{head}{some}"]
-        text += table([column for column in _FRONT if column.key not in hidden], few)
+        text += tell.table([column for column in _FRONT if column.key not in hidden], few)
     return facts, "\n".join(text)
 
 
 def _about(answer: Answer) -> list[str]:
     verdict = answer.verdict
     said = [
-        f"{size(verdict.memory.total)} of {size(verdict.capacity)}, {seconds(answer.price.step)} a step,"
-        f" {rate(answer)}, MFU {share(answer.mfu)}, bubble {share(answer.bubble)}"
+        f"{nbytes(verdict.memory.total)} of {nbytes(verdict.capacity)}, {seconds(answer.price.step)} a step,"
+        f" {tell.rate(answer)}, MFU {tell.share(answer.mfu)}, bubble {tell.share(answer.bubble)}"
     ]
-    return said + [text for name, text in shared_out(answer) if name == "recompute"]
+    return said + [text for name, text in tell.shared_out(answer) if name == "recompute"]
 
 
 def _plan(answer: Answer, best: Answer) -> Row:
-    return {**figures(answer), "stages": stages(answer), "why": why(answer, best)}
+    return {**tell.figures(answer), "stages": tell.stages(answer), "why": why(answer, best)}
 
 
 def _point(answer: Answer) -> Row:
     ask = answer.question
     spent, hourly = answer.price.step * ask.plan.world, ask.cluster.cost_per_hour
     cost = None if hourly is None else spent / 3600.0 * hourly
-    return {**figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}
+    return {**tell.figures(answer), "devices": ask.plan.world, "device_s": spent, "cost": cost}

@@ -15,9 +15,9 @@ from unisono.planner.simulate import Answer, Question
 from unisono.planner.space import Space, space_on
 from unisono.planner.stack import stack
 from unisono.planner.studies import mixtures
-from unisono.planner.tell import Told, room, size
+from unisono.planner.tell import Told, room
 from unisono.spec.errors import Infeasible, UsageError
-from unisono.spec.words import seconds
+from unisono.spec.words import nbytes, seconds
 from unisono.verbs._sizes import model_of
 from unisono.verbs._studies import asked
 
@@ -100,5 +100,5 @@ def _nothing(where: Mixture, space: Space, found: mixtures.MixedRanking) -> Infe
         what = f"no plan deals a batch of {space.batch} and {space.model.n_layer} layers to these pools"
         return Infeasible(what, where=told, fix=fix)
     short = found.nearest.answer.verdict
-    what = f"the nearest, {found.nearest.answer.question.plan}, needs {size(short.memory.total)} on a rank"
+    what = f"the nearest, {found.nearest.answer.question.plan}, needs {nbytes(short.memory.total)} on a rank"
     return Infeasible(f"no plan fits: {what} that has {room(short)}", where=told, fix=fix)

@@ -12,7 +12,7 @@ from unisono.planner.machines.mixture import Mixture, Placement, placements
 from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
-from unisono.planner.tell import Column, Row, Told, figure, figures, lines, size, table
+from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
@@ -24,7 +24,7 @@ _ALIKE = 0.01  # steps that are apart by less are as good as equal
 _POOLS = (
     Column("pool", "pool"), Column("device", "device"), Column("rows", "rows"), Column("replicas", "replicas"),
     Column("blocks", "layers", lambda n: " ".join(f"{one:g}" for one in n)),
-    Column("memory", "mem_gib", lambda gib: size(gib * GIB)), Column("of", "capacity_gib", lambda gib: size(gib * GIB)),
+    Column("memory", "mem_gib", gibibytes), Column("of", "capacity_gib", gibibytes),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from unisono.config import Loaded
 from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.space import space_on
-from unisono.planner.tell import room, size
+from unisono.planner.tell import room
 from unisono.planner.why import why
 from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
@@ -66,7 +66,7 @@ def _none(loaded: Loaded, ranking: search.Ranking, cluster: Cluster) -> Infeasib
         )
     short = ranking.nearest.verdict
     return Infeasible(
-        f"no plan fits: the nearest, {ranking.nearest.question.plan}, needs {size(short.memory.total)} a rank"
+        f"no plan fits: the nearest, {ranking.nearest.question.plan}, needs {words.nbytes(short.memory.total)} a rank"
         f" and there are {room(short)}",
         where=f"plan auto on {cluster.devices} ranks",
         fix="a smaller --train.micro_batch, or more memory",
