@@ -12,7 +12,7 @@ from tests.ranks import World
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.measure import collectives, kernels, steps
-from unisono.measure.recipes import gpt
+from unisono.measure.recipes import sized
 from unisono.observe.span import PARTS, Recorder
 from unisono.train.session import place_of
 
@@ -50,7 +50,7 @@ def played(ctx):
     def agree(number: float) -> float:
         return world.all_reduce(torch.tensor([number]), torch.distributed.ReduceOp.MAX).item()
 
-    return steps.play(gpt(SIZES, batch=4, micro_batch=2), "tp=2", place, agree, least=0.01)
+    return steps.play(sized(SIZES, batch=4, micro_batch=2), "tp=2", place, agree, least=0.01)
 
 
 @given(

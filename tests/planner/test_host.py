@@ -1,19 +1,22 @@
 """The price on a host of shared cores: laws that every price keeps, files that come back, fits that find what made them."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planner.parts import together
+from unisono.measure import fit as host_fit
 from unisono.measure.calibrate import sizes
+from unisono.measure.file import FittedHost, as_toml
+from unisono.models.convnet import convnet
+from unisono.models.mlp import mlp
 from unisono.plan import Plan
-from unisono.planner import host_fit
 from unisono.planner.clusters import cluster
-from unisono.planner.host import counted, price_on_host
-from unisono.planner.host_file import FittedHost, as_toml
+from unisono.planner.host import price_on_host
 from unisono.planner.host_memory import memory_on_host
+from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster, Device, Link
 from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.priced import verdict
@@ -21,7 +24,8 @@ from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.studies.sensitivity import sensitivities
 from unisono.planner.timeline import timeline
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.experts import Experts
+from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
 
 FORWARD = Pace(1e-11, 1.4e-11, 1.6e-10, 8e-11, 1.1e-10, 1e-8, 2e-5)
@@ -36,6 +40,14 @@ HOST = Host(
 MODEL = host_fit.model_of(sizes(4, 4, 128, 64))
 PLANS = ("dp=2", "shard=2 zero=1", "shard=2 zero=3", "tp=2", "pp=2 micros=4", "dp=2 pp=2 micros=4", "tp=4",
          "shard=2 tp=2", "dp=2 tp=2", "pp=4 micros=4", "dp=2 recompute=full")  # fmt: skip
+MODELS = {
+    "gpt": MODEL,
+    "moe": replace(MODEL, experts=Experts(4, 2, 256, every=2)),
+    "convnet": Network(convnet(image=(3, 16, 16), channels=16, n_layer=4, classes=10), by_weights=True),
+    "mlp": Network(mlp(features=192, hidden=(128,) * 4, classes=10), by_weights=True),
+}
+# tp deals transformers alone
+EVERY = [(name, plan) for name in MODELS for plan in PLANS if "tp=" not in plan or name in ("gpt", "moe")]
 
 
 def here(host: Host = HOST, ranks: int = 4, megabits: float = 0.0) -> Cluster:
@@ -48,39 +60,41 @@ def here(host: Host = HOST, ranks: int = 4, megabits: float = 0.0) -> Cluster:
     return Cluster("here", Device("core", {"fp32": 1e11}, 1e10, 1e10), ranks, links, host=host)
 
 
-def priced(plan: str, where: Cluster, batch: int = 16):
+def priced(plan: str, where: Cluster, batch: int = 16, model: str = "gpt"):
     asked = Plan.parse(plan).fill(2)
     micros = asked.micros or 1
     return price_on_host(
-        MODEL, asked, where, micro_batch=batch // asked.dp // asked.shard // micros, micros=micros
+        MODELS[model], asked, where, micro_batch=batch // asked.dp // asked.shard // micros, micros=micros
     )
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_parts_add_up_to_the_step(plan):
-    got = priced(plan, here())
+@pytest.mark.parametrize(("model", "plan"), EVERY)
+def test_the_parts_add_up_to_the_step(model, plan):
+    got = priced(plan, here(), model=model)
     assert together(got) == pytest.approx(got.step)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_slower_wire_or_fewer_cores_never_help(plan):
+@pytest.mark.parametrize(("model", "plan"), EVERY)
+def test_a_slower_wire_or_fewer_cores_never_help(model, plan):
     ranks = Plan.parse(plan).fill(2).world
-    steps = [priced(plan, here(ranks=ranks, megabits=rate)).step for rate in (0.0, 1000.0, 100.0, 10.0)]
+    rates = (0.0, 1000.0, 100.0, 10.0)
+    steps = [priced(plan, here(ranks=ranks, megabits=rate), model=model).step for rate in rates]
     assert steps == sorted(steps)
-    cores = [priced(plan, here(replace(HOST, cores=n), ranks)).step for n in (8, 4, 2, 1)]
+    bare = replace(HOST, curves={}, calls={})  # which were measured on so many cores
+    cores = [priced(plan, here(replace(bare, cores=n), ranks), model=model).step for n in (8, 4, 2, 1)]
     assert cores == sorted(cores)
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_twice_the_batch_takes_longer_but_not_twice_as_long(plan):
-    once, twice = priced(plan, here(), 16).step, priced(plan, here(), 32).step
+@pytest.mark.parametrize(("model", "plan"), EVERY)
+def test_twice_the_batch_takes_longer_but_not_twice_as_long(model, plan):
+    once, twice = priced(plan, here(), 16, model).step, priced(plan, here(), 32, model).step
     assert once < twice < 2 * once
 
 
 def test_only_what_is_hidden_costs_the_cores_that_bring_it_to_the_wire():
     """A bucket that leaves while backward goes on; cores that wait for the last one have nothing else to do."""
 
-    def more(model: Transformer) -> float:
+    def more(model: Model) -> float:
         where = here(ranks=2, megabits=1000.0)
         dear = replace(where, links=(where.links[0], replace(where.links[1], work=5e-9)))
         cheap, costly = (
@@ -161,20 +175,14 @@ def test_paces_are_found_again_from_steps_that_they_made():
     ):
         for micro_batch in (1, 4, 8):
             model = host_fit.model_of(sizes(*ask, 256 if micro_batch > 1 else 2048))
-            whole = {"layers": model.n_layer, "stem": True, "head": True}
-            parts = {
-                part: pace.of(counted(model, micro_batch, 1, backward=part == "backward", **whole))
-                for part, pace in (("forward", FORWARD), ("backward", BACKWARD))
-            }
-            rows.append(host_fit.Played(model, micro_batch, 1, parts, Plan.parse("dp=1")))
+            stage = host_fit.Played(model, micro_batch, 1, {}, Plan()).first[0]
+            parts = {"forward": FORWARD.of(stage.ahead), "backward": BACKWARD.of(stage.back)}
+            rows.append(host_fit.Played(model, micro_batch, 1, parts, Plan()))
     forward, backward = host_fit.paces(rows)
     for row in rows:
         for part, pace in (("forward", forward), ("backward", backward)):
-            work = counted(
-                row.model, row.micro_batch, 1, backward=part == "backward", layers=row.model.n_layer, stem=True,
-                head=True,
-            )  # fmt: skip
-            assert pace.of(work) == pytest.approx(row.parts[part], rel=1e-6)
+            counts, _ = row.first[0].pass_of(part == "backward")
+            assert pace.of(counts) == pytest.approx(row.parts[part], rel=1e-6)
 
 
 def test_what_waking_costs_is_told_by_the_steps_of_many_messages():
@@ -304,3 +312,37 @@ def test_networks_on_a_measured_host_are_priced_with_the_software_of_a_host(tmp_
         path = tmp_path / f"{name}.toml"
         path.write_text(said)
         assert cluster(str(path)).stack == "plain-cpu"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_host_prices_every_kind_of_model_by_what_it_measured(name):
+    """Twice the seconds for everything that was measured are twice the step, so nothing comes from elsewhere."""
+
+    def slower(pace: Pace) -> Pace:
+        return Pace(**{f.name: 2 * getattr(pace, f.name) for f in fields(Pace)})
+
+    host = replace(HOST, curves={}, calls={}, copies={})
+    twice = replace(
+        host, forward=slower(FORWARD), backward=slower(BACKWARD), step=2 * HOST.step,
+        update=(2 * HOST.update[0], 2 * HOST.update[1], 2 * HOST.update[2]),
+    )  # fmt: skip
+    ask = Question(MODELS[name], Plan(), here(host, ranks=1), stack("plain"), 4, 2)
+    once, again = simulate(ask), simulate(replace(ask, cluster=here(twice, ranks=1)))
+    assert again.price.step == pytest.approx(2 * once.price.step)
+    assert once.verdict.memory.params == 4 * MODELS[name].workload.parameters
+
+
+def test_experts_cost_what_tokens_meet_and_hold_what_all_have():
+    few, many = (replace(MODEL, experts=Experts(n, 2, 256)) for n in (4, 16))
+    steps = [simulate(Question(one, Plan(), here(ranks=1), stack("plain"), 4, 1)) for one in (few, many)]
+    assert steps[0].price.step < steps[1].price.step < 1.5 * steps[0].price.step
+    grown = steps[1].verdict.memory.params - steps[0].verdict.memory.params
+    assert grown == 4 * 4 * 12 * (2 * 128 * 256 + 256 + 128 + 128)
+
+
+@pytest.mark.parametrize("text", ["ep=2 shard=2", "cp=2", "dp=2 codec=int8", "dp=2 sync=local_sgd:h=4"])
+def test_what_was_never_measured_on_a_host_is_refused_for_every_model(text):
+    for model in MODELS.values():
+        with pytest.raises(UsageError) as caught:
+            simulate(Question(model, Plan.parse(text), here(ranks=2), stack("plain"), 4, 1))
+        assert caught.value.code == "C22"

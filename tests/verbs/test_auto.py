@@ -9,10 +9,10 @@ import pytest
 from tests.planner.test_host import HOST
 from unisono import config
 from unisono.cli import main
+from unisono.measure.file import FittedHost, as_toml
 from unisono.plan import Plan
 from unisono.planner import simulate
 from unisono.planner.asked import question
-from unisono.planner.host_file import FittedHost, as_toml
 from unisono.planner.search import candidates, search
 from unisono.planner.space import space_of, space_on
 from unisono.spec.errors import ConfigProblems, UsageError

@@ -7,7 +7,7 @@ import pytest
 
 from tests.planner.test_host import HOST
 from unisono.cli import main
-from unisono.planner.host_file import FittedHost, as_toml
+from unisono.measure.file import FittedHost, as_toml
 
 pytestmark = pytest.mark.timeout(120)
 RECIPE = """

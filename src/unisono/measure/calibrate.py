@@ -16,17 +16,21 @@ from typing import Any
 import psutil
 
 from unisono.launch.nursery import Nursery
+from unisono.measure.file import FittedHost, as_toml, gpus_as_toml
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
-from unisono.planner.host_file import FittedHost, as_toml, gpus_as_toml
 from unisono.spec.errors import UsageError
 
 ENTRY = "unisono.measure.rank:main"
 _SILENCE = 120.0
 
 
-def sizes(n_layer: int, n_head: int, d_model: int, context: int, vocab: int = 256) -> dict[str, int]:
+def sizes(n_layer: int, n_head: int, d_model: int, context: int, vocab: int = 256) -> dict[str, Any]:
     return {"n_layer": n_layer, "n_head": n_head, "d_model": d_model, "context": context, "vocab": vocab}
+
+
+def pictures(side: int, kind: str, **own: Any) -> dict[str, Any]:
+    return {"kind": kind, "image": (3, side, side), "classes": 10, **own}
 
 
 # Widths, lengths, batches and vocabularies apart from each other, so that each unit of a pace shows.
@@ -44,6 +48,10 @@ ALONE: tuple[dict[str, Any], ...] = (
     {"sizes": sizes(2, 4, 128, 64, 4096), "batch": 8},
     {"sizes": sizes(3, 6, 384, 128), "batch": 2},
     {"sizes": sizes(2, 4, 128, 64), "batch": 4, "dropout": 0.1},
+    {"sizes": pictures(16, "convnet", n_layer=3, channels=16), "batch": 8},
+    {"sizes": pictures(32, "convnet", n_layer=4, channels=32), "batch": 4},
+    {"sizes": pictures(16, "mlp", hidden=(256, 256, 256)), "batch": 32},
+    {"sizes": pictures(28, "mlp", hidden=(768, 512)), "batch": 8},
 )
 CROWDED = (ALONE[0], ALONE[4], ALONE[6])
 
@@ -177,7 +185,7 @@ def _meet(play: Callable[[dict[str, Any], int], list[Any]], world: int, cores: i
 
 
 def _measured(cores: int, alone: Any, crowded: Any, met: Mapping[int, Any]) -> FittedHost:
-    from unisono.planner import host_fit as fit
+    from unisono.measure import fit
 
     single = [_row(ask, parts, 1) for ask, parts in zip(ALONE, alone["steps"], strict=True)]
     two = [_row(ask, parts, 2 * cores) for ask, parts in zip(CROWDED, crowded["steps"], strict=True)]
@@ -190,7 +198,7 @@ def _measured(cores: int, alone: Any, crowded: Any, met: Mapping[int, Any]) -> F
 
 
 def _row(ask: Mapping[str, Any], parts: Mapping[str, float], world: int) -> Any:
-    from unisono.planner import host_fit as fit
+    from unisono.measure import fit
 
     plan = Plan.parse(ask.get("plan", "dp=1")).fill(world if "plan" in ask else 1)
     replicas = plan.dp * plan.shard

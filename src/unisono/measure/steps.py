@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from unisono.config import Recipe, resolve
+from unisono.config import ModelConfig, Recipe, resolve
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Recorder
 from unisono.spec.model import Facts
 from unisono.train.build import Place, build, feeds
-from unisono.train.data.dataset import Corpus, TokenWindows
+from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.step import train
 
 _ENDLESS = 1 << 40  # steps: as many as are asked for, whatever the recipe says
@@ -37,9 +38,15 @@ class StepTimes:
         return {part: statistics.quantiles([one[part] for one in self.laps], n=4)[0] for part in self.laps[0]}
 
 
-def corpus(context: int, vocab: int, samples: int = 1024) -> Corpus:
-    """Tokens without sense: what they are changes no time."""
-    tokens = np.random.default_rng(0).integers(0, vocab, samples * context + 1).astype(np.int32)
+def corpus(model: ModelConfig, samples: int = 1024) -> Corpus:
+    """Tokens, or pictures, without sense: what they are changes no time."""
+    sizes, draw = model.sized(Facts(vocab=256)), np.random.default_rng(0)
+    if sizes.sample_shape and sizes.classes:
+        inputs = torch.from_numpy(draw.random((samples, *sizes.sample_shape), dtype=np.float32))
+        images = Images(inputs, torch.from_numpy(draw.integers(0, sizes.classes, samples)))
+        return Corpus(images, images, None, sizes.classes, sizes.sample_shape, None, None, "made up")
+    vocab, context = sizes.vocab or 256, model.window
+    tokens = draw.integers(0, vocab, samples * context + 1).astype(np.int32)
     windows = TokenWindows(tokens, context)
     return Corpus(windows, windows, vocab, vocab, (context,), None, None, "made up")
 
@@ -51,23 +58,24 @@ def play(
     agree: Callable[[float], float],
     least: float = 0.7,
     fewest: int = 5,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> StepTimes:
     """Steps for about `least` seconds, `fewest` to 100 of them, after half as many that do not count: in a new process
     the first ones take up to twice as long. agree(number) is the greatest of what all ranks give, who wait for each
-    other.
+    other. clock: in nanoseconds.
     """
     resolved = resolve(given, plan, place.world)
-    data = corpus(given.model.window, given.model.sized(Facts(vocab=256)).vocab or 0)
-    recorder = Recorder(place.rank)
+    data = corpus(given.model)
+    recorder = Recorder(place.rank, clock)
     run = build(resolved.recipe, resolved.plan, place, data, recorder)
     feed, _ = feeds(resolved.recipe, resolved.plan, data, place.device)
     playing = train(run, feed, _ENDLESS)
 
     def lap() -> dict[str, float]:
         recorder.lap()
-        begun = time.perf_counter()
+        begun = clock()
         next(playing)
-        seconds = time.perf_counter() - begun
+        seconds = (clock() - begun) * 1e-9
         parts = recorder.lap().seconds
         return {**{part: parts.get(part, 0.0) for part in PARTS}, "step": seconds}
 

@@ -18,8 +18,7 @@ from unisono.planner.memory import BUCKET, ITEM, Memory, RowShare, item_of, stat
 from unisono.planner.parts import Passes, Rows, Traffic
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import copies, in_flight
-from unisono.planner.work.networks import Network
-from unisono.programs.balance import balance
+from unisono.planner.work.networks import Network, cut, kept_by, matrix_elements, read_elements
 from unisono.spec.workload import WorkPart
 
 
@@ -43,36 +42,13 @@ class PartSeconds:
         )
 
 
-def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
-    """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside."""
-    stem, *blocks, head = network.workload.parts
-
-    def cost(part: WorkPart) -> float:
-        return _matrix(part) if network.by_weights else float(part.flops)
-
-    ranges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
-    found = [tuple(blocks[part.start : part.stop]) for part in ranges]
-    found[0] = (stem, *found[0])
-    found[-1] = (*found[-1], head)
-    return found
-
-
-def _matrix(part: WorkPart) -> float:
-    """Weights that are no tables: those are only looked up."""
-    return float(part.parameters - (part.tables.elements if part.tables else 0))
-
-
-def _read(parts: tuple[WorkPart, ...], plan: Plan, samples: float) -> float:
-    """Elements of the tables of one rank that get a gradient from so many samples: those that were read."""
-    tables = (part.tables for part in parts if part.tables)
-    return sum(min(own.elements / plan.ep, own.touched * samples) for own in tables)
-
-
 def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> PartSeconds:
     ahead, back = (_way(part, plan, cluster, stack, samples, backward=way) for way in (False, True))
     # All of a part between stem and head is computed again, or nothing.
     again = ahead if plan.recompute == "full" and not part.tables else PassSeconds()
-    weights = _matrix(part) if plan.ep > 1 else float(part.parameters)  # dealt tables stay where they are
+    weights = (
+        matrix_elements(part) if plan.ep > 1 else float(part.parameters)
+    )  # dealt tables stay where they are
     gathered, scattered = ((0.0, 0.0), (0.0, 0.0))
     if deals(plan) and weights:
         gathered, scattered = moved([(weights, plan.shard)], plan, cluster, stack)
@@ -126,8 +102,8 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
         first=shared(cuts, plan, samples * micros * plan.replicas),
         every=shared(cuts, plan, samples * plan.replicas),
         owned=max(
-            sum(_matrix(part) for part in parts) / plan.shard
-            + _read(parts, plan, samples * micros) / max(1, plan.shard // plan.ep)
+            sum(matrix_elements(part) for part in parts) / plan.shard
+            + read_elements(parts, plan, samples * micros) / max(1, plan.shard // plan.ep)
             for parts in cuts
         ),
         inside=inside(
@@ -148,8 +124,8 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
 def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowShare:
     """What has gradients that meet: of the row with most weights, and of the one with most rows of tables that any rank
     of the group has read."""
-    dense = max(sum(map(_matrix, parts)) for parts in cuts)
-    read = max(_read(parts, plan, samples) for parts in cuts)
+    dense = max(sum(map(matrix_elements, parts)) for parts in cuts)
+    read = max(read_elements(parts, plan, samples) for parts in cuts)
     times = copies(plan.schedule, plan.pp)
     left = max(1, plan.shard // plan.ep)
     return RowShare(dense * times, 0.0, 1.0, 1.0, float(plan.pp == 1), times, read * times, ranks=left)
@@ -171,12 +147,6 @@ def inside(
     return found
 
 
-def kept_by(part: WorkPart, plan: Plan) -> int:
-    """Elements of one sample that a part keeps for the backward pass."""
-    again = plan.recompute == "full" and part.kernels and not part.tables
-    return part.output if again else part.activations
-
-
 def rows_of_network(
     network: Network, plan: Plan, stack: Stack, micro_batch: int, micros: int
 ) -> list[Memory]:
@@ -192,9 +162,9 @@ def _of_row(
 ) -> Memory:  # fmt: skip
     item, weight = ITEM[plan.precision], item_of(plan, stack)
     times = copies(plan.schedule, plan.pp)
-    dense = sum(map(_matrix, parts))
+    dense = sum(map(matrix_elements, parts))
     tables = sum(part.tables.elements / plan.ep for part in parts if part.tables)
-    read = _read(parts, plan, micro_batch * micros)
+    read = read_elements(parts, plan, micro_batch * micros)
     left = max(1, plan.shard // plan.ep)
 
     def of(elements: float, shard: int) -> tuple[float, float, float]:
@@ -210,7 +180,9 @@ def _of_row(
     activations = micro_batch * item * (sum(kept_by(part, plan) for part in parts) * flying + live)
     gathered = 0.0
     if deals(plan):
-        gathered = weight * 3 * max(_matrix(part) if plan.ep > 1 else part.parameters for part in parts)
+        gathered = (
+            weight * 3 * max(matrix_elements(part) if plan.ep > 1 else part.parameters for part in parts)
+        )
     elif plan.replicas > 1:
         gathered = min(BUCKET, weight * (dense + read))
     found = Memory(params, grads, optim, activations, gathered)

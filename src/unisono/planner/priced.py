@@ -1,7 +1,6 @@
 """One door for what can be priced: a transformer, dealt along every axis, or a network of parts."""
 
 from dataclasses import replace
-from typing import TypeGuard
 
 from unisono.plan import Plan
 from unisono.plan.grammar import choice, member
@@ -19,9 +18,9 @@ from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 
 
-def shares_cores(model: Model, cluster: Cluster) -> TypeGuard[Transformer]:
+def shares_cores(model: Model, cluster: Cluster) -> bool:
     """Whether the ranks share a measured host's cores: priced from what was measured there, timetable and all."""
-    return cluster.host is not None and isinstance(model, Transformer) and model.experts is None
+    return cluster.host is not None
 
 
 def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
@@ -32,7 +31,7 @@ def _known(model: Model, plan: Plan, cluster: Cluster) -> None:
     asked |= {"offload": plan.offload != "none", "codec": asked["codec"] or bool(choice(plan.codec).marks)}
     if shares_cores(model, cluster):
         lossy = plan.dp > 1 and replicas.fidelity(plan)[0] is Fidelity.LOSSY
-        asked |= {"cp": plan.cp > 1, "precision": plan.precision != "fp32"}
+        asked |= {"cp": plan.cp > 1, "ep": plan.ep > 1, "precision": plan.precision != "fp32"}
         asked |= {key: asked[key] or lossy for key in ("sync", "codec")}
     for key, is_strange in asked.items():
         value, usual = getattr(plan, key), getattr(Plan(), key)
@@ -78,14 +77,12 @@ def settled(
 
 def blocks(model: Model, plan: Plan, stack: Stack, cluster: Cluster) -> tuple[float, ...]:
     """How many each row of the pipeline has, stem and head not counted."""
-    if shares_cores(model, cluster):
-        return rows_of(model, plan.schedule, plan.pp, True)
     if isinstance(model, Network):
         ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
         return tuple(
             float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(general.cut(model, plan.pp))
         )
-    return rows_of(model, plan.schedule, plan.pp, stack.balanced)
+    return rows_of(model, plan.schedule, plan.pp, stack.balanced or shares_cores(model, cluster))
 
 
 def rows(model: Model, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Rows:

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Annotated
 
-from unisono.planner.host import buckets, calls_of_pass
+from unisono.planner.kinds import kind
 from unisono.planner.machines.cluster import Source
-from unisono.planner.priced import shares_cores
 from unisono.planner.simulate import Answer, Question
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.programs.schedules import SCHEDULES
@@ -25,27 +24,24 @@ SHARE: Annotated[float, Source("specification", _HALF)] = 0.5
 def margin(ask: Question) -> float:
     """By how much, relatively, two prices on this cluster have to differ to mean something. 0 where ranks are devices
     of their own: an error there is that of a stack, the same for all of its plans."""
-    if ask.cluster.host is None or not shares_cores(ask.model, ask.cluster):
+    if ask.cluster.host is None:
         return 0.0
     return SHARE * ask.cluster.host.error
 
 
 def meetings(ask: Question) -> float:
     """How often the busiest rank of a step sends, receives or takes part in a collective, on a host of ranks."""
-    if not shares_cores(ask.model, ask.cluster):
+    if ask.cluster.host is None:
         return 0.0
     model, plan = ask.model, ask.plan
     timetable = lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, ask.micros))
     messages = max(sum(action.kind not in COMPUTE for action in row) for row in timetable.rows)
-    ends, again = (True, plan.pp == 1), plan.recompute == "full"
-    sizes = (model, plan, ask.micro_batch, ask.micros, model.n_layer / plan.pp, ends)
-    inside = sum(
-        times
-        for backward in (False, True)
-        for *_, times in calls_of_pass(*sizes, backward, again and backward)
-    )
-    after = buckets(model, plan) if plan.dp > 1 else 0
-    return messages + ask.micros * inside + after
+    rows = [0.0] * plan.pp
+    for work, row in zip(
+        kind(model).stages(model, plan, ask.micro_batch, ask.micros), timetable.placement, strict=True
+    ):
+        rows[row] += sum(call.times for calls in work.calls for call in calls)
+    return messages + ask.micros * max(rows) / timetable.chains + (plan.dp > 1)
 
 
 def simplest(answers: Sequence[Answer], most: float = inf) -> list[Answer]:

@@ -9,24 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import exp, log
 
+from unisono.planner.work.stage import PassCounts
+
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Seconds of one rank with a core of its own: per FLOP of a matrix product, per FLOP of attention, per byte of
-    elementwise kernels, of logits, and of weights that are read, per element of a dropout mask, per operation that is
-    started."""
+class Pace(PassCounts):
+    """Seconds of one rank with a core of its own for one of each of what is counted."""
 
-    product: float = 0.0
-    attention: float = 0.0
-    elementwise: float = 0.0
-    logits: float = 0.0
-    weights: float = 0.0
-    noise: float = 0.0
-    launch: float = 0.0
-
-    def of(self, work: "Pace") -> float:
-        """Seconds of `work`, counted in the same units."""
-        return sum(getattr(self, f.name) * getattr(work, f.name) for f in fields(self))
+    def of(self, work: PassCounts) -> float:
+        """Seconds of `work`."""
+        return sum(getattr(self, f.name) * getattr(work, f.name) for f in fields(PassCounts))
 
 
 @dataclass(frozen=True, slots=True)

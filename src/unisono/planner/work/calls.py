@@ -11,11 +11,10 @@ from typing import Annotated, Any
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.cuts import rows_of
-from unisono.planner.general import cut
 from unisono.planner.machines.cluster import Source
 from unisono.planner.memory import BUCKET, ITEM, share_of
 from unisono.planner.timetables import copies, ends, of
-from unisono.planner.work.networks import Network
+from unisono.planner.work.networks import Network, cut
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.pipeline import SENDS, lower
 from unisono.spec.work import Call

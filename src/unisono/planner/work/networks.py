@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 
+from unisono.plan import Plan
+from unisono.planner.timetables import of
+from unisono.planner.work.passes import ITEM, sharded
 from unisono.planner.work.sample import UNSAID, Sample
-from unisono.spec.workload import Workload
+from unisono.planner.work.stage import PassCall, PassCounts, RowWork, StageWork
+from unisono.programs.balance import balance
+from unisono.spec.workload import Workload, WorkPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,113 @@ class Network:
     def step_flops(self, batch: int) -> float:
         """Matrix arithmetic of one step on `batch` samples."""
         return float(batch) * self.workload.step_flops
+
+
+def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
+    """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside."""
+    stem, *blocks, head = network.workload.parts
+
+    def cost(part: WorkPart) -> float:
+        return matrix_elements(part) if network.by_weights else float(part.flops)
+
+    ranges = balance([cost(part) for part in blocks], cost(stem), cost(head), rows)
+    found = [tuple(blocks[part.start : part.stop]) for part in ranges]
+    found[0] = (stem, *found[0])
+    found[-1] = (*found[-1], head)
+    return found
+
+
+def matrix_elements(part: WorkPart) -> float:
+    """Weights that are no tables: those are only looked up."""
+    return float(part.parameters - (part.tables.elements if part.tables else 0))
+
+
+def read_elements(parts: tuple[WorkPart, ...], plan: Plan, samples: float) -> float:
+    """Elements of the tables of one rank that get a gradient from so many samples: those that were read."""
+    tables = (part.tables for part in parts if part.tables)
+    return sum(min(own.elements / plan.ep, own.touched * samples) for own in tables)
+
+
+def kept_by(part: WorkPart, plan: Plan) -> int:
+    """Elements of one sample that a part keeps for the backward pass."""
+    again = plan.recompute == "full" and part.kernels and not part.tables
+    return part.output if again else part.activations
+
+
+def stages(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:
+    """Every stage of the plan's timetable on a host of ranks, in fp32."""
+    schedule = of(plan.schedule)
+    placement = schedule.placement(plan.pp)
+    cuts = cut(network, len(placement) // schedule.chains)
+    return schedule.chains * tuple(_stage(parts, plan, micro_batch, micros, network) for parts in cuts)
+
+
+def _stage(
+    parts: tuple[WorkPart, ...], plan: Plan, micro_batch: int, micros: int, network: Network
+) -> StageWork:
+    ahead = _counted(parts, micro_batch, backward=False)
+    units, rim = _units(parts, network)
+    calls: list[tuple[PassCall, ...]] = []
+    for backward in (False, True):
+        made = sharded(plan, [(unit, 1.0) for unit in units], rim, micros, backward) if plan.shard > 1 else []
+        calls.append(tuple(call for call in made if call.nbytes > 0))
+    return StageWork(
+        ahead,
+        _counted(parts, micro_batch, backward=True),
+        ahead if plan.recompute == "full" else PassCounts(),
+        (calls[0], calls[1]),
+        ITEM * micro_batch * parts[-1].output,
+    )
+
+
+def _counted(parts: tuple[WorkPart, ...], samples: int, *, backward: bool) -> PassCounts:
+    """What one pass over these parts computes. Backwards each product has two of its size, and a kernel reads what came
+    back and what was kept, and writes what goes on."""
+    k = 2.0 if backward else 1.0
+    flops = sum(part.flops for part in parts)
+    # Of a convolution the left factor lies in fewer elements, which libraries make use of.
+    convolved = sum(product.flops for part in parts for product in part.products if product.read)
+    return PassCounts(
+        product=k * samples * (flops - convolved),
+        convolution=k * samples * convolved,
+        elementwise=k * ITEM * samples * sum(part.moved for part in parts),
+        weights=k * ITEM * sum(map(matrix_elements, parts)),
+        launch=k * sum(part.kernels for part in parts),
+    )
+
+
+def _units(parts: tuple[WorkPart, ...], network: Network) -> tuple[list[float], float]:
+    """(bytes of the weights of each part between the ends, of the ends that are here)."""
+    ends = network.workload.parts[0], network.workload.parts[-1]
+    rim = sum(part.parameters for part in parts if part in ends)
+    return [ITEM * part.parameters for part in parts if part not in ends], ITEM * rim
+
+
+def rows(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:
+    """What a rank of every row of the pipeline has on a host."""
+    schedule = of(plan.schedule)
+    placement = schedule.placement(plan.pp)
+    cuts = schedule.chains * cut(network, len(placement) // schedule.chains)
+    found: list[RowWork] = []
+    for row in range(plan.pp):
+        own = [part for stage, parts in enumerate(cuts) if placement[stage] == row for part in parts]
+        units, rim = _units(tuple(own), network)
+        again, whole = plan.recompute == "full", ITEM * micro_batch
+        found.append(
+            RowWork(
+                elements=float(sum(part.parameters for part in own)),
+                tensors=float(sum(part.tensors for part in own)),
+                kept=whole * sum(kept_by(part, plan) for part in own) / schedule.chains,
+                working=whole * (max(part.activations for part in own) if again else 0),
+                owed=0.0,
+                unit=max(units, default=0.0),
+                rim=rim,
+                widest=ITEM * max(part.parameters for part in own),
+            )
+        )
+    return tuple(found)
+
+
+def tied(network: Network, plan: Plan) -> float:
+    """Bytes of the gradient of weights that both ends have, where these lie on two rows."""
+    return ITEM * network.tied_elements if plan.pp > 1 else 0.0

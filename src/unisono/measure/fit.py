@@ -1,6 +1,6 @@
 """From what `calibrate` measured to a host: paces by least squares, curves of collectives, what a call costs beside.
 
-numpy is imported here alone, as in `calibrate`.
+numpy is imported here.
 """
 
 import statistics
@@ -10,22 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from unisono.config import ModelConfig
+from unisono.measure.file import FittedHost
 from unisono.plan import Plan
-from unisono.planner.host import END_TENSORS, buckets, calls_of_pass, counted, crowded, price_on_host
-from unisono.planner.host_file import FittedHost
+from unisono.planner.host import buckets, crowded, price_on_host
 from unisono.planner.host_memory import memory_on_host, moved
+from unisono.planner.kinds import Model, declared, kind
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.price import Price
-from unisono.planner.work.transformer import Transformer, transformer
+from unisono.planner.work.stage import PassCounts, RowWork, StageWork
+from unisono.spec.model import Facts, restored
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """One model's measured step: seconds by part (medians), micro-batches of a step, their size, and the plan."""
 
-    model: Transformer
+    model: Model
     micro_batch: int
     micros: int
     parts: Mapping[str, float]
@@ -33,10 +34,16 @@ class Played:
     peak: float = 0.0  # bytes of the fullest rank
     active: int = 1  # ranks that computed at the same time
 
+    @property
+    def first(self) -> tuple[StageWork, RowWork]:
+        """What the first stage does, and what its row has."""
+        sizes = self.model, self.plan, self.micro_batch, self.micros
+        return kind(self.model).stages(*sizes)[0], kind(self.model).rows(*sizes)[0]
 
-def model_of(sizes: Mapping[str, int], dropout: float = 0.0) -> Transformer:
+
+def model_of(sizes: Mapping[str, Any], dropout: float = 0.0) -> Model:
     """The model that a measured recipe has."""
-    return transformer(ModelConfig(**sizes, dropout=dropout), sizes["vocab"])  # type: ignore[arg-type]
+    return declared(restored({**sizes, "dropout": dropout}), Facts())
 
 
 def host(
@@ -97,16 +104,13 @@ def _sums(host: Host, rows: Sequence[Played]) -> dict[str, float]:
         if row.plan.dp > 1 and row.plan.pp > 1:
             more = row.parts["comm_exposed"] - _priced(host, row).comm["dp"].exposed
             key = crowded("dp", row.plan.world > host.cores)
-            found.setdefault(key, []).append(max(0.0, more / buckets(row.model, row.plan)))
+            found.setdefault(key, []).append(max(0.0, more / buckets(row.first[1].elements, row.plan)))
     return {key: statistics.median(each) for key, each in found.items()}
 
 
-def _work(row: Played, part: str) -> Pace:
+def _work(row: Played, part: str) -> PassCounts:
     """What one pass of a whole model on one rank computes."""
-    back = part == "backward"
-    return counted(
-        row.model, row.micro_batch, row.plan.tp, backward=back, layers=row.model.n_layer, stem=True, head=True
-    )
+    return row.first[0].pass_of(part == "backward")[0]
 
 
 def paces(rows: Sequence[Played]) -> tuple[Pace, Pace]:
@@ -116,14 +120,7 @@ def paces(rows: Sequence[Played]) -> tuple[Pace, Pace]:
 
 def update(rows: Sequence[Played]) -> tuple[float, float, float]:
     """Seconds of an optimiser step: fixed, per tensor, per element."""
-    lines = [
-        [
-            1.0,
-            float(row.model.block_tensors * row.model.n_layer + END_TENSORS),
-            float(row.model.workload.parameters),
-        ]
-        for row in rows
-    ]
+    lines = [[1.0, row.first[1].tensors, float(row.model.workload.parameters)] for row in rows]
     fixed, tensor, element = _positive(lines, [row.parts["optim"] for row in rows])
     return fixed, tensor, element
 
@@ -196,16 +193,7 @@ def calls(host: Host, rows: Sequence[Played]) -> tuple[dict[str, float], dict[st
             part = "backward" if backward else "forward"
             pace = host.backward if backward else host.forward
             more += row.parts[part] - row.micros * slow * pace.of(_work(row, part))
-            made = calls_of_pass(
-                row.model,
-                row.plan,
-                row.micro_batch,
-                row.micros,
-                row.model.n_layer,
-                (True, True),
-                backward,
-                False,
-            )
+            made = row.first[0].calls[backward]
             count += row.micros * sum(times for *_, times in made)
             nbytes += row.micros * sum(times * size for *_, size, times in made)
         whole = slow / row.parts["step"]  # an error counts as a share of the step
@@ -249,7 +237,7 @@ def memory(host: Host, rows: Sequence[Played]) -> dict[str, tuple[float, float, 
     more: dict[str, list[float]] = {}
     for row in rows:
         _, own = memory_on_host(row.model, row.plan, bare, micro_batch=row.micro_batch, micros=row.micros)
-        axes = moved(row.model, row.plan, row.micro_batch)
+        axes = moved(row.plan, row.first[1])
         if len(axes) == 1 and row.peak > own.total:
             [(axis, piece)] = axes.items()
             lines.setdefault(axis, []).append([1.0, own.activations + own.communication, piece])
