@@ -9,7 +9,7 @@ import numpy as np
 from unisono.planner import search, unlike, why
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture, Placement, placements
-from unisono.planner.search import PassCounts, Ranking
+from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
@@ -165,7 +165,7 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
             least = guess if len(fitting) == top else least
     fitting.sort(key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total))
     best = tuple(fitting[:top])
-    counts = PassCounts(searched=searched, priced=len(placed), feasible=len(fitting), played=len(placed))
+    counts = Counts(searched=searched, priced=len(placed), feasible=len(fitting), played=len(placed))
     alone = [(pool, search.search(replace(base, cluster=pool), top=1).best) for pool in mixture.pools]
     found = Ranking(counts, perf_counter() - begun, tuple(one.answer for one in best))
     nearest = None if best else min(placed, key=lambda one: one.answer.verdict.short, default=None)
