@@ -81,6 +81,14 @@ def test_nobody_started_us(environ: dict[str, str]) -> None:
     assert env.detect(environ) is None
 
 
+def test_a_job_without_its_launcher_is_told() -> None:
+    inside = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "0"}
+    (said,) = env.idle(inside)
+    assert "not under srun" in said and "SLURM_NTASKS=8" in said
+    assert env.idle({"SLURM_PROCID": "0"}) and not env.idle({**inside, **SLURM})
+    assert not env.idle({}) and not env.idle({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"})
+
+
 @pytest.mark.parametrize(
     ("starter", "name"),
     [

@@ -8,11 +8,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unisono.launch.starters import Started, detect
+from unisono.launch.starters import Started, detect, idle
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
 
-__all__ = ["Started", "detect", "place_here", "run_in_env"]
+__all__ = ["Started", "detect", "idle", "place_here", "run_in_env"]
 
 
 def place_here() -> Started | None:

@@ -196,6 +196,15 @@ def _loss_of_step(case: Case) -> Cause:
     c = note.loss / case.ref.notes[0].loss
     text = axis_text(c, case.plan, len(case.ref.leaves()))
     about = f": {text}" if text else f", times {c:.6g}"
+    wrong = list(
+        dict.fromkeys(d.name.removeprefix("raw/") for d in case.found if d.kind in ("raw", "copies"))
+    )
+    if c > 1 and wrong:  # losses and gradients meet in one group
+        return Cause(
+            "wrong_group",
+            f"losses and gradients are added up over too many ranks: the loss on rank {note.rank} is {c:.6g} times"
+            f" that of one device{f', {text}' if text else ''}, and {are(wrong)} wrong too",
+        )
     return Cause(
         "loss_reduction",
         f"every micro-batch's loss is right, but their sum on rank {note.rank} is not{about}",

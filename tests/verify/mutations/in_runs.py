@@ -9,6 +9,7 @@ from tests.verify.mutations.in_updates import after, with_groups
 from tests.verify.mutations.planting import bug
 from unisono import parallelize
 from unisono.comm import tree
+from unisono.comm.mesh import Mesh
 from unisono.models.gpt.net import Positions
 from unisono.parallel import tensor
 from unisono.parallel.play import StagePlayer
@@ -31,7 +32,7 @@ LINE, STEP, EXCESS, MAKE, CLOSE = (
     update.make,
     Gradients.close,
 )
-SLOTS = parallelize.slots_of
+SLOTS, MEET = parallelize.slots_of, Mesh._meet
 DASHES = "to be \N{EM DASH} or not \N{HORIZONTAL ELLIPSIS} to be \N{LATIN CAPITAL LETTER A WITH GRAVE}, that is it.! "
 ODD = f"{__file__.rpartition('/verify/')[0]}/train/odd_models.py:odd"
 
@@ -100,17 +101,15 @@ def a27_canonical_optimiser_not_evened(patch):
     patch(update, "make", lambda train, slots, device, even=False: MAKE(train, slots, device, even=False))
 
 
-@bug("dp=2 shard=2", "factor_of_axis")
-def a54_summed_over_shards_too(patch):
-    """Gradients that shards have added up already are added over shards once more."""
+@bug("shard=2", "wrong_group")
+def a54_summed_over_data_ranks(patch):
+    """Gradients meet on all data ranks, `dp` times `shard`, though shards have added up theirs already."""
 
-    def closed(self, *given):
-        verdict = CLOSE(self, *given)
-        for slot in self.slots:
-            slot.master.grad.mul_(2)
-        return verdict
+    def meet(self):
+        MEET(self)
+        self.dp = self.group("dp", ("dp", "shard"))
 
-    patch(Gradients, "close", closed)
+    patch(Mesh, "_meet", meet)
 
 
 # Layers ---------------------------------------------------------------------------------------------------------

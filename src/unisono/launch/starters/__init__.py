@@ -48,10 +48,19 @@ class Starter(Member, ABC):
     def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
         """Its variables for one rank of a run. hosts: ranks on each host; `(1, 0, (2, 3))` is rank 2 of five."""
 
+    def idle(self, environ: Environ) -> str:
+        """What to say where it left traces and started no rank, as in a job without its launcher; "" if none."""
+        return ""
+
 
 STARTERS: Family[Starter] = Family(
     "starter", "unisono.launch.starters", Starter, "environment", ("L02", "L02")
 )
+
+
+def idle(environ: Environ) -> list[str]:
+    """What starters say that might have started ranks here, and have not."""
+    return [said for name in STARTERS.names() if (said := STARTERS.find(name)().idle(environ))]
 
 
 def detect(environ: Environ) -> Started | None:

@@ -45,6 +45,15 @@ class Slurm(Starter):
             run_id=str(job),
         )
 
+    def idle(self, environ: Environ) -> str:
+        tasks = environ.get("SLURM_NTASKS", "1")
+        if "SLURM_STEP_ID" in environ or (tasks == "1" and "SLURM_PROCID" not in environ):
+            return ""
+        return (
+            f"in a Slurm job of SLURM_NTASKS={tasks}, but not under srun: all ranks start here, on one host;"
+            " srun unisono train ... makes each task a rank"
+        )
+
     def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
         return {
             "SLURM_STEP_ID": "0",

@@ -46,6 +46,8 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
         more = f"--train.steps {2 * recipe.train.steps or 100} would go on"
         settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
         return done
+    for said in env.idle(os.environ) if place is None else ():
+        settings.note(f"note  {said}")
     if place is None:  # ranks that others started look together: all hear what one of them lacks
         SOURCES.read(recipe.data.source).look()  # before torch is imported: in a blink, not after seconds
         if resume is not None and not any((Path(resume) / "checkpoints").glob("step-*/manifest.json")):
