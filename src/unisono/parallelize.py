@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage, boundaries, cut
 from unisono.parallel.fill import fill
+from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks
@@ -76,6 +77,7 @@ class Local:
     shapes: Mapping[str, tuple[int, ...]]  # of all parameters of the whole model that count, in its own order
     sharding: Mapping[int, Whole]  # by stage
     ties: tuple[Tie, ...]
+    mirror: Mirror
     wires: Mapping[int, Wire]  # by the stage before the boundary
     device: torch.device
     halves: bool
@@ -117,7 +119,8 @@ def parallelize(
     )
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
-    stages = {i: Stage(model, blocks[i], i, timetable.length) for i in owned}
+    length = timetable.length
+    stages = {i: Stage(model, blocks[i % length], i % length, length) for i in owned}
     site.sharding.update((i, Whole()) for i in stages)
     chosen = [one for one in PASSES if one.wanted(site)]
     for one in chosen:
@@ -125,13 +128,17 @@ def parallelize(
     aliases = frozenset(site.owners)
     slots = [
         slot
-        for stage in stages.values()
-        for slot in slots_of(stage, shapes, site.cuts, mesh.shard, mesh.tp, anatomy.sequence > 0, aliases)
+        for i, stage in stages.items()
+        for slot in slots_of(
+            stage, shapes, site.cuts, mesh.shard, mesh.tp, anatomy.sequence > 0, aliases, i >= length
+        )
     ]
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
-    ties = ties_of(slots, site)
+    ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
-    return Local(stages, site.owners, tuple(slots), counted, site.sharding, ties, wires, device, halves)
+    return Local(
+        stages, site.owners, tuple(slots), counted, site.sharding, ties, mirror, wires, device, halves
+    )
 
 
 def _blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:
@@ -163,5 +170,6 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
         return x.new_empty(shape, dtype=site.dtype if x.is_floating_point() else x.dtype)
 
     carries = [tuple(map(crossing, carry)) for carry in boundaries(model, site.blocks, sample)]
-    ends = {i: carry for i, carry in enumerate(carries) if i in owned or i + 1 in owned}
-    return {i: Wire(mesh.pp, mesh.pp_back, carry) for i, carry in ends.items()}
+    stages, length = range(len(site.placement)), len(site.blocks)
+    ends = [i for i in stages if (i + 1) % length and (i in owned or i + 1 in owned)]
+    return {i: Wire(mesh.pp, mesh.pp_back, carries[i % length]) for i in ends}

@@ -1,9 +1,4 @@
-"""Several stages a rank, in whole steps: built, trained, guarded, evaluated and kept as with one.
-
-`train` does not take these schedules yet, so the plan is changed after it was resolved.
-"""
-
-from dataclasses import replace
+"""Several stages a rank, in whole steps: built, trained, guarded, evaluated and kept as with one."""
 
 import pytest
 import torch
@@ -38,16 +33,16 @@ def recipe(tmp_path_factory):
 
 
 def on_ranks(recipe, plan, schedule, body):
-    """body(run, feeds) on every rank of a plan played by another schedule."""
-    ranks = resolve(recipe, plan).plan.world
+    """body(run, feeds) on every rank of a plan played by a schedule."""
+    named = f"{plan} schedule={schedule}"
+    ranks = resolve(recipe, named).plan.world
 
     def live(rank):
-        resolved = resolve(recipe, plan, ranks)
-        played = replace(resolved.plan, schedule=schedule)
+        resolved = resolve(recipe, named, ranks)
         corpus = load(resolved.recipe.data, resolved.recipe.model)
         place = place_of(rank, ranks, rank, threads.BACKEND, 60.0)
-        run = build(resolved.recipe, played, place, corpus, Recorder(rank))
-        return body(run, *feeds(resolved.recipe, played, corpus, place.device))
+        run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(rank))
+        return body(run, *feeds(resolved.recipe, resolved.plan, corpus, place.device))
 
     return threads.run(ranks, live)
 
@@ -95,6 +90,16 @@ def test_beside_the_rest_of_a_plan_too(recipe, plan):
     wanted = whole(on_ranks(recipe, plan, "1f1b", trained))
     for schedule in ("interleaved", "zbv"):
         assert whole(on_ranks(recipe, plan, schedule, trained)) == wanted, schedule
+
+
+@pytest.mark.parametrize(
+    "plan", ["pp=2 sync=canonical", "dp=2 pp=2 sync=canonical", "shard=2 zero=2 pp=2 sync=canonical"]
+)
+def test_two_copies_of_the_model_learn_as_one(recipe, plan):
+    """DualPipe's halves are two branches of the tree over a replica's leaves, so canonical bits are those of 1F1B."""
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"global_batch": 8})})
+    wanted = whole(on_ranks(recipe, plan, "1f1b", trained))
+    assert whole(on_ranks(recipe, plan, "dualpipe", trained)) == wanted
 
 
 @pytest.mark.parametrize("schedule", SEVERAL)

@@ -23,6 +23,7 @@ class Slot:
     sum_over: axes of the replica over which a gradient here is one rank's part of a sum. repeated_on: axes of the
     replica whose ranks all hold this same box, such as a norm's weight on `tp`.
     alias: a second use of a tied weight, updated together with its owner and counted there.
+    copy: of a pipeline's second copy of the model; the first one counts.
     """
 
     name: str
@@ -33,11 +34,12 @@ class Slot:
     sum_over: frozenset[str] = NO_AXES
     repeated_on: frozenset[str] = NO_AXES
     alias: bool = False
+    copy: bool = False
 
     def counted(self, at: Mapping[str, int]) -> bool:
         """Whether the rank at these coordinates is the one of its replica whose box counts, in the norm of the whole
         model and in checkpoints."""
-        return not self.alias and not any(at[axis] for axis in self.repeated_on)
+        return not self.alias and not self.copy and not any(at[axis] for axis in self.repeated_on)
 
     def take_gradient(self) -> None:
         """Point the master's gradient at what backward left on the live parameter."""
@@ -66,11 +68,13 @@ def slots_of(
     tp: Group,
     sequence: bool,
     aliases: frozenset[str],
+    copy: bool = False,
 ) -> list[Slot]:
     """The slots of a built stage, in the model's own order.
 
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
-    whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere.
+    whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere. copy: see
+    `Slot`.
     """
     slots = []
     for name, live in stage.named_parameters():
@@ -96,6 +100,7 @@ def slots_of(
                 sum_over=whole if sequence else NO_AXES,
                 repeated_on=whole,
                 alias=name in aliases,
+                copy=copy,
             )
         )
     return slots

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.plan.grammar import NAMED, member, problem_of
-from unisono.spec.errors import Problem
+from unisono.spec.errors import Problem, UsageError
 
 if TYPE_CHECKING:
     from unisono.plan.plan import Plan
@@ -67,6 +67,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         if plan.dp != -1:
             batch, wrong = batch_of(plan, recipe.train)
             problems += [wrong] if wrong else []
+            problems += _served(plan, batch) if batch else []
             policy = _member("sync", plan.sync)
             problems += policy.problems(plan, batch) if batch and policy else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
@@ -178,9 +179,22 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
         )
         fix = f"as many numbers as there are stages, {plan.pp} or some times that, whose sum is {depth}"
         yield Problem("P13", what, "plan.schedule, plan.pp", fix)
-    if depth is not None and plan.pp > depth:
-        what = f"pp={plan.pp} stages need at least {plan.pp} blocks, the model has {depth}"
-        yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"pp={depth} or less, or a deeper model")
+    stages = plan.pp if schedule is None else len(schedule.placement(plan.pp)) // schedule.chains
+    if depth is not None and stages > max(1, depth):
+        each = f", {stages // plan.pp} on each of {plan.pp} ranks," if stages > plan.pp else ""
+        what = f"{stages} pipeline stages{each} need at least {stages} blocks, the model has {depth}"
+        fix = f"pp={max(1, depth * plan.pp // stages)} or less" + (", schedule=1f1b" if each else "")
+        yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"{fix}, or a deeper model")
+
+
+def _served(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+    """Some timetables exist for some numbers of micro-batches alone."""
+    schedule = _member("schedule", plan.schedule)
+    if schedule is not None and not schedule.alone and not schedule.serves(plan.pp, batch.micros):
+        try:
+            schedule.timetable(plan.pp, batch.micros)
+        except UsageError as error:
+            yield Problem("P13", error.what, "plan.schedule, plan.pp, plan.micros", error.fix)
 
 
 def divisors(n: int) -> list[int]:

@@ -6,11 +6,13 @@ from unisono.spec.fidelity import Fidelity
 
 
 def fidelity_of(plan: Plan) -> Fidelity:
-    """EXACT where every sum keeps its order: stages and recomputation alone, and replicas and shards as far as policy
-    and codec say so. `tp` and `cp` cut sums inside a layer, which no rule of ours can put in one order, and `ep` deals
-    tokens to experts in another. What this version lacks counts as LOSSY."""
+    """EXACT where every sum keeps its order: recomputation alone, stages as their timetable says, replicas and shards
+    as policy and codec say. A policy that adds up leaf by leaf orders the stages' sums too. `tp` and `cp` cut sums
+    inside a layer, which no rule of ours can put in one order, and `ep` deals tokens to experts in another. What this
+    version lacks counts as LOSSY."""
     inside = Fidelity.EXACT if plan.tp * plan.cp * plan.ep == 1 else Fidelity.ROUNDING
-    staged = _declared("schedule", plan.schedule) if plan.pp > 1 else Fidelity.EXACT
+    ordered = plan.pp == 1 or getattr(member("sync", plan.sync), "leafwise", False)
+    staged = Fidelity.EXACT if ordered else _declared("schedule", plan.schedule)
     between = _declared("sync", plan.sync) if plan.replicas > 1 else Fidelity.EXACT
     sent = _declared("codec", plan.codec) if plan.dp > 1 else Fidelity.EXACT
     return min(inside, staged, between, sent)

@@ -34,7 +34,8 @@ class Canonical(Policy):
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
-        if plan.replicas == 1:
+        schedule = member("schedule", plan.schedule) if plan.pp > 1 else None
+        if plan.replicas == 1 and (schedule is None or schedule.chains == 1):
             return
         codec = member("codec", plan.codec)
         if codec is not None and codec.fidelity is not Fidelity.EXACT:

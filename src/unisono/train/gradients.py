@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.comm.tree import TreeSum
+from unisono.parallel.mirror import ALONE, Mirror
 from unisono.parallel.params import Slot
 from unisono.parallel.player import Turn
 from unisono.parallel.shard import Whole
@@ -47,6 +48,7 @@ class Gradients:
         sync: Sync,
         *,
         ties: Sequence[Tie] = (),
+        mirror: Mirror = ALONE,
         sharding: Mapping[int, Whole] | None = None,
         inner: Callable[[frozenset[str]], Group] | None = None,
         trees: Mapping[str, TreeSum] | None = None,
@@ -55,7 +57,7 @@ class Gradients:
         held = list(slots)
         self.slots = [slot for slot in held if slot.live.requires_grad]
         self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
-        self.dp, self.sync, self.sharding = dp, sync, sharding or {}
+        self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
         self.trees = trees or {}
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self._final, self._next = False, 0
@@ -66,8 +68,7 @@ class Gradients:
             for p, bucket, part in leaving.arrivals()
         ]
         self._wait_anew()
-        device = held[0].master.device if held else torch.device("cpu")
-        self.line = Line(places or LossPlaces(), dp, device)
+        self.line = Line(places or LossPlaces(), dp, held[0].master.device if held else torch.device("cpu"))
         self._halves: list[bool] = []  # of each tie: whether zeros stood for this rank's half
 
     @property
@@ -142,6 +143,7 @@ class Gradients:
         verdict = self.sync.settle()
         self.line.told(telling)
         self._drop_unused({id(p) for p in lacking})
+        (ALONE if self.trees else self.mirror).add_up(self.slots)
         for tie in self.ties if self.trees else ():
             tie.add_uses()  # one order for all layouts: replicas first, then the uses
         self._halves = [tie.join() for tie in self.ties]
@@ -162,6 +164,7 @@ class Gradients:
                 slot.take_gradient()
             elif slot.master.grad is None:
                 slot.master.grad = self.trees[slot.name].close()
+        (self.mirror if self.trees else ALONE).add_up(self.slots)  # halves are branches below a replica's own
         for tie in self.ties if not self.trees else ():
             tie.add_uses()
         for group, partial in self._partial:
@@ -176,8 +179,7 @@ class Gradients:
         self.unused = ()
         if not self.line.values[-1]:
             return
-        missing = [id(s.live) in lacking or id(s.master) in lacking for s in self.slots]
-        there = self.line.values.new_tensor([not m for m in missing])
+        there = self.line.values.new_tensor([not {id(s.live), id(s.master)} & lacking for s in self.slots])
         for slot, count in zip(self.slots, self.dp.all_reduce(there).tolist(), strict=True):
             if not count:
                 slot.drop_gradient()

@@ -60,9 +60,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     A rank that joins late brings weights and step with it, from a checkpoint. Raises ValueError where the global batch
     cannot be dealt to them, UsageError where the policy cannot be played so.
     """
-    replica, mesh, step = (
-        (part.replica, part.mesh, part.step) if isinstance(part, Run) else (part, part.mesh, 0)
-    )
+    replica, mesh = part.replica if isinstance(part, Run) else part, part.mesh
+    step = part.step if isinstance(part, Run) else 0
     if isinstance(part, Run):
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
@@ -79,6 +78,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         mesh.dp,
         sync,
         ties=local.ties,
+        mirror=local.mirror,
         sharding=local.sharding,
         inner=mesh.over,
         trees={slot.name: TreeSum(len(leaves)) for slot in local.slots} if policy.leafwise else {},

@@ -4,8 +4,9 @@
 taken in another order. Which sums these are follows from the plan:
 
 - `pp`, `recompute`, and in canonical mode `dp` and `shard`, change no sum: EXACT, every bound is 0.
-- `dp` and `shard` change the order in which the gradients of micro-batches are added. Inside a micro-batch nothing
-  changes, so its loss has the same bits, and so has its gradient.
+- `dp` and `shard` change the order in which the gradients of micro-batches are added; so does a timetable with two
+  copies of the model, of which each adds up half of them (`dualpipe`). Inside a micro-batch nothing changes, so its
+  loss has the same bits, and so has its gradient.
 - `tp` and `cp` cut sums inside a layer, so every number behind the first layer may differ.
 
 **One sum.** Adding n numbers in floating point commits at most n - 1 rounding errors, each at most u (the unit
@@ -40,9 +41,10 @@ After the update, bounds are per element, from the optimiser's own formula (`ver
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
 from unisono.spec.fidelity import Fidelity
 
@@ -100,7 +102,8 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     if plan.tp * plan.cp > 1:
         rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
         inside = spread * (math.sqrt(sizes.path) * unit + rounding)
-    if plan.replicas > 1 and member("sync", plan.sync).fidelity is not Fidelity.EXACT:
+    outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
+    if fidelity_of(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     if (
         inside

@@ -48,8 +48,11 @@ class Watching(Player):
         for leaf in leaves:
             self.seen.leaf(leaf)
         losses = self.inner.play(row, leaves, weight, seed)
-        for fact, loss in zip(self.seen.note.leaves, losses.tolist(), strict=True):
-            fact["loss"] = loss
+        ended = {
+            action.micro for action in row if action.kind == "F" and action.stage in self.seen.last_stages
+        }
+        for micro, (fact, loss) in enumerate(zip(self.seen.note.leaves, losses.tolist(), strict=True)):
+            fact["loss"], fact["ended"] = loss, micro in ended
         return losses
 
 

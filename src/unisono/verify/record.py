@@ -42,7 +42,7 @@ class Note:
     """What one rank has to say about a step, besides tensors.
 
     leaves: what it computed, in order; each has `first` (global position of its first sample), `samples`, `inputs`
-    and `targets` (hashes), `count` (targets) and `loss` (× weight; meaningful on the last stage).
+    and `targets` (hashes), `count` (targets), `loss` (× weight) and `ended`: whether its loss was computed here.
     """
 
     rank: int
@@ -62,6 +62,7 @@ class Observed:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.note = Note(run.mesh.rank, dict(run.mesh.at), run.local.holds_loss)
+        self.last_stages = frozenset(i for i, stage in run.local.stages.items() if stage.last)
         self._boxes: dict[str, Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -183,7 +184,7 @@ class Record:
         for note in self.notes:
             if note.last and note.at["tp"] == 0 and note.at["cp"] == 0:
                 place = (note.at["dp"], note.at["shard"])
-                for leaf in note.leaves:
+                for leaf in (leaf for leaf in note.leaves if leaf["ended"]):
                     if place in found[leaf["first"]]:
                         twice[leaf["first"]].append(leaf)
                     found[leaf["first"]][place] = leaf

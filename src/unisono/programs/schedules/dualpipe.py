@@ -21,6 +21,7 @@ class DualPipe(VShaped):
     """
 
     name = "dualpipe"
+    played = True
     fidelity = Fidelity.ROUNDING
     chains = 2
     overlapped = True

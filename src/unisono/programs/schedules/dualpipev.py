@@ -16,6 +16,7 @@ class DualPipeV(VShaped):
     """
 
     name = "dualpipev"
+    played = True
     overlapped = True
 
     def serves(self, ranks: int, micros: int) -> bool:

@@ -14,6 +14,7 @@ class Interleaved(Looped):
     """
 
     name = "interleaved"
+    played = True
 
     def serves(self, ranks: int, micros: int) -> bool:
         return micros % ranks == 0

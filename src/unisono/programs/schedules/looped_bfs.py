@@ -14,6 +14,7 @@ class LoopedBfs(Looped):
     """
 
     name = "looped_bfs"
+    played = True
     heaped = True
 
     def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:

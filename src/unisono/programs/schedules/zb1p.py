@@ -16,6 +16,7 @@ class Zb1p(Schedule):
     """
 
     name = "zb1p"
+    played = True
     halves = late = True
     memory: ClassVar[int] = 1  # in micro-batches, over the ranks
 

@@ -17,6 +17,7 @@ class ZbV(VShaped):
     """
 
     name = "zbv"
+    played = True
 
     def held(self, row: int, ranks: int, micros: float) -> float:
         return float(ranks)
