@@ -23,10 +23,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.planner import artificial
 from unisono.launch.nursery import Nursery
 from unisono.observe import trace
 from unisono.plan import grammar
-from unisono.programs.pipeline import Action, Placed, play_costs
+from unisono.programs.pipeline import Action, Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.report import picture, sheet
 from unisono.report import placed as lay
@@ -43,17 +46,15 @@ ARTIFICIAL = Path(ROOT, "tests", "planner", "artificial.py")
 
 @dataclass(frozen=True)
 class Case:
-    """A timetable and what it costs: seconds of a forward of each stage (a backward takes twice that), of the link."""
+    """A timetable on so many ranks, and what it costs: seconds of a forward of each stage (either half of a backward
+    takes as long), of the link."""
 
     schedule: str
+    ranks: int
     micros: int
     forward: tuple[float, ...]
     delay: float
     beyond: float = 0.0  # seconds that an action takes on one rank alone beyond what it waits
-
-    @property
-    def ranks(self) -> int:
-        return len(self.forward)
 
     @property
     def name(self) -> str:
@@ -127,10 +128,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
         for ranks in (
             [1] if schedule == "accumulate" else options.ranks
         ):  # which is refused for more than one stage
-            made.append(Case(schedule, MICROS, (base,) * ranks, 0.0))
+            if not SCHEDULES.read(schedule).serves(ranks, MICROS):
+                continue
+            stages = SCHEDULES.read(schedule).timetable(ranks, MICROS).length
+            made.append(Case(schedule, ranks, MICROS, (base,) * stages, 0.0))
             if ranks > 1:
-                uneven = tuple(base * UNEVEN[stage % len(UNEVEN)] for stage in range(ranks))
-                made.append(Case(schedule, MICROS, uneven, SLOW_LINK))
+                uneven = tuple(base * UNEVEN[stage % len(UNEVEN)] for stage in range(stages))
+                made.append(Case(schedule, ranks, MICROS, uneven, SLOW_LINK))
     return made
 
 
@@ -147,25 +151,24 @@ def tried(nursery: Nursery, case: Case, steps: int) -> Beside:
 
 def beyond(nursery: Nursery, base: float) -> float:
     """Seconds that one rank alone takes for an action of the interpreter beyond what its stage waits."""
-    alone = beside(nursery, Case("accumulate", MICROS, (base,), 0.0), steps=3)
+    alone = beside(nursery, Case("accumulate", 1, MICROS, (base,), 0.0), steps=3)
     length = max(p.stop for p in alone.simulated)
     return max(0.0, length * alone.step / 100) / (2 * MICROS)
 
 
 def beside(nursery: Nursery, case: Case, steps: int) -> Beside:
     """Play a case on processes and in the simulation."""
-    backward = [2 * seconds for seconds in case.forward]
     with tempfile.TemporaryDirectory() as folder:
         given = {
-            "folder": folder, "schedule": case.schedule, "micros": case.micros, "forward": list(case.forward),
-            "backward": backward, "delay": case.delay, "steps": steps + 1,
+            "folder": folder, "schedule": case.schedule, "micros": case.micros, "delay": case.delay,
+            "steps": steps + 1, **dict.fromkeys(("forward", "backward", "weight"), case.forward),
         }  # fmt: skip
         said = in_ranks(nursery, case.ranks, given)
         traces = [trace.read(Path(folder, f"rank{rank}.json.gz")) for rank in range(case.ranks)]
     message = max(said)
     timetable = SCHEDULES.read(case.schedule).timetable(case.ranks, case.micros)
-    forward, behind = ([seconds + case.beyond for seconds in each] for each in (case.forward, backward))
-    simulated = play_costs(timetable, forward, behind, message)
+    costs = [seconds + case.beyond for seconds in case.forward]
+    simulated = artificial.simulated(timetable, costs, costs, costs, message)
     measured = [of_step(traces, step) for step in range(1, steps + 1)]
     return compared(case, message, simulated, measured)
 

@@ -24,7 +24,7 @@ from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.post import Wire
-from unisono.programs.pipeline import lower
+from unisono.programs.pipeline import Placed, Timetable, lower, play_costs
 from unisono.programs.schedules import SCHEDULES
 
 WIDTH = 64  # elements of a message; the first one says when it left
@@ -41,28 +41,31 @@ def wait(seconds: float) -> None:
 
 
 class Work(torch.autograd.Function):
-    """x + weight, in a set time forward and in another backward."""
+    """x, in a set time forward and in another backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, ahead: float, back: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, ahead: float, back: float) -> Tensor:
         ctx.back = back
         wait(ahead)
-        return x + weight
+        return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         wait(ctx.back)
-        return grads[0], grads[0].sum(), None, None
+        return grads[0], None, None
 
 
 class Block(nn.Module):
-    def __init__(self, ahead: float, back: float) -> None:
+    """A pass that takes `ahead` seconds; backwards `back` towards its input, where it has one that asks for a gradient,
+    and `weight` towards its weight."""
+
+    def __init__(self, ahead: float, back: float, weight: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
-        self.ahead, self.back = ahead, back
+        self.ahead, self.back, self.later = ahead, back, weight
 
     def forward(self, x: Tensor, noise: object) -> Tensor:
-        return Work.apply(x, self.weight, self.ahead, self.back)  # type: ignore[return-value]
+        return Work.apply(x, self.ahead, self.back) + Work.apply(self.weight, 0.0, self.later)  # type: ignore[operator]
 
 
 class Ends(nn.Module):
@@ -75,10 +78,10 @@ class Ends(nn.Module):
 class Model(nn.Module):
     """One block a stage."""
 
-    def __init__(self, forward: list[float], backward: list[float]) -> None:
+    def __init__(self, forward: list[float], backward: list[float], weight: list[float]) -> None:
         super().__init__()
         self.stem, self.head = Ends(), Ends()
-        self.blocks = nn.ModuleList(map(Block, forward, backward))
+        self.blocks = nn.ModuleList(map(Block, forward, backward, weight))
         self.anatomy = SimpleNamespace(ties=())
 
     def loss(self, y: Tensor, targets: Tensor) -> Tensor:
@@ -113,6 +116,18 @@ class Link:
         return Arriving(self.group.start_recv(out, source), out, self.delay)
 
 
+def simulated(
+    timetable: Timetable, forward: list[float], backward: list[float], weight: list[float], send: float
+) -> list[Placed]:
+    """What `play` does, against the clock. A chain's first stage has no input that asks for a gradient."""
+    stages, length = range(timetable.stages), timetable.length
+    back = [backward[i % length] if i % length else 0.0 for i in stages]
+    later, ahead = [weight[i % length] for i in stages], [forward[i % length] for i in stages]
+    if timetable.splits_backward:
+        return play_costs(timetable, ahead, back, send, later)
+    return play_costs(timetable, ahead, [b + w for b, w in zip(back, later, strict=True)], send)
+
+
 def play(
     ctx: Any,
     folder: str,
@@ -120,29 +135,33 @@ def play(
     micros: int,
     forward: list[float],
     backward: list[float],
+    weight: list[float],
     delay: float,
     steps: int,
 ) -> float:
     """Play `steps` steps, leave the trace in `folder`; returns the seconds that a message takes (median of some).
 
-    forward, backward: seconds of each stage, one a rank. Runs in every rank.
+    forward, backward (towards the input), weight: seconds of each stage of the model. Runs in every rank.
     """
-    ranks = len(forward)
-    recorder = Recorder(ctx.rank)
+    timetable, length = SCHEDULES.read(schedule).timetable(ctx.world, micros), len(forward)
+    ranks, recorder = ctx.world, Recorder(ctx.rank)
     mesh = Mesh(Shape(pp=ranks), ctx.rank, recorder, timedelta(seconds=60))
     ahead, back = Link(mesh.pp, delay), Link(mesh.pp_back, delay)
     wire = Wire(ahead, back, (torch.empty(WIDTH, dtype=torch.float64, device="meta"),))  # type: ignore[arg-type]
-    stage = Stage(Model(forward, backward), range(ctx.rank, ctx.rank + 1), ctx.rank, ranks)
+    stages = {
+        i: Stage(Model(forward, backward, weight), range(i % length, i % length + 1), i % length, length)
+        for i in timetable.owned(ctx.rank)
+    }
     player = StagePlayer(
-        {ctx.rank: stage},
-        dict.fromkeys(range(ranks - 1), wire),
+        stages,
+        dict.fromkeys(range(timetable.stages), wire),
         recorder,
         nullcontext,
         lambda turn: None,
         dtype=torch.float64,
         device=torch.device("cpu"),
     )
-    row = lower(SCHEDULES.read(schedule).timetable(ranks, micros)).rows[ctx.rank]
+    row = lower(timetable).rows[ctx.rank]
     leaves = [_leaf() for _ in range(micros)]
     message = _message(mesh, ahead)
     recorder.keep = True

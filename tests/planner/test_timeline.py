@@ -20,24 +20,23 @@ from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
 from unisono.programs.check import check
-from unisono.programs.pipeline import Placed, play_costs
+from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
 
 TIMETABLES = "accumulate gpipe 1f1b interleaved:v=2 looped_bfs:v=2 zb1p zb2p zbv dualpipe dualpipev".split()
 
-FORWARD, BACKWARD, DELAY = [0.02, 0.03, 0.015], [0.04, 0.06, 0.03], 0.01
-MICROS, STEPS = 4, 3
+FORWARD, DELAY = [0.02, 0.03, 0.015, 0.025], 0.01
+RANKS, MICROS, STEPS = 2, 4, 3
 SLACK = 1.5  # so much longer may the shortest of all steps be, on a machine with other things to do
 
 
-def measured(world: World, folder: Path, schedule: str) -> list[list[Placed]]:
-    """Each step's computations, the first at zero."""
-    ranks = len(FORWARD)
+def measured(world: World, folder: Path, schedule: str, ranks: int, costs: list[float]) -> list[list[Placed]]:
+    """Each step's computations, the first at zero. costs: of a forward of each stage, as of each half of a backward."""
     world(
-        artificial.play, ranks, folder=str(folder), schedule=schedule, micros=MICROS, forward=FORWARD,
-        backward=BACKWARD, delay=DELAY, steps=STEPS,
+        artificial.play, ranks, folder=str(folder), schedule=schedule, micros=MICROS, forward=costs,
+        backward=costs, weight=costs, delay=DELAY, steps=STEPS,
     )  # fmt: skip
     traces = [trace.read(folder / f"rank{rank}.json.gz") for rank in range(ranks)]
     return [
@@ -50,14 +49,16 @@ def measured(world: World, folder: Path, schedule: str) -> list[list[Placed]]:
 
 @pytest.mark.parametrize("schedule", played("schedule"))
 def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Path, schedule: str) -> None:
-    timetable = SCHEDULES.read(schedule).timetable(len(FORWARD), MICROS)
-    simulated = play_costs(timetable, FORWARD, BACKWARD, DELAY)
+    ranks = 1 if SCHEDULES.read(schedule).alone else RANKS
+    timetable = SCHEDULES.read(schedule).timetable(ranks, MICROS)
+    costs = FORWARD[: timetable.length]
+    simulated = artificial.simulated(timetable, costs, costs, costs, DELAY)
     length = max(p.stop for p in simulated)
     nearest = float("inf")
     for attempt in range(10):
-        steps = measured(world, tmp_path / str(attempt), schedule)
+        steps = measured(world, tmp_path / str(attempt), schedule, ranks, costs)
         for placed in steps:
-            rows = [tuple(p.action for p in placed if p.row == row) for row in range(len(FORWARD))]
+            rows = [tuple(p.action for p in placed if p.row == row) for row in range(ranks)]
             assert tuple(rows) == timetable.rows
             begun = {p.action: p.start for p in placed}
             # The clocks of two recorders agree within a few microseconds, not to the last one.

@@ -183,7 +183,7 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
     if depth is not None and stages > max(1, depth):
         each = f", {stages // plan.pp} on each of {plan.pp} ranks," if stages > plan.pp else ""
         what = f"{stages} pipeline stages{each} need at least {stages} blocks, the model has {depth}"
-        fix = f"pp={max(1, depth * plan.pp // stages)} or less" + (", schedule=1f1b" if each else "")
+        fix = "fewer stages a rank, schedule=1f1b" if each else f"pp={max(1, depth)} or less"
         yield Problem("P13", what, f"plan.pp, {model.depth_key}", f"{fix}, or a deeper model")
 
 

@@ -18,7 +18,8 @@ def computed(spans: Iterable[Span], row: int | None = None) -> list[Placed]:
     its stage if not given."""
     placed = []
     for span in spans:
-        kind, micro, stage = _KINDS.get(span.kind), span.tags.get("micro"), span.tags.get("stage", row)
+        half = "weight" if span.tags.get("op") == "weights" else span.kind
+        kind, micro, stage = _KINDS.get(half), span.tags.get("micro"), span.tags.get("stage", row)
         if kind is not None and isinstance(micro, int) and isinstance(stage, int):
             action = Action(kind, stage, micro)
             own = row if row is not None else stage
