@@ -35,7 +35,8 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
     cells = [[column.title for column in columns]]
     cells += [["" if row.get(c.key) is None else c.said(row[c.key]) for c in columns] for row in rows]
     wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    named = {0} | ({len(columns) - 1} if rows and isinstance(rows[0].get(columns[-1].key), str) else set())
+    last = rows[0].get(columns[-1].key) if rows else None
+    named = {0, len(columns) - 1} if isinstance(last, str | Mapping) else {0}
     return [
         "  "
         + "  ".join(

@@ -33,8 +33,8 @@ def single(ask: Question, given: Any) -> Told:
     ask = asked(ask, given)
     if given.out is not None:
         _drawable(given.out)
-    every = orders.compared(ask) if given.order == orders.BEST else None
-    answer = simulate.simulate(ask) if every is None else every.best
+    every = orders.compared(ask) if given.order == orders.BEST else []
+    answer = orders.best(every) if every else simulate.simulate(ask)
     better = recut.better(answer)
     simulate.demand(answer, recut.sentence(better, answer) if better is not None else "")
     ordered = orders.told(answer, every)

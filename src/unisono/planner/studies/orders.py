@@ -5,7 +5,7 @@ stays; but groups cross other levels of the network.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -61,10 +61,6 @@ def under(ask: Question, order: Order) -> Question:
     return replace(ask, cluster=replace(ask.cluster, order=order))
 
 
-def named(plan: Plan, order: Order) -> str:
-    return ", ".join(of_many(plan, order)) or "one rank"
-
-
 def distinct(ask: Question) -> list[tuple[Question, Price]]:
     """The question in all orders that differ by closed forms, with what these say, the usual one first. Others than
     that are left out where groups would lie unevenly over a level, since prices count as if all lay like the first.
@@ -99,24 +95,15 @@ def uneven(plan: Plan, cluster: Cluster, order: Order) -> Iterator[tuple[str, st
 # --- all orders ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedOrders:
-    """answers: under each order that differs, the quickest first. usual: under the usual one."""
-
-    answers: tuple[Answer, ...]
-    usual: Answer
-
-    @property
-    def best(self) -> Answer:
-        """The quickest; the usual one where none is quicker than that by a hundredth."""
-        first = self.answers[0]
-        return first if gain(first, self.usual) >= WORTH else self.usual
+def compared(ask: Question) -> list[Answer]:
+    """The plan under every order that differs, the usual one first. Raises UsageError where orders mean nothing."""
+    return [simulate(one) for one, _ in distinct(ask)]
 
 
-def compared(ask: Question) -> ComparedOrders:
-    """The plan under every order that differs. Raises UsageError where orders mean nothing."""
-    answers = [simulate(one) for one, _ in distinct(ask)]
-    return ComparedOrders(tuple(sorted(answers, key=lambda one: one.price.step)), answers[0])
+def best(every: Sequence[Answer]) -> Answer:
+    """The quickest; the usual order, which is the first, where none is quicker than that by a hundredth."""
+    first = min(every, key=lambda one: one.price.step)
+    return first if gain(first, every[0]) >= WORTH else every[0]
 
 
 def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question, Price]]]]) -> Answer | None:
@@ -135,79 +122,55 @@ def quicker(best: Answer, every: Sequence[tuple[Answer, Sequence[tuple[Question,
 
 # --- as told ---------------------------------------------------------------------------------------------------------
 
-_COLUMNS = (
-    Column("order", "axes", ",".join), Column("step s", "step_s", figure), Column("saves", "gain", share),
-    Column("what is more or less than in the usual order", "told"),
-)  # fmt: skip
-_SHOWN, _PARTS = 5, 3  # orders; parts of a step in which they differ
 
-
-def told(answer: Answer, every: ComparedOrders | None = None) -> Told:
-    """How a plan's axes lie on the cluster's levels; and every other order, where they were asked for."""
+def told(answer: Answer, every: Sequence[Answer] = ()) -> Told:
+    """How a plan's axes lie on the cluster's levels; and under every other order, where they were asked for."""
     plan, cluster = answer.question.plan, answer.question.cluster
-    axes = (*of_many(plan, cluster.order), *(("ep",) if plan.ep > 1 else ()))
-    lies = {
-        axis: {
-            "ranks": getattr(plan, axis),
-            "apart": stride(plan, axis, cluster.order),
-            "ways": _ways(plan, cluster, axis),
-        }
-        for axis in axes
-    }
+    own, levels = of_many(plan, cluster.order), dict[str, Any]()
+    played = "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
+    said = [("order", f"{', '.join(own) or 'one rank'}: the innermost first{played}")]
+    for axis in (*own, *(("ep",) if plan.ep > 1 else ())):
+        ranks, apart = getattr(plan, axis), stride(plan, axis, cluster.order)
+        ways = zip(cluster.links, cluster.levels(apart, ranks), strict=True)
+        split = {link.name: some for link, some in ways if some > 1}
+        levels[axis] = {"ranks": ranks, "apart": apart, "ways": split}
+        over = " x ".join(f"{some} over {level}" for level, some in split.items())
+        said.append(("", f"{axis}: {ranks} ranks, {apart} apart: {over}"))
     crossed = list(uneven(plan, cluster, cluster.order))
-    facts = {
-        "axes": list(of_many(plan, cluster.order)),
-        "levels": lies,
-        "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
-        "orders": [_row(one, every.usual) for one in every.answers] if every is not None else None,
-    }
-    said = [("order", f"{named(plan, cluster.order)}: the innermost first{_played(plan, cluster.order)}")]
-    for axis, at in lies.items():
-        ways = " x ".join(f"{some} over {level}" for level, some in at["ways"].items())
-        said.append(("", f"{axis}: {at['ranks']} ranks, {at['apart']} apart: {ways}"))
     said += [
         ("", f"groups of {axis} lie unevenly over {level}: some cross more than is priced")
         for axis, level in crossed
     ]
-    if every is not None:
-        said.append(("orders", _verdict(every)))
-    rows = facts["orders"] or []
-    shown = [{**row, "told": _parts(row["more_s"])} for row in rows[:_SHOWN]] if len(rows) > 1 else []
-    return {"order": facts}, "\n".join([*lines(said), *(table(_COLUMNS, shown) if shown else [])])
-
-
-def _ways(plan: Plan, cluster: Cluster, axis: str) -> dict[str, int]:
-    """Level -> ways in which an axis splits there, the innermost first."""
-    ways = cluster.levels(stride(plan, axis, cluster.order), getattr(plan, axis))
-    return {link.name: some for link, some in zip(cluster.links, ways, strict=True) if some > 1}
-
-
-def _played(plan: Plan, order: Order) -> str:
-    """What plays an order that is not the usual one."""
-    own = of_many(plan, order)
-    return "" if own == of_many(plan, USUAL) else f"; --launch.order {','.join(own)} plays it"
+    rows = [_row(one, every[0]) for one in sorted(every, key=lambda one: one.price.step)]
+    facts = {
+        "axes": list(own), "levels": levels, "uneven": [{"axis": axis, "level": level} for axis, level in crossed],
+        "orders": rows or None,
+    }  # fmt: skip
+    if rows:
+        quick = f"none is quicker than the usual one by {100 * WORTH:.0f} % or more"
+        if (first := best(every)) is not every[0]:
+            order = ", ".join(of_many(plan, first.question.cluster.order))
+            quick = f"{order} is {share(gain(first, every[0]))} quicker than the usual one"
+        said.append(("orders", f"{len(rows)} differ here; {quick}"))
+    text = lines(said) + (table(_COLUMNS, rows[:_SHOWN]) if len(rows) > 1 else [])
+    return {"order": facts}, "\n".join(text)
 
 
 def _row(one: Answer, usual: Answer) -> dict[str, Any]:
-    more = more_than(one, usual)
-    return {
-        "axes": list(of_many(one.question.plan, one.question.cluster.order)),
-        "step_s": one.price.step,
-        "gain": gain(one, usual),
-        "more_s": {what: s for what, s in more.items() if abs(s) >= 1e-3 * usual.price.step},
-    }
+    more = {what: s for what, s in more_than(one, usual).items() if abs(s) >= 1e-3 * usual.price.step}
+    axes = of_many(one.question.plan, one.question.cluster.order)
+    return {"axes": list(axes), "step_s": one.price.step, "gain": gain(one, usual), "more_s": more}
 
 
 def _parts(more: Mapping[str, float]) -> str:
-    return ", ".join(f"{what} {seconds:+.3g} s" for what, seconds in list(more.items())[:_PARTS])
+    return ", ".join(f"{what} {seconds:+.3g} s" for what, seconds in list(more.items())[:3])
 
 
-def _verdict(every: ComparedOrders) -> str:
-    best, plan = every.best, every.usual.question.plan
-    if best is every.usual:
-        return f"{len(every.answers)} differ here; none is quicker than the usual one by {100 * WORTH:.0f} % or more"
-    order = named(plan, best.question.cluster.order)
-    return f"{len(every.answers)} differ here; {order} is {share(gain(best, every.usual))} quicker than the usual one"
+_COLUMNS = (
+    Column("order", "axes", ",".join), Column("step s", "step_s", figure), Column("saves", "gain", share),
+    Column("what is more or less than in the usual order", "more_s", _parts),
+)  # fmt: skip
+_SHOWN = 5
 
 
 def told_of(answers: Sequence[Answer]) -> Told:
