@@ -103,6 +103,19 @@ def test_a_terminal_gets_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "others wait" in text and "[b]words of a rank" in text and "307 MiB" in text
 
 
+def test_a_validation_is_shown_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take longer than many steps, in which the bar stands still."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream, clock = Terminal(), Clock()
+    with Screen(1, 40, title="demo", stream=stream, clock=clock) as screen:
+        clock.now += 1.0
+        screen.event(0, step(7))
+        screen.event(0, {"kind": "doing", "text": "validating, 20 batches"})
+        assert "validating, 20 batches" in stream.getvalue()
+        screen.event(0, {"kind": "val", "step": 7, "loss": 1.5})
+        assert not screen.board.doing
+
+
 def test_large_worlds_are_cut_but_the_slow_rank_stays() -> None:
     board = Board(40)
     for rank in range(100):

@@ -40,6 +40,7 @@ class Board:
     val_loss: float | None = None
     per_second: float = 0.0
     saved: str = ""
+    doing: str = ""  # beside steps, while that takes its time: `validating, 20 batches`
     losses: list[float] = field(default_factory=list)
     _first: tuple[int, float] | None = None
     _last: tuple[int, float] = (0, 0.0)
@@ -53,7 +54,9 @@ class Board:
             case "step":
                 self._stepped(rank, event, now)
             case "val":
-                self.val_loss = event["loss"]
+                self.val_loss, self.doing = event["loss"], ""
+            case "doing":
+                self.doing = event["text"]
             case "saved":
                 self.saved = event["path"]
 
@@ -74,7 +77,7 @@ class Board:
         row.compute, row.comm, row.waiting = shares(event.get("times", {}))
         if rank != self.speaker():
             return
-        self.steps = event.get("steps", self.steps)
+        self.doing, self.steps = "", event.get("steps", self.steps)
         self.step, self.per_second = event["step"], event.get("tokens_per_s", 0.0)
         self._first = self._first or (self.step, now)
         self._last = (self.step, now)

@@ -78,7 +78,8 @@ class Screen:
                 self._show(news=False)
             case _:
                 self.board.hear(rank, event, self._clock())
-                self._show(news=event["kind"] == "step" and rank == self.board.speaker())
+                self._show(news=event["kind"] == "step" and rank == self.board.speaker(),
+                           at_once=event["kind"] == "doing")  # fmt: skip
 
     def _note(self, text: str) -> None:
         if not self._quiet:
@@ -91,12 +92,12 @@ class Screen:
         else:
             tell(line, self._stream)
 
-    def _show(self, news: bool) -> None:
+    def _show(self, news: bool, at_once: bool = False) -> None:
         if self._quiet:
             return
         if self._wants_table:
             now = self._clock()
-            if self._shown_at is None or now - self._shown_at >= DRAW_EVERY:
+            if at_once or self._shown_at is None or now - self._shown_at >= DRAW_EVERY:
                 self._draw()
         elif news:
             self._plain()

@@ -47,6 +47,8 @@ def _loss(board: Board) -> Text:
     text.append(f" {board.loss:.3f}", style="bold")
     if board.val_loss is not None:
         text.append(f"   validation {board.val_loss:.3f}")
+    if board.doing:
+        text.append(f"   {board.doing} ...")
     if board.saved:
         text.append(f"   saved {board.saved}", style="dim")
     return text

@@ -194,6 +194,9 @@ def _between(live: Live, report: Report) -> None:
 def _validate(live: Live) -> None:
     if not live.val.samples:
         return
+    if live.order.place.rank == 0:
+        text = f"validating, {live.order.recipe.train.eval_batches} batches"
+        live.order.line.send("doing", text=text)
     batches = [live.val.fetch(i, live.run.leaves) for i in range(live.order.recipe.train.eval_batches)]
     metrics = [METRICS.read(text) for text in live.order.recipe.train.metrics]
     loss, live.metrics = evaluate(live.run, batches, metrics)
