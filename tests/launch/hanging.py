@@ -23,12 +23,13 @@ from unisono.spec.training import Metric
 
 WHAT, WHERE, RANK, TURN = os.environ.get("HANG", "nothing:nowhere:0:0").split(":")
 WIDTH = 8
+SHARED = ("shapes", "fewer", "dtype", "message")  # faults in which every rank has its part
 turns: dict[str, int] = {}
 
 
 def due(where: str) -> bool:
     """Whether the fault is due at this turn of this part."""
-    if where != WHERE or not dist.is_initialized() or (dist.get_rank() != int(RANK) and WHAT != "shapes"):
+    if where != WHERE or not dist.is_initialized() or (dist.get_rank() != int(RANK) and WHAT not in SHARED):
         return False
     turns[where] = turns.get(where, 0) + 1
     if turns[where] != int(TURN):
@@ -61,6 +62,16 @@ def go_wrong() -> None:
         dist.all_reduce(torch.ones(3))  # reduce
     elif WHAT == "shapes":
         dist.all_reduce(torch.ones(3 + 400 * dist.get_rank()))  # shapes
+    elif WHAT == "fewer":
+        dist.broadcast(torch.ones(3 + 400 * dist.get_rank()), 0)  # fewer
+        time.sleep(1000)
+    elif WHAT == "dtype":
+        dist.all_reduce(torch.ones(3, dtype=[torch.float32, torch.int32][dist.get_rank()]))  # dtype
+    elif WHAT == "message":
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(403), 1)
+        else:
+            dist.recv(torch.ones(3), 0)  # message
 
 
 class Stem(nn.Module):
@@ -164,12 +175,13 @@ class Samples(torch.utils.data.Dataset):
 
 def loop(plan: str, timeout: float) -> None:
     job = unisono.init(plan=plan, timeout=timeout)
+    passes = 400 if WHAT in ("dtype", "skip") else 1
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.DataLoader(Samples(), batch_size=12)
     model, optimizer, data = job.prepare(model, optimizer, data)
-    for x, y in data:
+    for x, y in (batch for _ in range(passes) for batch in data):
         odd = due("loop")
         if odd:
             go_wrong()

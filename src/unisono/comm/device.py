@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 # torch's flight recorder, of which the stubs know nothing
-_RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
+RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
 
@@ -140,12 +140,5 @@ def spins() -> bool:
 
 def begun_collectives() -> str:
     """How far each process group is, in torch's own words: they change with each collective that begins."""
-    dump = getattr(_RECORDER, "_dump_nccl_trace_json", None) or _RECORDER._dump_fr_trace_json
+    dump = getattr(RECORDER, "_dump_nccl_trace_json", None) or RECORDER._dump_fr_trace_json
     return str(json.loads(dump()).get("pg_status"))
-
-
-def has_pending_collectives() -> bool:
-    """Whether a collective was begun on CPUs and is not over. Messages are none."""
-    return any(
-        not entry["retired"] for entry in json.loads(_RECORDER._dump_fr_trace_json()).get("entries", ())
-    )

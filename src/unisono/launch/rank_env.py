@@ -27,6 +27,7 @@ from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.helper import die_with
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import choose_backend, idle_gpus, stay_on_this_host
+from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
@@ -56,8 +57,6 @@ def run(
         ctx = join(place, channel, threads, backend, timeout)
         lookout = watch(ctx, place, channel.pace, hung)
         keep_freed_memory(os.environ)
-        if ctx.backend == "gloo":
-            remember_few_collectives(os.environ)
         if place.rank == 0 and (note := idle_gpus(backend, place.local_world)):
             channel.send("note", text=note)
         prepare = getattr(module, "prepare", None)
@@ -77,10 +76,14 @@ def run(
 
 
 def watch(
-    ctx: RankContext, place: Started, pace: StepPace, hung: Callable[[UnisonoError, bool], None]
+    ctx: RankContext,
+    place: Started,
+    pace: StepPace,
+    hung: Callable[[UnisonoError, bool], None],
+    ledger: Ledger | None = None,
 ) -> Lookout:
     """A lookout whose verdict ends this process with 6. hung: tells the error; its second argument says whether this
-    rank is the one to do so."""
+    rank is the one to do so. ledger: what ranks have to do alike, besides collectives."""
 
     def ended(error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:
         record = crossing.describe(error)
@@ -95,7 +98,7 @@ def watch(
                     os.kill(pid, signal.SIGKILL)
             flush_and_leave(error.exit)
 
-    return Lookout(ctx.rank, ctx.world, ctx.host, ctx.store.clone(), pace, ended)
+    return Lookout(ctx.rank, ctx.world, ctx.host, ctx.store.clone(), pace, ended, ledger)
 
 
 def join(
@@ -115,6 +118,9 @@ def join(
         die_with(os.getppid(), ctypes.CDLL(None))
     store = _meet(place, timeout or 600.0)
     store.set_timeout(timedelta(seconds=margin(timeout)))
+    backend = choose_backend(backend, place.local_world)
+    if backend == "gloo":
+        remember_few_collectives(os.environ)
     if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
         store.compare_set("run_token", "", secrets.token_hex(16))
     return RankContext(
@@ -124,7 +130,7 @@ def join(
         local_world=place.local_world,
         host=socket.gethostname(),
         threads=threads,
-        backend=choose_backend(backend, place.local_world),
+        backend=backend,
         store=store,
         channel=channel,
         run_token=store.get("run_token").decode(),

@@ -1,9 +1,10 @@
 """A rank's lookout: two threads beside the one that trains, which notice a hang and agree on whose it is.
 
 One looks once a second whether the main thread still stands in the same line, waiting for others. After the deadline
-(`pace`) it raises the alarm, over the store that ranks met over. Then every rank that can says where it stands; who
-raised the alarm looks from outside at those that cannot, judges (`verdict.hang`), and the others obey. The main thread
-does nothing for all this, so it costs a step nothing.
+(`pace`) it raises the alarm, over the store that ranks met over. So does the other at once where ranks have made
+different calls (`rank_calls`). Then every rank that can says where it stands; who raised the alarm looks from outside
+at those that cannot, judges (`verdict.hang`), and the others obey. The main thread does nothing for all this, so it
+costs a step nothing.
 """
 
 import faulthandler
@@ -13,16 +14,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from unisono.comm.device import begun_collectives, has_pending_collectives, spins
+from unisono.comm.begun import is_any_pending
+from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
 from unisono.launch import crossing, verdict
 from unisono.launch.pace import PATIENCE, StepPace
+from unisono.launch.rank_calls import Calls, Ledger, before_abort, differing
 from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, ran, stand
 from unisono.spec.errors import UnisonoError
 
@@ -37,10 +40,20 @@ Ended = Callable[[UnisonoError, bool, tuple[int, ...]], None]
 class Lookout:
     """The two threads of one rank, which begin at once and never keep a process alive.
 
-    store: a connection of their own. ended: called on every rank that can hear it. Call `close` before the store goes.
+    store: a connection of their own. ended: called on every rank that can hear it. ledger: what else ranks have to do
+    alike. Call `close` before the store goes.
     """
 
-    def __init__(self, rank: int, world: int, host: str, store: Any, pace: StepPace, ended: Ended) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        host: str,
+        store: Any,
+        pace: StepPace,
+        ended: Ended,
+        ledger: Ledger | None = None,
+    ) -> None:
         self._rank, self._world, self._host, self._store = rank, world, host, store
         self._pace, self._ended = pace, ended
         self._main = threading.main_thread()
@@ -49,6 +62,8 @@ class Lookout:
         self._idle = self._stuck = 0.0
         self._heard = False
         self._first: dict[str, Any] = {}
+        self._calls = Calls(rank, store, ledger)
+        self._clashed = threading.Event()
         self.condemned = False
         self._threads: list[threading.Thread] = []
         if world == 1:
@@ -56,6 +71,7 @@ class Lookout:
         self._file = os.memfd_create("unisono-lines") if hasattr(os, "memfd_create") else -1
         if self._file >= 0:
             faulthandler.register(ASK, file=self._file, all_threads=True)
+        self._take_back = before_abort(self._before_abort)
         me = {"pid": os.getpid(), "main": self._main.ident, "file": self._file, "host": host, "home": _home()}
         store.set(f"lookout/who/{rank}", json.dumps(me))
         for work in (self._look, self._listen):
@@ -65,6 +81,8 @@ class Lookout:
     def close(self) -> None:
         """No more alarms; returns when the threads have ended."""
         self._over.set()
+        if self._threads:
+            self._take_back()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(5.0)
@@ -115,79 +133,103 @@ class Lookout:
             self._rank,
             lines,
             op,
-            has_pending_collectives(),
+            is_any_pending(),
             self._program,
             host=self._host,
             idle=self._idle,
             step=self._pace.step,
         )
 
-    # The thread that hears alarms.
+    # The thread that compares calls and hears alarms.
 
     def _listen(self) -> None:
         turn = 0
         try:
             self._first = json.loads(self._store.get("lookout/who/0"))
             rest = min(1.5, self._world / 1000)  # one store hears them all
-            while not self._over.wait(self._period() / 2 + rest):
-                alarm = f"lookout/{turn}/alarm"
-                if self._stuck:
-                    self._store.compare_set(alarm, "", json.dumps([self._rank, self._stuck]))
+            while not self._over.wait(_until_next(self._period() + rest)):
+                alarm, clashed = f"lookout/{turn}/alarm", self._clashed.is_set()
+                asks = self._calls.pending() if clashed else self._calls.compare()
+                if self._stuck or asks or clashed:
+                    word = {"raiser": self._rank, "waited": self._stuck, "asks": asks, "clashed": clashed}
+                    self._store.compare_set(alarm, "", json.dumps(word))
                 if self._store.check([alarm]):
                     self._heard = True
-                    self._meet(turn)
+                    self._meet(turn, json.loads(self._store.get(alarm)))
                     turn += 1
         except (RuntimeError, OSError):
             return  # the store has gone, and with it the run
 
-    def _meet(self, turn: int) -> None:
-        self._store.set(f"lookout/{turn}/stand/{self._rank}", json.dumps(asdict(self.stand())))
-        raiser, waited = json.loads(self._get(f"lookout/{turn}/alarm"))
-        if raiser == self._rank:
-            self._store.set(f"lookout/{turn}/verdict", json.dumps(self._judge(turn, waited)))
+    def _meet(self, turn: int, alarm: dict[str, Any]) -> None:
+        here, mine = self.stand(), alarm["raiser"] == self._rank
+        said = {"stand": asdict(here), "calls": self._calls.answers(alarm["asks"], here)}
+        self._store.set(f"lookout/{turn}/stand/{self._rank}", json.dumps(said))
+        if mine:
+            self._store.set(f"lookout/{turn}/verdict", json.dumps(self._judge(turn, alarm)))
         told = json.loads(self._get(f"lookout/{turn}/verdict"))
         self._stuck, self._heard = 0.0, False
+        self._calls.refuted.update(map(tuple, alarm["asks"]))
         if told:
-            error = crossing.revive(told["error"], None, self._host)
-            self._obey(error, raiser == self._rank, told["kill"])
+            self._obey(crossing.revive(told["error"], None, self._host), mine, told["kill"])
+
+    def _before_abort(self) -> None:
+        """Gloo is about to abort this process: first all ranks look why."""
+        self._clashed.set()
+        self._over.wait(_OBEY.total_seconds())
 
     def _obey(self, error: UnisonoError, mine: bool, kill: list[list[Any]]) -> None:
         self.condemned = True
         self._ended(error, mine, tuple(pid for home, pid in kill if home == _home()))
 
-    def _judge(self, turn: int, waited: float) -> dict[str, Any]:
+    def _judge(self, turn: int, alarm: dict[str, Any]) -> dict[str, Any]:
         """The error, and who is to be killed; nothing where the rank that is waited for may take its time."""
-        stands, kill = {}, []
-        until = time.monotonic() + GRACE
-        while len(stands) < self._world and time.monotonic() < until:
-            for rank in range(self._world):
-                key = f"lookout/{turn}/stand/{rank}"
-                if rank not in stands and self._store.check([key]):
-                    stands[rank] = Stand(**json.loads(self._store.get(key)))
-            if len(stands) < self._world:
-                time.sleep(0.05)
-                if time.monotonic() > until - GRACE + 0.5 and not self._still_awaited(stands):
-                    break
+        said, kill, waited = self._hear(turn), [], alarm["waited"]
+        stands = {rank: Stand(**one["stand"]) for rank, one in said.items()}
         for rank in set(range(self._world)) - stands.keys():
             stands[rank], who = self._look_at(rank)
             if stands[rank].state in ("stopped", "silent", "runs"):
                 kill.append([who.get("home"), who.get("pid")])
         order = [stands[rank] for rank in sorted(stands)]
-        odd = verdict.odd_one_out(order)
-        first = odd[0]
-        patience = self._pace.deadline() * PATIENCE
-        if (
-            self._pace.timeout is None
-            and first.state == "runs"
-            and first.idle < waited / 2
-            and waited < patience
-        ):
-            text = (
-                f"{verdict.waiting(order, odd)}, which is in {first.place or 'our code'} since {waited:.0f} s"
-            )
-            print(f"note: {text}; the run ends at {patience:.0f} s", file=sys.stderr, flush=True)
+        called = differing(said[rank]["calls"] for rank in sorted(said))
+        if not called and alarm["clashed"]:
+            called = [*order]
+            called[self._rank] = replace(order[self._rank], state="clashed")
+        if not called and (alarm["asks"] or self._may_go_on(order, waited)):
             return {}
-        return {"error": crossing.describe(verdict.hang(order, waited)) | {"shared": True}, "kill": kill}
+        return {
+            "error": crossing.describe(verdict.hang(called or order, waited)) | {"shared": True},
+            "kill": kill,
+        }
+
+    def _hear(self, turn: int) -> dict[int, dict[str, Any]]:
+        """What the ranks say that answer in time."""
+        said = {}
+        until = time.monotonic() + GRACE
+        while len(said) < self._world and time.monotonic() < until:
+            for rank in range(self._world):
+                key = f"lookout/{turn}/stand/{rank}"
+                if rank not in said and self._store.check([key]):
+                    said[rank] = json.loads(self._store.get(key))
+            if len(said) < self._world:
+                time.sleep(0.05)
+                if time.monotonic() > until - GRACE + 0.5 and not self._still_awaited(said):
+                    break
+        return said
+
+    def _may_go_on(self, order: list[Stand], waited: float) -> bool:
+        """Whether the rank that is waited for still computes, and the user has set no deadline."""
+        odd = verdict.odd_one_out(order)
+        first, patience = odd[0], self._pace.deadline() * PATIENCE
+        if (
+            self._pace.timeout is not None
+            or first.state != "runs"
+            or first.idle >= waited / 2
+            or waited >= patience
+        ):
+            return False
+        text = f"{verdict.waiting(order, odd)}, which is in {first.place or 'our code'} since {waited:.0f} s"
+        print(f"note: {text}; the run ends at {patience:.0f} s", file=sys.stderr, flush=True)
+        return True
 
     def _still_awaited(self, stands: Container[int]) -> bool:
         """Whether a rank that has not answered may still do so: one that is stopped will not."""
@@ -218,6 +260,11 @@ class Lookout:
     def _get(self, key: str) -> bytes:
         self._store.wait([key], _OBEY)
         return self._store.get(key)
+
+
+def _until_next(period: float) -> float:
+    """Seconds to the next multiple of `period` on the clock: ranks look at one moment, so that they see the same."""
+    return period - time.time() % period
 
 
 def _frames(thread: threading.Thread) -> list[FrameType]:

@@ -10,8 +10,6 @@ from unisono.launch.stand import Stand, from_dump
 from unisono.spec.errors import HangError, UnisonoError, UserCodeError
 from unisono.spec.frames import is_foreign
 
-_SIZES = "Received data size doesn't match expected size"  # Gloo's last words in a process that it aborts
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -80,16 +78,6 @@ def listed(ranks: Sequence[int]) -> str:
 
 def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
     where = from_dump(failure.rank, last_lines).place
-    if any(_SIZES in line for line in last_lines):
-        return HangError(
-            "its tensor has another size than that of the rank it met",
-            where=where,
-            likely="ranks called a collective with tensors of different shapes, or different collectives at once",
-            fix="the same call with the same shapes on every rank at this line",
-            rank=failure.rank,
-            host=host,
-            code="H02",
-        )
     if failure.status >= 0:
         return UserCodeError(
             f"the process left with status {failure.status} without a word",
@@ -125,7 +113,7 @@ def odd_one_out(stands: Sequence[Stand]) -> list[Stand]:
     Those that do not even stand still in a collective come first. Where all wait for each other, they are in different
     ones, and the fewer are odd; among as many, those in the less usual one; else what rank 0 does is right.
     """
-    for state in ("gone", "stopped", "silent"):
+    for state in ("clashed", "gone", "stopped", "silent"):
         if found := [one for one in stands if one.state == state]:
             return found
     if found := [one for one in stands if one.state == "runs"]:
@@ -142,8 +130,9 @@ def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
     for one in stands:
         if one not in odd:
             groups.setdefault(one.doing(), []).append(one.rank)
+    verbs = ("called", "called") if odd[0].state == "called" else ("wait in", "waits in")
     return "; ".join(
-        f"{listed(ranks)} wait{'s' * (len(ranks) == 1)}{' in ' * bool(doing)}{doing}"
+        f"{listed(ranks)} {verbs[len(ranks) == 1]} {doing}" if doing else f"{listed(ranks)} go on"
         for doing, ranks in groups.items()
     )
 
@@ -155,6 +144,8 @@ _HOW = {
     "runs": "no word from {ranks} for {seconds:.0f} s",
     "ended": "{ranks} left the loop early",
     "waits": "{ranks} {is_} in {doing}",
+    "called": "{ranks} called {doing}",
+    "clashed": "{ranks} got another message than the one waited for in {doing}",
 }
 _WHY = {
     "gone": "it was killed, or something called os._exit; its own output says more",
@@ -163,14 +154,19 @@ _WHY = {
     "runs": "it is stuck or slow where shown: a lock, a read that never ends, a loader, a loop",
     "ended": "its loop had fewer turns, or broke off: every rank must make the same steps",
     "waits": "it made a call that the others did not make, or missed one; all ranks make the same calls in one order",
+    "called": "other shapes or another call at this line, or one call more or less before it, than on the others",
+    "clashed": "a tensor of another size was sent: other shapes, other calls, or a send that fits no receive",
 }
 
 _LONGER = "a longer launch.timeout (library: unisono.init(timeout=...)) if it may take so long"
+_SAME = "the same calls with the same shapes on every rank, in one order"
 _FIX = {
     "gone": "read what it printed last, or what the kernel says of it (dmesg)",
     "stopped": "kill -CONT it in time; for a debugger, a longer launch.timeout (library: unisono.init(timeout=...))",
     "ended": "look at the line above on that rank",
     "waits": "look at the line above on that rank",
+    "called": _SAME,
+    "clashed": _SAME,
 }
 
 
@@ -178,6 +174,9 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
     """The error for ranks that wait for each other since `seconds`: the one whose fault it is, and what others do."""
     odd = odd_one_out(stands)
     first = odd[0]
+    code = "H02"
+    if first.state in ("gone", "stopped", "silent", "runs"):
+        code = "H01"
     what = _HOW[first.state].format(
         ranks=listed([one.rank for one in sorted(odd, key=lambda one: one.rank)]),
         is_="is" if len(odd) == 1 else "are",
@@ -199,5 +198,5 @@ def hang(stands: Sequence[Stand], seconds: float) -> HangError:
         fix=_FIX.get(first.state, _LONGER),
         rank=first.rank,
         host=first.host,
-        code="H02" if first.state in ("waits", "ended") else "H01",
+        code=code,
     )

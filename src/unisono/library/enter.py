@@ -15,6 +15,7 @@ from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, place_here
 from unisono.launch.pace import StepPace, margin
+from unisono.launch.rank_calls import Ledger
 from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.observe.span import Recorder
@@ -62,13 +63,14 @@ def init(
         place = None if context is not None or dist.is_initialized() else place_here()
         world = _world(context, place)
         wanted = _filled(wanted, world, alone=context is None and place is None and not dist.is_initialized())
+        ledger = Ledger()
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
-            _watch(context, place, StepPace(timeout))
-        return _job(wanted, context, timedelta(seconds=margin(timeout)), place is not None, strict)
+            _watch(context, place, StepPace(timeout), ledger)
+        return _job(wanted, context, timedelta(seconds=margin(timeout)), place is not None, strict, ledger)
 
 
-def _watch(context: RankContext, place: Started, pace: StepPace) -> None:
+def _watch(context: RankContext, place: Started, pace: StepPace, ledger: Ledger) -> None:
     """Notice hangs until the script ends; each step of an optimiser is one of the pace's."""
 
     def told(error: UnisonoError, mine: bool) -> None:
@@ -79,7 +81,7 @@ def _watch(context: RankContext, place: Started, pace: StepPace) -> None:
         pace.stepped(pace.step + 1)
 
     register_optimizer_step_post_hook(stepped)
-    atexit.register(rank_env.watch(context, place, pace, told).close)
+    atexit.register(rank_env.watch(context, place, pace, told, ledger).close)
 
 
 def _not_here(plan: Plan) -> list[Problem]:
@@ -124,7 +126,14 @@ def _script() -> str:
     return shlex.join(known)
 
 
-def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: bool, strict: bool) -> Job:
+def _job(
+    plan: Plan,
+    context: RankContext | None,
+    timeout: timedelta,
+    at_exit: bool,
+    strict: bool,
+    ledger: Ledger,
+) -> Job:
     mine = plan.world > 1 and not dist.is_initialized()
     device = of_script() if context is None else of_rank(context.backend, context.local_rank)
     if mine and context is not None:
@@ -140,7 +149,7 @@ def _job(plan: Plan, context: RankContext | None, timeout: timedelta, at_exit: b
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout)
-    job = Job(plan, mesh, device, of_wire(device), owner=mine, strict=strict)
+    job = Job(plan, mesh, device, of_wire(device), owner=mine, strict=strict, ledger=ledger)
     if mine and at_exit:
         atexit.register(job.close_at_exit)
     return job

@@ -41,13 +41,19 @@ class Averaging(EveryStepSync):
 class LoopGradients:
     """Gradients of one model in a user's own loop, which meet on `dp`: a group of the model's own, since which of
     several models is ready first may differ from rank to rank. Parameters may be frozen and thawed at any time.
-    over: called as a backward has ended."""
+    over: called as a backward has ended. meet: called before ranks meet."""
 
     def __init__(
-        self, slots: Sequence[Slot], dp: Group, shard: Group, hand: Hand, over: Callable[[], None]
+        self,
+        slots: Sequence[Slot],
+        dp: Group,
+        shard: Group,
+        hand: Hand,
+        over: Callable[[], None],
+        meet: Callable[[], None],
     ) -> None:
         self._every, self._dp, self._shard = tuple(slots), dp, shard
-        self._hand, self._over = hand, over
+        self._hand, self._over, self._before = hand, over, meet
         self._meets = dp.size > 1
         self._running = self._holding = self._behind = False
         self._gradients = self._made()
@@ -140,12 +146,15 @@ class LoopGradients:
     def _ended(self) -> None:
         self._running = False
         self._over()
-        if self._meets and not self._holding:
+        if not self._holding:
             self._meet()
 
     @torch.no_grad()
     def _meet(self) -> None:
         self._behind = False
+        self._before()
+        if not self._meets:
+            return
         self._gradients.close()
         for slot in self.slots:  # back to where the user's optimiser looks for them
             if slot.master is not slot.live and slot.master.grad is not None:

@@ -5,6 +5,7 @@ belongs to a batch and not to the moment: the forward's inputs say which batch i
 many samples), and a backward takes the weight of the forwards before it.
 """
 
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class DealtBatch:
     tensors: tuple[weakref.ref[Tensor], ...] = ()
     used: bool = False
     weighed: bool = False
+    guessed: bool = False  # whether ranks may have taken different batches for it
+    aside: bool = False  # whether a thread of the loop's fetched it
     drawn: int = field(default=0)  # how often numbers were drawn for its samples
 
     @property
@@ -82,6 +85,7 @@ class Hand:
         self._none = self.current = DealtBatch(0, 0, 0, 1.0, Walk(-1, 0))  # all ranks compute on the same
         self._recent: deque[DealtBatch] = deque(maxlen=LATELY)
         self._trained: list[DealtBatch] = []  # of the forwards that the next backward goes through
+        self._thread = threading.get_ident()
         self._stale = False  # a backward has gone through them
 
     @property
@@ -98,9 +102,21 @@ class Hand:
         tensors = tuple(weakref.ref(x) for x in leaves_of(batch) if isinstance(x, Tensor))
         ratio = (high - low) * self.size / count
         uneven = count % self.size > 0
-        self.current = DealtBatch(low, high, count, ratio, walk, walk.fetched, chain, uneven, tensors)
+        aside = threading.get_ident() != self._thread
+        place = walk.fetched
+        self.current = DealtBatch(low, high, count, ratio, walk, place, chain, uneven, tensors, aside=aside)
         walk.fetched += 1
         self._recent.append(self.current)
+
+    def says(self) -> tuple[str, int]:
+        """What the backward that has just run was of, the same on every rank, and how far that is; "" where ranks may
+        have guessed apart."""
+        batch, walk = self.latest, self.latest.walk
+        if not batch.count or batch.guessed:
+            return "" if batch.guessed else "backward", 0
+        loader = f" of loader {walk.loader + 1}" if walk.loader else ""
+        far = (walk.number << 32) + batch.place
+        return f"backward on batch {batch.place + 1} of pass {walk.number + 1}{loader}", far
 
     def ended(self, walk: Walk, exhausted: bool) -> bool:
         """A pass is over, or the loop has left it; whether no batch is at hand now."""
@@ -158,7 +174,13 @@ class Hand:
         tensors = [x for x in leaves_of(inputs) if isinstance(x, Tensor) and x.numel()]
         for batch in reversed(self._recent):
             if any(batch.holds(x) for x in tensors):
+                batch.guessed = False
                 return batch
+        batch = self._likely(tensors)
+        batch.guessed = any(b.uneven or b.aside for b in self._recent)
+        return batch
+
+    def _likely(self, tensors: list[Tensor]) -> DealtBatch:
         rows = samples_in(tensors)
         likely = [b for b in self._waiting() if b.samples == rows]
         if not likely or (self.current.used and self.current.samples == rows):

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from unisono.comm.mesh import Mesh
+from unisono.launch.rank_calls import Ledger
 from unisono.library import checks, leave
 from unisono.library.copies import copied_with_shards
 from unisono.library.deal import DealtLoader
@@ -59,6 +60,7 @@ class Job:
         wire: torch.device,
         owner: bool,
         strict: bool = False,
+        ledger: Ledger | None = None,
     ) -> None:
         self.plan, self.mesh, self.device = plan, mesh, device
         self.rank, self.world = mesh.rank, mesh.shape.world
@@ -67,6 +69,7 @@ class Job:
         # Norms have groups of their own: a call that one rank alone makes meets no gradients, waits, and is named.
         self._norms = mesh.group("shard", ("shard",))
         self._norm_is_met = Small(mesh.group("dp", ("dp",)), wire)
+        self._ledger = ledger or Ledger()
         self._told = Notices(self._small, strict)
         self._hand = Hand(mesh.data.index, mesh.data.size, self._told)
         self._prepared: list[Prepared] = []
@@ -148,7 +151,12 @@ class Job:
             refuse_double_backward(model)
         slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
         dp = self.mesh.group("dp", ("dp",)) if number else self.mesh.dp
-        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, self._streams.to_script)
+
+        def meet() -> None:
+            if several:
+                self._ledger.note(f"backward of model {number}", self.mesh.data.ranks, *self._hand.says())
+
+        gradients = LoopGradients(slots, dp, self.mesh.shard, self._hand, self._streams.to_script, meet)
         if several:
             gradients.scatter_through(model)
 

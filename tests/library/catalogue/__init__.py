@@ -85,7 +85,8 @@ def play(job: Job, one: Loop) -> dict[str, Any]:
         for name, value in job.weights(made.model).items():
             weights[f"{made.number}.{name}"] = value.double().flatten().tolist()
     codes = [note[2:5] for note in job.notes if note.startswith("U-")]
-    return {"losses": losses, "weights": weights, "told": codes}
+    noted = [one.says for page in job._ledger.latest().values() for one in page.values()]
+    return {"losses": losses, "weights": weights, "told": codes, "noted": noted}
 
 
 def on_ranks(ctx: Any, plan: str, loops: Sequence[Loop], strict: bool = False) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def on_ranks(ctx: Any, plan: str, loops: Sequence[Loop], strict: bool = False) -
 
 
 def verdict(one: Loop, alone: dict[str, Any], ranks: Sequence[dict[str, Any]]) -> str:
-    """equal, told CODE, refused CODE, or what no loop may be: DIFFERENT by how much, or PARTED ranks."""
+    """equal, told CODE, refused CODE, or what no loop may be: DIFFERENT by how much, PARTED ranks, taken for A HANG."""
     first = ranks[0]
     if any("refused" in rank for rank in ranks):
         codes = {rank.get("refused") for rank in ranks}
@@ -105,6 +106,9 @@ def verdict(one: Loop, alone: dict[str, Any], ranks: Sequence[dict[str, Any]]) -
             if len(codes) == 1 and not late
             else f"REFUSED {codes} late {late}"
         )
+    for calls in zip(*(rank["noted"] for rank in ranks), strict=True):
+        if len({*calls, ""}) > 2:
+            return f"A HANG: {calls}"  # the lookout would end it
     if first["told"]:
         return "told " + " ".join(first["told"])
     if any(

@@ -1,0 +1,113 @@
+"""The collectives that this process has begun lately: torch's flight recorder keeps them by itself."""
+
+import json
+import pickle
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from unisono.comm.device import CPU_BACKEND, RECORDER
+
+_ADDS = ("all_reduce", "reduce")
+_COPIES = ("broadcast", "all_gather", "gather", "scatter")
+_LATEST = 64
+
+Frames = Sequence[tuple[str, int, str]]
+"""File, line and name of each, innermost first."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A collective between CPUs, the `number`-th of its group. says: what has to be the same on all ranks of the group;
+    "" if this is not known. shown: the same for a person, with all dims: "all_reduce of float32 [3, 2]". over: whether
+    it has ended. made: tells apart groups of this process that had the same name one after the other. far: where ranks
+    differ, the one that is farther has left something out."""
+
+    number: int
+    says: str
+    shown: str
+    over: bool = True
+    frames: Frames = ()
+    made: int = 0
+    far: int = 0
+
+
+def is_any_pending() -> bool:
+    """Whether a collective was begun on CPUs and is not over. Messages are none."""
+    entries = json.loads(RECORDER._dump_fr_trace_json()).get("entries", ())
+    return any(not entry["retired"] for entry in entries)
+
+
+def latest(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+    """The latest collectives of each group of several ranks that is alive, by its name and ranks and by their number.
+    frames: with the lines that began them."""
+    entries = (_with_frames() if frames else json.loads(RECORDER._dump_fr_trace_json())).get("entries", ())
+    found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for entry in entries[-_LATEST:]:
+        if entry["profiling_name"].startswith(f"{CPU_BACKEND}:") and not entry["is_p2p"]:
+            found.setdefault(entry["process_group"][0], {}).setdefault(entry["pg_id"], []).append(entry)
+    known: dict[tuple[str, tuple[int, ...]], dict[int, Begun]] = {}
+    world = dist.distributed_c10d._world
+    for group, name in list(world.pg_names.items()):
+        ranks = tuple(world.pg_group_ranks.get(group, ()))
+        # A name is used again once all groups were destroyed. The recorder still has the collectives of the old one;
+        # the last of them is not this group's last.
+        own = found[name][max(found[name])] if name in found and len(ranks) > 1 else []
+        if own and own[-1]["op_id"] == _count(group):
+            known[name, ranks] = {entry["collective_seq_id"]: _begun(entry) for entry in own}
+    return known
+
+
+def _with_frames() -> dict[str, Any]:
+    """torch would import its compiler for them, which takes seconds, to look for code that it has made: there is none
+    where nobody has imported it."""
+    module: Any = torch
+    bare = "torch._inductor" not in sys.modules
+    if bare:
+        module._inductor = None
+    try:
+        return pickle.loads(RECORDER._dump_fr_trace(includeStackTraces=True))  # noqa: S301 - made by this process
+    finally:
+        if bare and module._inductor is None:
+            del module._inductor
+
+
+def _count(group: Any) -> int:
+    """Collectives and messages that a group has begun on CPUs."""
+    try:
+        return group._get_backend(torch.device("cpu"))._get_sequence_number_for_group()
+    except RuntimeError:
+        return -1  # it is going, or is one of GPUs
+
+
+def _begun(entry: Mapping[str, Any]) -> Begun:
+    op = entry["profiling_name"].partition(":")[2]
+    side = "output" if op == "scatter" else "input"
+    sizes = [list(size) for size in entry[f"{side}_sizes"]]
+    dtypes = [_dtype(name) for name in entry[f"{side}_dtypes"]]
+    says = op
+    if op in _ADDS:
+        says = f"{op} {','.join(map(str, dtypes))} {sum(map(prod, sizes))}"
+    elif op in _COPIES:
+        says = f"{op} {sum(prod(size) * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=False))}"
+    shown = ", ".join(f"{str(dtype)[6:]} {size}" for dtype, size in zip(dtypes, sizes, strict=False))
+    frames = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
+    text = f"{op} of {shown}" if shown else op
+    return Begun(entry["collective_seq_id"], says, text, entry["retired"], frames, entry["pg_id"])
+
+
+def _dtype(name: str) -> torch.dtype:
+    """From C++'s name of it: Float, Long, BFloat16, Byte."""
+    found = getattr(torch, {"Byte": "uint8", "Char": "int8"}.get(name, name.lower()), torch.uint8)
+    return found if isinstance(found, torch.dtype) else torch.uint8
+
+
+def label(name: str, ranks: Sequence[int]) -> str:
+    """A group in few letters, the same on all its ranks."""
+    return f"{name[:12]}-{zlib.crc32(repr(ranks).encode()):x}"
