@@ -71,16 +71,32 @@ def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An all-to-all's network. reach: (share of a rank's bytes that cross at this level at most, bytes/s of one rank
+    """An all-to-all's network. reach: (ranks of one unit that this level connects, such units, bytes/s of one rank
     there), the innermost level first; hops: seconds of latency."""
 
     size: int = 1
-    reach: tuple[tuple[float, float], ...] = ()
+    reach: tuple[tuple[int, int, float], ...] = ()
     hops: float = 0.0
 
     def all_to_all(self, moved: float) -> float:
         """Seconds until everyone has its part of the `moved` bytes that each rank holds. Levels work side by side."""
-        return self.hops + max((share * moved / rate for share, rate in self.reach), default=0.0)
+        return self.hops + max(
+            (inside * (ways - 1) / self.size * moved / rate for inside, ways, rate in self.reach), default=0.0
+        )
+
+    def dispatch(self, moved: float, copies: float) -> float:
+        """The same of rows that go to `copies` random ranks each: to another unit once, which hands them on inside, as
+        libraries for experts send over networks that are slower than a node's; or as they are, if that is quicker."""
+        slowest = self.hops
+        for inside, ways, rate in self.reach:
+            share = (ways - 1) / ways
+            if inside > 1:
+                units = self.size / inside
+                share = (
+                    inside * (ways - 1) / self.size * units * (1.0 - (1.0 - 1.0 / units) ** copies) / copies
+                )
+            slowest = max(slowest, self.hops + share * moved / rate)
+        return min(self.all_to_all(moved), slowest)
 
     def sent(self, moved: float) -> float:
         """Bytes that one member sends."""
@@ -102,7 +118,7 @@ def exchange(cluster: Cluster, stride: int, size: int, share: float = 1.0) -> Ex
     for link, ways in zip(cluster.links, cluster.levels(stride, size), strict=True):
         if ways > 1:
             reached = shape.spread(link, cluster.devices, within, stride, ways)
-            reach.append((inside * (ways - 1) / size, link.bus * reached * share))
+            reach.append((inside, ways, link.bus * reached * share))
             hops = max(hops, link.latency)
         inside, within = inside * ways, link.size
     return Exchange(size, tuple(reach), hops)

@@ -25,26 +25,26 @@ LAUNCHES: Annotated[int, Source("specification", _COUNTED)] = 10
 @dataclass(frozen=True, slots=True)
 class ExpertGroup:
     """Who holds an expert. cut: ranks that share one expert by its width. local: experts of a rank. copies: ranks of a
-    replica that hold the same ones; of them `shard` are on the shard axis, where ZeRO may deal them."""
+    replica that hold the same ones; `owners`: of them, those that ZeRO may deal them to."""
 
     cut: int
     local: float
     copies: int
-    shard: int
+    owners: int
 
 
 def group(experts: Experts, plan: Plan) -> ExpertGroup:
     cut = max(1, plan.tp // plan.ep)
     copies = max(1, plan.shard * plan.cp * plan.tp // (plan.ep * cut))
-    return ExpertGroup(cut, experts.count / plan.ep, copies, min(plan.shard, copies))
+    return ExpertGroup(cut, experts.count / plan.ep, copies, copies if plan.shard > 1 else 1)
 
 
 def elements(model: Transformer, plan: Plan) -> tuple[float, int]:
-    """(elements of one layer's routed experts on one rank before ZeRO, ranks on shard that hold the same)."""
+    """(elements of one layer's routed experts on one rank before ZeRO, ranks that ZeRO deals them to)."""
     if model.experts is None:
         return 0.0, 1
     own = group(model.experts, plan)
-    return model.layer_experts / (plan.ep * own.cut), own.shard
+    return model.layer_experts / (plan.ep * own.cut), own.owners
 
 
 def products(
@@ -110,7 +110,7 @@ def talk(
     tp = tp_bus.size
     if ep == 1:
         return 0.0
-    there = net.all_to_all(exchanged(model, experts, tokens, tp, on.item))
+    there = net.dispatch(exchanged(model, experts, tokens, tp, on.item), experts.top_k)
     cut = max(1, tp // ep)
     if cut == 1:
         return 2 * there

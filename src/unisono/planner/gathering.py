@@ -4,7 +4,7 @@ from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.collectives import bus, uncovered
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.machines.order import stride
+from unisono.planner.machines.order import owners
 from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
 from unisono.planner.work.transformer import Transformer
@@ -20,7 +20,7 @@ def deals(plan: Plan) -> bool:
 def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
     """To gather one block's weights once, and to scatter its gradients."""
     held, ranks = experts.elements(model, plan)
-    groups = [(model.block_parameters[0] / plan.tp, plan.shard)]
+    groups = [(model.block_parameters[0] / plan.tp, owners(plan)[0])]
     if held:
         groups.append((model.sparse_share * held, ranks))
     return moved(groups, plan, cluster, stack)
@@ -32,20 +32,20 @@ def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
     matrix, norm = model.head_parameters
     last = norm if model.tied and plan.pp == 1 else matrix / plan.tp + norm
     return tuple(
-        moved([(elements, plan.shard)], plan, cluster, stack) for elements in (whole / plan.tp + rows, last)
+        moved([(elements, owners(plan)[0])], plan, cluster, stack)
+        for elements in (whole / plan.tp + rows, last)
     )
 
 
 def moved(
     groups: list[tuple[float, int]], plan: Plan, cluster: Cluster, stack: Stack
 ) -> tuple[Sent, Sent]:  # fmt: skip
-    """Of (elements, ranks on shard that share them)."""
-    found = []
+    """Of (elements, ranks that they are dealt to)."""
+    found, (every, near) = [], owners(plan, cluster.order)
     for item in (item_of(plan, stack), stack.reduce_bytes):
         sent = seconds = 0.0
         for elements, ranks in groups:
-            apart = stride(plan, "shard", cluster.order) * plan.shard // ranks
-            net = bus(cluster, apart, ranks, stack.dp_bus)
+            net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)
             sent, seconds = sent + net.sent(elements * item) / 2, seconds + net.gather(elements * item)
         found.append((sent, seconds))
     return found[0], found[1]

@@ -1,7 +1,8 @@
 """Memory of every rank by category, at its peak, and whether it fits.
 
 Model states: ZeRO (Rajbhandari et al., 2019): weights, gradients and optimiser of mixed-precision Adam, each whole or
-shared out over `shard`. Activations: `work.transformer`, times the micro-batches that the timetable holds.
+shared out over `shard` and, with it, `cp`. Activations: `work.transformer`, times the micro-batches that the timetable
+holds.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from unisono.plan import Plan
 from unisono.planner import experts
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device, Source
+from unisono.planner.machines.order import owners
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
@@ -54,8 +56,8 @@ class RowShare:
     """What one pipeline row has: elements in blocks and in ends, blocks, stem and head (1.0 or 0.0), how often its
     weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
     the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
-    owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: on shard that hold the same
-    routed experts, 0 where there are none."""
+    owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: that deal out the
+    same routed experts, 0 where there are none."""
 
     blocks: float
     ends: float
@@ -203,7 +205,7 @@ def of_share(
     given: dict[str, Any] = {
         "zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
     }  # fmt: skip
-    params, grads, optim = states(share.blocks + share.ends, shard=plan.shard, **given)
+    params, grads, optim = states(share.blocks + share.ends, shard=owners(plan)[0], **given)
     if share.ranks:
         more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
@@ -218,7 +220,7 @@ def of_share(
 
 
 def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
-    """(elements of routed experts on one rank of a row, ranks on shard that hold the same ones; 0: none are). Of a row
+    """(elements of routed experts on one rank of a row, ranks that deal out the same ones; 0: none are). Of a row
     with several stages its share of all sparse layers, of one stage those that lie there."""
     if model.experts is None:
         return 0.0, 0

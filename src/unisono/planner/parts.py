@@ -164,9 +164,10 @@ class Detail:
 @dataclass(frozen=True, slots=True)
 class RowSeconds:
     """Seconds of one micro-batch on the rows of a pipeline; numbers, or arrays. slowest: both passes of the dearest
-    row. cover: the shortest backward pass. forward, backward: of all rows together."""
+    row. ahead, cover: the shortest forward pass, and backward pass. forward, backward: of all rows together."""
 
     slowest: float
+    ahead: float
     cover: float
     forward: float
     backward: float
@@ -176,11 +177,13 @@ class RowSeconds:
 class PipelineSeconds:
     """Seconds of the pipeline as it is combined from its rows; numbers, or arrays.
 
-    slowest: the dearest row's micro-batch. cover: what can hide gradients. messages: all that a row waits for.
+    slowest: the dearest row's micro-batch. ahead, cover: a forward pass, which can hide weights, and a backward pass,
+    which can hide gradients. messages: all that a row waits for.
     """
 
     slowest: float
     mean: float
+    ahead: float
     cover: float
     idle: float
     messages: float

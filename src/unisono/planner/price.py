@@ -7,11 +7,11 @@ from unisono.plan import Plan
 from unisono.planner import block, experts, gathering, general, replicas
 from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import dealt
-from unisono.planner.collectives import bus, message, uncovered
+from unisono.planner.collectives import bus, message
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster, Device, Source
-from unisono.planner.machines.order import stride
+from unisono.planner.machines.order import owners, stride
 from unisono.planner.memory import ITEM, RowShare, item_of, share_of
 from unisono.planner.parts import (
     Blocks,
@@ -26,7 +26,7 @@ from unisono.planner.parts import (
     Traffic,
 )
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, ends, idle
+from unisono.planner.timetables import chunks, ends, idle, of
 from unisono.planner.work.calls import leafwise
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
@@ -94,11 +94,11 @@ def detail(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro
 def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
     """Of rows that take `pairs` seconds, forward and backward, each kind of them `many` times."""
     f, b = pairs[0]
-    slowest, cover, sum_f, sum_b = f + b, b, many[0] * f, many[0] * b
+    slowest, ahead, cover, sum_f, sum_b = f + b, f, b, many[0] * f, many[0] * b
     for (f, b), count in zip(pairs[1:], many[1:], strict=True):
-        slowest, cover = larger(slowest, f + b), smaller(cover, b)
+        slowest, ahead, cover = larger(slowest, f + b), smaller(ahead, f), smaller(cover, b)
         sum_f, sum_b = sum_f + count * f, sum_b + count * b
-    return RowSeconds(slowest, cover, sum_f, sum_b)
+    return RowSeconds(slowest, ahead, cover, sum_f, sum_b)
 
 
 def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float) -> PipelineSeconds:
@@ -111,11 +111,9 @@ def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float
     # Towards the weights a backward pass has the forward pass's products.
     waits = idle(schedule, ranks, micros, other_f, other_b, smaller(other_f, other_b / 2))
     v = chunks(schedule)
-    # Only the last micro-batch's backward pass can hide gradients, and of several stages on a rank the last one's.
     messages = 2 * send * (micros * v + ranks - 1) if ranks > 1 else 0.0 * micros
-    return PipelineSeconds(
-        made.slowest, (made.forward + made.backward) / ranks, made.cover / v, waits, messages
-    )
+    mean = (made.forward + made.backward) / ranks
+    return PipelineSeconds(made.slowest, mean, made.ahead, made.cover, waits, messages)
 
 
 def passes(
@@ -157,7 +155,7 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     pairs = list(zip(each.rows.forward, each.rows.backward, strict=True))
     whole = line(plan.schedule, plan.pp, micros, work(pairs, [1] * plan.pp), each.rows.send)
     messages = whole.messages + tied(model, plan, cluster, stack, each.first)
-    over = replicas.Cover(whole.cover, stack.dp_hidden)
+    over = covered(plan.schedule, plan.pp, micros, whole, stack.dp_hidden)
     data = replicated(model, plan, cluster, stack, each.first, each.every, over, micros)
     optimizer = update(model, cluster.device, stack, each.owned)
     fixed = stack.step + stack.micro * micros
@@ -184,7 +182,7 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
 
 def owned(plan: Plan, share: RowShare) -> float:
     """Elements that one rank updates."""
-    return ((share.blocks + share.ends) / plan.shard + share.routed / max(1, share.ranks)) / share.copies
+    return ((share.blocks + share.ends) / owners(plan)[0] + share.routed / max(1, share.ranks)) / share.copies
 
 
 def update(model: Model, device: Device, stack: Stack, elements: float) -> float:
@@ -207,7 +205,7 @@ def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowSha
     if plan.pp == 1:
         return 0.0
     far = stride(plan, "pp", cluster.order) * (plan.pp - 1)
-    every = (share.blocks + share.ends + share.routed) / (plan.shard if plan.zero > 1 else 1)
+    every = (share.blocks + share.ends + share.routed) / (owners(plan)[0] if plan.zero > 1 else 1)
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
     once = apart * model.tied_elements / plan.tp
     moved = either(share.copies > 1, every, once) * stack.reduce_bytes
@@ -263,47 +261,53 @@ def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float
     return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 
-def scattered(
-    plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, *more: float
-) -> tuple[float, float]:
-    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them on shard. more: bytes
-    of an element of what takes the same way besides."""
+def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
+    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them."""
+    return _dealt(plan, cluster, stack, share, stack.reduce_bytes)
+
+
+def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
+    """The same of weights on their way back after the update, below zero=3."""
+    if plan.shard == 1 or plan.zero == 3:
+        return 0.0, 0.0
+    return _dealt(plan, cluster, stack, share, item_of(plan, stack))
+
+
+def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: float) -> tuple[float, float]:
+    """Of all elements of `item` bytes, gathered or scattered once."""
     sent = seconds = 0.0
-    apart = stride(plan, "shard", cluster.order)
-    for item in (stack.reduce_bytes, *more):
-        for elements, size, _ in _groups(plan, share):
-            net, moved = bus(cluster, apart * plan.shard // size, size, stack.dp_bus), elements * item
-            sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
+    every, near = owners(plan, cluster.order)
+    for elements, size in _groups(plan, share):
+        net, moved = bus(cluster, near * every // size, size, stack.dp_bus), elements * item
+        sent, seconds = sent + net.sent(moved) / 2, seconds + net.gather(moved)
     return sent, seconds
 
 
-def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int, int]]:
-    """(elements, ranks on shard, ranks on cp that hold the same): all of the model but its routed experts, and those,
-    which ep deals to tp's ranks first, then to cp's."""
-    found = [(share.blocks + share.ends, plan.shard, plan.cp)]
-    if share.ranks:
-        found.append((share.routed, share.ranks, max(1, plan.cp * plan.tp // max(plan.tp, plan.ep))))
-    return found
+def _groups(plan: Plan, share: RowShare) -> list[tuple[float, int]]:
+    """(elements, ranks that they are dealt to): all of the model but its routed experts, and those."""
+    return [
+        (share.blocks + share.ends, owners(plan)[0]),
+        *([(share.routed, share.ranks)] if share.ranks else []),
+    ]
 
 
 def crossing(plan: Plan, share: RowShare) -> float:
     """Elements of one rank's gradient that meet on dp."""
-    return sum(elements / size for elements, size, _ in _groups(plan, share))
+    return sum(elements / size for elements, size in _groups(plan, share))
 
 
 def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str, tuple[float, float]]:
-    """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp,
-    whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh, zero,
-    and precision are read."""
-    groups = _groups(plan, share)
+    """(bytes that a rank sends, seconds) of gradients that meet once a step, by axis: on shard below zero=3; on cp
+    alone, whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh,
+    zero, and precision are read."""
     parts: dict[str, tuple[float, float]] = {}
     if plan.shard > 1 and plan.zero < 3:
-        # Weights are gathered after the update.
-        parts["shard"] = scattered(plan, cluster, stack, share, item_of(plan, stack))
-    if plan.cp > 1:
+        parts["shard"] = scattered(plan, cluster, stack, share)
+    if plan.cp > 1 and plan.shard == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
-        owned = sum(elements / size for elements, size, ranks in groups if ranks > 1) * stack.reduce_bytes
-        parts["cp"] = (net.sent(owned), net.all_reduce(owned))
+        # Experts that ep has dealt to all of cp's ranks are each on one of them.
+        whole = share.blocks + share.ends + (share.routed if plan.ep < plan.cp * plan.tp else 0.0)
+        parts["cp"] = (net.sent(whole * stack.reduce_bytes), net.all_reduce(whole * stack.reduce_bytes))
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
@@ -331,39 +335,49 @@ def replicated(
 ) -> dict[str, Traffic]:
     """What data ranks tell each other in a step, under the plan's policy and codec."""
     coded = plan.dp > 1 and not replicas.plain(plan)
-    data = gradients(plan, cluster, stack, first, over.backward, micros, every, apart=coded)
+    handed = scattered(plan, cluster, stack, every) if scatters(plan) else (0.0, 0.0)
+    once = met(plan, cluster, stack, first)
+    if coded:
+        del once["dp"]
+    data = meeting(once, handed, gathered(plan, cluster, stack, first), over, micros)
     if coded:
         sent, seconds, shows = replicas.traffic(model, plan, cluster, stack, crossing(plan, first), over)
         data["dp"] = Traffic(sent, seconds, shows, shows)
     return data
 
 
-def gradients(
-    plan: Plan, cluster: Cluster, stack: Stack, first: RowShare, cover: float, micros: int,
-    every: RowShare | None = None, apart: bool = False,
-) -> dict[str, Traffic]:  # fmt: skip
-    """Gradients meeting beside `cover` seconds of backward pass. every: of what each pass has
-    gradients, where that is not `first`. apart: without what meets on dp."""
-    handed = scattered(plan, cluster, stack, every or first) if scatters(plan) else None
-    once = met(plan, cluster, stack, first)
-    if apart:
-        del once["dp"]
-    return meeting(stack, once, handed, cover, micros)
-
-
 def meeting(
-    stack: Stack, once: Mapping[str, tuple[float, float]], every: tuple[float, float] | None, cover: float, micros: int
+    once: Mapping[str, tuple[float, float]], every: tuple[float, float], back: tuple[float, float],
+    over: replicas.Cover, micros: int,
 ) -> dict[str, Traffic]:  # fmt: skip
     """(bytes, seconds) of gradients as traffic; what shows is shared out by seconds. once: a step, by axis. every: what
-    each backward pass but the last hands over on shard besides, None for nothing."""
+    each backward pass but the last hands over on shard besides. back: weights that are gathered there for the next
+    forward pass."""
     seconds = sum(part[1] for part in once.values())
-    share = uncovered(seconds, cover, stack.dp_hidden) / seconds if seconds else 0.0
+    share = over.beside_backward(seconds) / seconds if seconds else 0.0
     found = {axis: Traffic(sent, own, own * share, own * share) for axis, (sent, own) in once.items()}
-    if every is not None:
-        sent, own = every
-        shows = (micros - 1) * uncovered(own, cover, stack.dp_hidden)
-        found["shard"] += Traffic((micros - 1) * sent, (micros - 1) * own, shows, shows)
+    rest = micros - 1
+    for (sent, own), shows in (
+        ((rest * every[0], rest * every[1]), rest * over.beside_each(every[1])),
+        (back, over.beside_forward(back[1])),
+    ):
+        if own:
+            found["shard"] += Traffic(sent, own, shows, shows)
     return found
+
+
+def covered(
+    schedule: str, ranks: int, micros: float, whole: PipelineSeconds, hidden: float
+) -> replicas.Cover:
+    """What gradients, and weights on their way back, may hide behind. Of several stages on a rank, `ranks`
+    micro-batches go through each before they go through the next; where weight gradients come apart, all are late."""
+    stages = chunks(schedule)
+    ahead = (
+        (stages - 1) * smaller(micros, ranks * 1.0)
+        if stages > 1 and not of(schedule).halves
+        else 0.0 * micros
+    )
+    return replicas.Cover(whole.ahead, whole.cover, hidden, stages, ahead)
 
 
 def joined(some: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:

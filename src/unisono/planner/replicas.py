@@ -15,6 +15,7 @@ from unisono.planner.work.calls import leafwise, of_call
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.numbers import larger
 from unisono.spec.work import Call, Work
 
 _PROBE = 1 << 20  # bytes for which a policy is asked what it sends
@@ -22,11 +23,31 @@ _PROBE = 1 << 20  # bytes for which a policy is asked what it sends
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Seconds that communication may hide behind; numbers, or arrays. backward: of the last micro-batch. hidden: the
-    share of gradients that software hides behind backward at most."""
+    """Seconds that communication may hide behind; numbers, or arrays. forward, backward: of one micro-batch on a rank.
+    hidden: the share that software hides behind a pass at most. stages: of a rank; ahead: passes of its other stages
+    that follow when its first stage is done."""
 
+    forward: float
     backward: float
     hidden: float
+    stages: int = 1
+    ahead: float = 0.0
+
+    def beside_backward(self, talk: float) -> float:
+        """Gradients of a step, stage by stage: each stage's hide behind its own last pass and those that follow."""
+        return self._by_stages(talk, self.backward)
+
+    def beside_forward(self, talk: float) -> float:
+        """Weights that the update has changed, on their way back: as gradients, the other way round."""
+        return self._by_stages(talk, self.forward)
+
+    def beside_each(self, talk: float) -> float:
+        """Gradients that every backward pass hands over: of all stages of a rank."""
+        return uncovered(talk, self.backward, self.hidden)
+
+    def _by_stages(self, talk: float, cover: float) -> float:
+        own = cover / self.stages
+        return larger(uncovered(talk, own * (1.0 + self.ahead), self.hidden), (talk - cover) / self.stages)
 
 
 Spent = tuple[
@@ -83,7 +104,7 @@ def traffic(
         nbytes, wire = nbytes + call.times * call.nbytes, wire + call.times * one
     device = cluster.device
     beside = made.moved / (device.bandwidth * stack.elementwise) + made.flops / max(device.peak.values())
-    shows = wire if leafwise(plan) else uncovered(wire, over.backward, over.hidden)
+    shows = wire if leafwise(plan) else over.beside_backward(wire)
     return nbytes, wire + beside, beside + shows
 
 

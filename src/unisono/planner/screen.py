@@ -25,11 +25,12 @@ from unisono.planner.bench import (
     share_by,
     totals_by,
 )
-from unisono.planner.collectives import uncovered
-from unisono.planner.memory import MARGIN, Kept, RowShare, of_share, rows_seen, share_of
+from unisono.planner.memory import MARGIN, Kept, of_share, rows_seen, share_of
 from unisono.planner.parts import Blocks, RowSeconds
 from unisono.planner.price import (
+    covered,
     crossing,
+    gathered,
     line,
     met,
     owned,
@@ -124,63 +125,37 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         which: blocks_by(bench, own, axes) for which, own in {covers(own): own for own in plans}.items()
     }
     first = share_by(bench, mesh, axes, 0)
-    shown = _shown(bench, mesh, axes, ways, first)
     micros = array([m for _, m in axes.sizes], -1, 1)
-    device = bench.cluster.device
-    updates: list[Array] = [update(bench.model, device, bench.stack, owned(plan, first)) for plan in ways]
-    ties: list[Array] = [tied(bench.model, plan, bench.cluster, bench.stack, first) for plan in ways]
-    fixed = bench.stack.step + bench.stack.micro * micros
-    handed, hidden = _handed(bench, axes, ways, first), bench.stack.dp_hidden
+    device, where = bench.cluster.device, (bench.cluster, bench.stack, first)
+
+    def told(seconds: Callable[[Plan], float]) -> Array:
+        """Of all ways, by schedule: (schedule, way, 1, 1, 1)."""
+        columns = [np.broadcast_to(array(seconds(plan)), (len(plans),)) for plan in ways]
+        return np.stack(columns, axis=-1)[:, :, None, None, None]
+
+    once = told(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
+    once = once + told(lambda plan: tied(bench.model, plan, *where))
+    handed = told(lambda plan: scattered(plan, *where)[1] if scatters(plan) else 0.0)
+    back = told(lambda plan: gathered(plan, *where)[1])
+    coded = mesh.dp > 1 and not replicas.plain(mesh)
+    meeting = told(
+        lambda plan: sum(own for axis, (_, own) in met(plan, *where).items() if not coded or axis != "dp")
+    )
+    elements = np.broadcast_to(array(crossing(mesh, first)), (len(plans),))
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
         each = blocks[covers(plans[at])]
         whole = line(name, mesh.pp, micros, works(at, each), each.send)
-        once = np.array(
-            [u[at] + t[at] for u, t in zip(updates, _columns(ties, len(axes.schedules)), strict=True)]
-        )
-        alone = micros * whole.slowest + whole.idle + whole.messages + fixed + once[:, None, None, None]
-        alone = alone + (micros - 1) * uncovered(handed[:, None, None, None, at], whole.cover, hidden)
-        step[..., at] = alone + shown(at, array(whole.cover))
+        over = covered(name, mesh.pp, micros, whole, bench.stack.dp_hidden)
+        shown = over.beside_backward(meeting[at]) + over.beside_forward(back[at])
+        shown = shown + (micros - 1) * over.beside_each(handed[at])
+        if coded:
+            shown = (
+                shown
+                + replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over)[
+                    2
+                ]
+            )
+        fixed = bench.stack.step + bench.stack.micro * micros
+        step[..., at] = micros * whole.slowest + whole.idle + whole.messages + fixed + once[at] + shown
     return step
-
-
-def _shown(
-    bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan], first: RowShare
-) -> Callable[[int, Array], Array]:
-    """(place of a timetable, seconds of backward that may cover) -> seconds that show of what meets: (way, mode, size,
-    kind)."""
-    hidden, alike = bench.stack.dp_hidden, mesh.dp == 1 or replicas.plain(mesh)
-    meeting = _meeting(bench, axes, ways, first, "" if alike else "dp")
-    elements = np.broadcast_to(array(crossing(mesh, first)), (len(axes.schedules),))
-
-    def found(at: int, cover: Array) -> Array:
-        shown: Array = uncovered(meeting[:, None, None, None, at], cover, hidden)
-        if alike:
-            return shown
-        over = replicas.Cover(cover, hidden)
-        spent = replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over)
-        return array(spent[2]) + shown
-
-    return found
-
-
-def _handed(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare) -> Array:
-    """Seconds of the gradients that every backward pass hands over: (way, schedule)."""
-    found = [
-        scattered(plan, bench.cluster, bench.stack, first)[1] if scatters(plan) else 0.0 for plan in ways
-    ]
-    return np.stack(_columns(found, len(axes.schedules)))
-
-
-def _columns(found: Sequence[Array], count: int) -> list[Array]:
-    return [np.broadcast_to(one, (count,)) for one in found]
-
-
-def _meeting(bench: SearchShared, axes: Axes, ways: Sequence[Plan], first: RowShare, but: str = "") -> Array:
-    """Seconds in which gradients meet, but those of one axis: (way, schedule)."""
-    found: dict[int, Array] = {}
-    for plan in ways:
-        parts = met(plan, bench.cluster, bench.stack, first)
-        seconds = sum(own for axis, (_, own) in parts.items() if axis != but)
-        found[plan.zero] = np.broadcast_to(array(seconds), (len(axes.schedules),))
-    return np.stack([found[plan.zero] for plan in ways])

@@ -19,6 +19,16 @@ def stride(plan: Plan, axis: str, order: Order = USUAL) -> int:
     return apart
 
 
+def owners(plan: Plan, order: Order = USUAL) -> tuple[int, int]:
+    """(ranks that deal out what ZeRO shares, how far apart they are): those of shard and of cp, whose ranks have the
+    same weights, as (shard x cp) meshes of FSDP and Megatron's distributed optimiser do; one rank where shard is 1."""
+    if plan.shard == 1:
+        return 1, 1
+    outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in ("shard", "cp"))
+    ranks = plan.shard * plan.cp
+    return ranks, max(1, outer // ranks)
+
+
 def of_many(plan: Plan, order: Order) -> tuple[str, ...]:
     """The axes of more than one rank, the innermost first."""
     return tuple(axis for axis in order if getattr(plan, axis) > 1)
