@@ -144,7 +144,7 @@ def test_an_exchange_across_nodes_takes_the_cards() -> None:
     moved = 1e9
     assert inside.all_to_all(moved) == pytest.approx(inside.hops + 7 / 8 * moved / WHERE.links[0].bus)
     assert across.all_to_all(moved) == pytest.approx(across.hops + 24 / 32 * moved / WHERE.links[1].bus)
-    assert sum(share for share, _ in across.reach) == pytest.approx(31 / 32)
+    assert sum(inside * (ways - 1) for inside, ways, _ in across.reach) == 31
 
 
 def test_imbalance_and_capacity_cost() -> None:
