@@ -24,9 +24,10 @@ def owners(plan: Plan, order: Order = USUAL) -> tuple[int, int]:
     same weights, as (shard x cp) meshes of FSDP and Megatron's distributed optimiser do; one rank where shard is 1."""
     if plan.shard == 1:
         return 1, 1
-    outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in ("shard", "cp"))
+    own = [axis for axis in ("shard", "cp") if getattr(plan, axis) > 1]
+    outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in own)
     ranks = plan.shard * plan.cp
-    return ranks, max(1, outer // ranks)
+    return ranks, outer // ranks
 
 
 def of_many(plan: Plan, order: Order) -> tuple[str, ...]:
