@@ -30,14 +30,17 @@ class Mirror:
         masters = [slot.master for slot in self.here if id(slot) in learning]
         if self.group is None or not masters:
             return
-        used = self.group.all_reduce(masters[0].new_tensor([float(p.grad is not None) for p in masters]))
-        wanted = [p for p, count in zip(masters, used.tolist(), strict=True) if count]
-        for part in _parts(wanted):
+        for part in _parts(masters):
+            absent = [p.grad is None for p in part]
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in part]
-            flat = self.group.all_reduce(torch.cat([grad.flatten() for grad in grads]))
-            summed = flat.split([grad.numel() for grad in grads])
-            for p, grad, both in zip(part, grads, summed, strict=True):
-                p.grad = grad.copy_(both.view_as(grad))
+            lacks = grads[0].new_tensor([any(absent)])
+            flat = self.group.all_reduce(torch.cat([*(grad.flatten() for grad in grads), lacks]))
+            *summed, lacking = flat.split([*(grad.numel() for grad in grads), 1])
+            unused = [False] * len(part)
+            if lacking:
+                unused = (self.group.all_reduce(lacks.new_tensor(absent)) == 2).tolist()
+            for p, grad, both, drop in zip(part, grads, summed, unused, strict=True):
+                p.grad = None if drop else grad.copy_(both.view_as(grad))
 
 
 ALONE = Mirror((), None)

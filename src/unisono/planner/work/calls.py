@@ -233,7 +233,10 @@ def _told(model: Transformer | Network, plan: Plan, own: RowElements, micros: in
     """The uses of a tied weight on two rows, and the numbers of a step: losses and wishes of all replicas, the norm."""
     stems, heads = ends(plan.schedule, plan.pp)
     if copies(plan.schedule, plan.pp) > 1:
-        yield Transfer("pp", "all_reduce", _item(plan) * own.elements / plan.shard)
+        nbytes = _item(plan) * own.elements / plan.shard
+        parts = [(BUCKET, nbytes // BUCKET), (nbytes % BUCKET, 1.0)]
+        for size, count in parts:  # each with one number more: whether a gradient is missing
+            yield Transfer("pp", "all_reduce", (size + _item(plan)) * (size > 0), count)
     elif stems != heads and (own.stem or own.head):
         yield Transfer("pp", "all_reduce", _item(plan) * model.tied_elements / plan.tp / plan.shard)
     apart = leafwise(plan)
