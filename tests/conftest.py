@@ -6,11 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 # Two workers share the cores, and threads that wait for work of other threads would take them from each other. Before
 # torch is imported; ranks set their own number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long a drawn example takes says how busy the machine is.
+hypothesis.settings.register_profile("unisono", deadline=None)
+hypothesis.settings.load_profile("unisono")
 
 pytest_plugins = ["tests.ranks", "tests.threads"]
 

@@ -168,23 +168,93 @@ def play_costs(
     without it they are computed one after the other. Returns the computations in order of their start (the gaps are
     the bubbles). Raises ValueError if the timetable deadlocks.
     """
-    run = _Costed(
-        timetable,
-        {
-            "F": _per_stage(forward, timetable.stages),
-            "B": _per_stage(backward, timetable.stages),
-            "W": _per_stage(weight, timetable.stages),
-        },
-        send,
-        together,
-    )
-    while sum(run.advance(row) for row in range(len(run.rows))):  # every row once a round, not `any`
-        pass
-    stuck = [(i, row[at]) for i, (row, at) in enumerate(zip(run.rows, run.at, strict=True)) if at < len(row)]
+    stages, owner, length = range(timetable.stages), timetable.placement, timetable.length
+    each = {"F": forward, "B": backward, "W": weight}
+    costs = {kind: _per_stage(cost, timetable.stages) for kind, cost in each.items()}
+    over = {kind: [[math.inf] * timetable.micros for _ in stages] for kind in COMPUTE}
+    awaited = {
+        kind: [
+            [
+                (over[before][other], send if owner[stage] != owner[other] else 0.0)
+                for before, other in needs(Action(kind, stage, 0), length, split=True)
+            ]
+            for stage in stages
+        ]
+        for kind in COMPUTE
+    }
+    rows = [[action for action in row if action.kind in COMPUTE] for row in timetable.rows]
+    pairs = timetable.overlapped if together is not None else frozenset[Action]()
+    clock = _Clock(costs, over, awaited, pairs, together or 0.0)
+    placed: list[list[Placed]] = [[] for _ in rows]
+    playing = [_play(row, index, placed[index], clock) for index, row in enumerate(rows)]
+    before = -1
+    while playing and sum(map(len, placed)) > before:
+        before = sum(map(len, placed))
+        playing = [row for row in playing if next(row, False)]
+    stuck = [
+        (i, row[len(done)])
+        for i, (row, done) in enumerate(zip(rows, placed, strict=True))
+        if len(done) < len(row)
+    ]
     if stuck:
         raise ValueError("the timetable deadlocks: " + ", ".join(f"row {i} at {a}" for i, a in stuck))
     # Rows are ascending in time already, and sorting is stable: this is the order of (start, row).
-    return sorted((p for row in run.placed for p in row), key=itemgetter(2))
+    return sorted((p for row in placed for p in row), key=itemgetter(2))
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """What rows share, each by kind and stage. costs: seconds. over: when each micro-batch is computed, infinity until
+    then. awaited: (`over` of what comes before, how much later its result is here). pairs: forwards that are computed
+    beside the backward after them, both in `together`."""
+
+    costs: Mapping[str, Sequence[float]]
+    over: Mapping[str, Sequence[list[float]]]
+    awaited: Mapping[str, Sequence[Sequence[tuple[list[float], float]]]]
+    pairs: frozenset[Action]
+    together: float
+
+
+def _play(row: Sequence[Action], index: int, placed: list[Placed], clock: _Clock) -> Iterator[bool]:
+    """Places a row's computations against the clock; yields where what comes next waits for other rows.
+
+    An overlapped forward and backward are drawn one after the other, each with its share of the time, so that busy time
+    adds up; but what they make leaves at the end of both.
+    """
+    costs, over, awaited, pairs, together = (
+        clock.costs,
+        clock.over,
+        clock.awaited,
+        clock.pairs,
+        clock.together,
+    )
+    at, now, end = 0, 0.0, len(row)
+    while at < end:
+        action = row[at]
+        kind, stage, micro, start = action.kind, action.stage, action.micro, now
+        group = row[at : at + 3] if pairs and action in pairs else row[:0]
+        for done, later in awaited[kind][stage]:
+            ready = done[micro] + later
+            if ready > start:  # quicker than `max`, and simulations of large searches wait for it
+                start = ready
+        for done, later in awaited[group[1].kind][group[1].stage] if group else ():
+            start = max(start, done[group[1].micro] + later)
+        if start == math.inf:
+            yield True
+        elif not group:
+            over[kind][stage][micro] = now = start + costs[kind][stage]
+            placed.append(Placed(index, action, start, now))
+            at += 1
+        else:
+            if len(group) > 2 and group[2] != Action("W", group[1].stage, group[1].micro):
+                group = group[:2]
+            spent = [costs[a.kind][a.stage] for a in group]
+            share, now = together / (sum(spent) or 1.0), start + together
+            for one, cost in zip(group, spent, strict=True):
+                over[one.kind][one.stage][one.micro] = now
+                placed.append(Placed(index, one, start, start + cost * share))
+                start += cost * share
+            at += len(group)
 
 
 def bubble(placed: Sequence[Placed], rows: int | None = None) -> float:
@@ -249,87 +319,3 @@ def _channels(timetable: Timetable) -> dict[tuple[int, int], deque[Action]]:
             if sent is not None:
                 channels.setdefault((index, sent.peer), deque()).append(arrives_as(sent, index))
     return channels
-
-
-class _Costed:
-    """Rows played against the clock; `advance` takes one row as far as what the others made by now lets it come."""
-
-    def __init__(
-        self, timetable: Timetable, costs: dict[str, Sequence[float]], send: float, together: float | None
-    ) -> None:
-        stages, owner, length = range(timetable.stages), timetable.placement, timetable.length
-        self.rows = [[a for a in row if a.kind in COMPUTE] for row in timetable.rows]
-        self.at = [0] * len(self.rows)
-        self.clock = [0.0] * len(self.rows)
-        self.placed: list[list[Placed]] = [[] for _ in self.rows]
-        self.costs, self.together = costs, together
-        self.overlapped = timetable.overlapped if together is not None else frozenset[Action]()
-        # When each computation is over; infinity until then.
-        self.over = {kind: [[math.inf] * timetable.micros for _ in stages] for kind in COMPUTE}
-        # Per kind and stage: what has to be over, by micro-batch, and how much later its result is here.
-        self.awaited = {
-            kind: [
-                [
-                    (self.over[before][other], send if owner[stage] != owner[other] else 0.0)
-                    for before, other in needs(Action(kind, stage, 0), length, split=True)
-                ]
-                for stage in stages
-            ]
-            for kind in COMPUTE
-        }
-
-    def advance(self, index: int) -> bool:
-        """Whether the row came further."""
-        row, begin, now, ready = self.rows[index], self.at[index], self.clock[index], self._ready
-        place, over, costs, overlapped = self.placed[index].append, self.over, self.costs, self.overlapped
-        at, end = begin, len(row)
-        while at < end:
-            action = row[at]
-            if overlapped and action in overlapped:
-                taken, now = self._overlap(index, at, now)
-                if not taken:
-                    break
-                at += taken
-                continue
-            kind, stage, micro = action.kind, action.stage, action.micro
-            start = ready(kind, stage, micro)
-            if start == math.inf:
-                break
-            if start < now:
-                start = now
-            over[kind][stage][micro] = now = start + costs[kind][stage]
-            place(Placed(index, action, start, now))
-            at += 1
-        self.at[index], self.clock[index] = at, now
-        return at > begin
-
-    def _ready(self, kind: Kind, stage: int, micro: int) -> float:
-        """When everything is here that a computation needs."""
-        ready = 0.0
-        for over, later in self.awaited[kind][stage]:
-            at = over[micro] + later
-            if at > ready:  # quicker than `max`, and simulations of large searches wait for it
-                ready = at
-        return ready
-
-    def _overlap(self, index: int, at: int, now: float) -> tuple[int, float]:
-        """Places a forward and the backward beside it; how many actions that are (0: not yet) and when they are over.
-
-        They are drawn one after the other, each with its share of the time, so that busy time adds up; but what they
-        make leaves at the end of both.
-        """
-        first, second, *rest = self.rows[index][at : at + 3]
-        group = [first, second]
-        if rest and rest[0] == Action("W", second.stage, second.micro):
-            group += rest
-        start = max(now, *(self._ready(a.kind, a.stage, a.micro) for a in group[:2]))
-        if start == math.inf or self.together is None:
-            return 0, now
-        costs = [self.costs[a.kind][a.stage] for a in group]
-        share = self.together / (sum(costs) or 1.0)
-        stop, begin = start + self.together, start
-        for action, cost in zip(group, costs, strict=True):
-            self.over[action.kind][action.stage][action.micro] = stop
-            self.placed[index].append(Placed(index, action, begin, begin + cost * share))
-            begin += cost * share
-        return len(group), stop
