@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.constants import counted
-from benchmarks.fitting.accuracy import Summary, beyond, crossed, quantile, sampled, summary
+from benchmarks.fitting.accuracy import Summary, beyond, by_one, crossed, quantile, sampled, summary
 from benchmarks.fitting.calibrate import MeasuredStep, errors, fit
 from benchmarks.fitting.fits import fused_attention, rings, slack
 from tests.planner import forms, published
@@ -74,7 +74,9 @@ def tables(fast: bool) -> None:
         "megatron h100",
     ):
         rows = published.SETS[name][0]()
-        line(f"{name}, stack plain", rows, errors(rows, stack("plain")))
+        wrong = errors(rows, stack("plain"))
+        line(f"{name}, stack plain", rows, wrong)
+        few("  scaled to another row", by_one(wrong))
     if not fast:
         print(
             "\nfitted to one end of a set, judged at the other; last: the mean error that a price would announce"

@@ -45,6 +45,11 @@ def summary(rows: Sequence[MeasuredStep], wrong: Sequence[float]) -> Summary:
     )
 
 
+def by_one(wrong: Sequence[float]) -> list[float]:
+    """Errors of rows with prices scaled to one other row, as a user's own run does: every row by every other."""
+    return [(1.0 + b) / (1.0 + a) - 1.0 for i, a in enumerate(wrong) for j, b in enumerate(wrong) if i != j]
+
+
 def quantile(ascending: Sequence[float], share: float) -> float:
     """With linear interpolation between neighbours."""
     at = share * (len(ascending) - 1)

@@ -75,8 +75,8 @@ def test_what_train_cannot_play_is_priced_when_asked_for_and_marked(
 ) -> None:
     words = [*GPT, *BATCH, "--cluster", "dgx-a100"]
     assert answered(["simulate", *words, "--plan", "dp=8 precision=bf16"], capsys)["not_built"] == []
-    told = answered(["simulate", *words, "--plan", "dp=8 precision=fp16 codec=int8"], capsys)
-    assert told["not_built"] == ["codec=int8", "precision=fp16"]
+    told = answered(["simulate", *words, "--plan", "dp=4 cp=2 precision=fp16"], capsys)
+    assert told["not_built"] == ["precision=fp16", "cp=2"]
     assert main(["simulate", *words, "--plan", "dp=8 precision=fp16"]) == 0
     assert "train cannot play yet: precision=fp16" in capsys.readouterr().out
     every = answered(["plan", *words, "--plan", "cp=2", "--all-keys"], capsys)["plans"]
@@ -103,3 +103,23 @@ def test_a_precision_that_the_device_lacks_is_said(capsys: pytest.CaptureFixture
     words = ["simulate", *GPT, *BATCH, "--plan", "dp=8 precision=bf16", "--cluster"]
     assert main([*words, "dgx-v100"]) == main([*words, "dgx-a100"]) == 0
     assert capsys.readouterr().out.count("v100-32gb has no bf16") == 1
+
+
+@pytest.mark.parametrize(("text", "many"), [("1T", 1e12), ("300B", 3e11), ("2e9", 2e9), ("15.5m", 1.55e7)])
+def test_a_number_of_tokens_says_how_long_training_takes(
+    text: str, many: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*GPT, *BATCH, "--cluster", "dgx-a100", "--tokens", text]
+    best = answered(["plan", *words], capsys)["plans"][0]
+    assert best["days_to_train"] == pytest.approx(many / best["tokens_per_s"] / 86400, rel=1e-2)
+    own = answered(["simulate", *words, "--plan", best["plan"]], capsys)
+    assert own["days_to_train"] == pytest.approx(best["days_to_train"])
+    assert main(["plan", *words]) == 0
+    page = capsys.readouterr().out
+    assert all(f"\n{name} " in page for name in ("memory", "speed", "training", "error", "batch"))
+
+
+@pytest.mark.parametrize("text", ["0", "many", "1Q", "T"])
+def test_what_is_no_number_of_tokens_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *GPT, "--tokens", text]) == 2
+    assert "300B" in capsys.readouterr().err

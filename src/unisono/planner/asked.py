@@ -17,7 +17,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.predict import roomy
 from unisono.planner.priced import Model
-from unisono.planner.stack import stack
+from unisono.planner.stack import Stack, stack
 from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
 from unisono.planner.trust import HALF
@@ -31,7 +31,7 @@ NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
 
 
 def question(
-    loaded: Loaded, model: Model, cluster_name: str, stack_name: str | None, order: str | None = None
+    loaded: Loaded, model: Model, cluster_name: str, made: Stack | None = None, order: str | None = None
 ) -> simulate.Question:
     """What is asked. order: of the axes, as `--order` has it. Raises UsageError, ConfigProblems with all that is wrong
     with the plan.
@@ -41,7 +41,7 @@ def question(
     where = cluster(cluster_name)
     if where.host is not None and loaded.plan.dp != -1:  # ranks of a host may be more than its cores
         where = roomy(where, loaded.plan.world)
-    made = stack(stack_name or where.stack)
+    made = made or stack(where.stack)
     keys, assumed = assuming(loaded, loaded.plan, where)
     plan, batch = planned(replace(loaded, plan=keys), where, model)
     steps, later = loaded.recipe.train.steps, unplayed(loaded, plan)
@@ -52,7 +52,7 @@ def question(
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
-def question_on(loaded: Loaded, model: Model, mixture: Mixture, stack_name: str | None) -> simulate.Question:
+def question_on(loaded: Loaded, model: Model, mixture: Mixture, made: Stack | None) -> simulate.Question:
     """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
     if not isinstance(model, Transformer):
         raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
@@ -60,7 +60,7 @@ def question_on(loaded: Loaded, model: Model, mixture: Mixture, stack_name: str 
     keys, assumed = assuming(loaded, loaded.plan, mixture)
     plan, batch = planned(replace(loaded, plan=keys), mixture, model)
     unpriced(plan)
-    made, steps = stack(stack_name or mixture.stack), loaded.recipe.train.steps
+    made, steps = made or stack(mixture.stack), loaded.recipe.train.steps
     sizes, later = (batch.micro_batch, batch.micros, steps), unplayed(loaded, plan)
     return simulate.Question(model, plan, mixture.whole(), made, *sizes, assumed=assumed, unplayed=later)
 

@@ -6,11 +6,12 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import search, why
-from unisono.planner.clusters import is_file, of_size
+from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer
 from unisono.planner.space import meshes
 from unisono.planner.studies import orders
+from unisono.planner.tables import is_file
 from unisono.planner.tell import room
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.spec.words import nbytes, seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
 from unisono.planner.machines.host_file import host_from
-from unisono.planner.tables import Table, bundled, from_file, inherited, likeness
+from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 
 _DEVICE = (
@@ -71,11 +71,6 @@ def of_size(text: str, devices: int) -> Cluster:
         raise UsageError(what, where="--sweep", fix=f"{near} devices", code="C21")
     nodes = devices // base.node
     return _from_file(Path(text), nodes) if is_file(text) else cluster(f"{name}:{nodes}")
-
-
-def is_file(text: str) -> bool:
-    """Whether a cluster's name is that of a file."""
-    return text.endswith(".toml") or "/" in text
 
 
 def device(name: str) -> Device:

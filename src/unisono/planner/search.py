@@ -278,8 +278,8 @@ def _played(
 
 def _besides(space: Space) -> list[Question]:
     """The user's own plans, where they are of as many devices and samples as are searched."""
-    found = [question_at(space, *one) for one in space.besides]
-    return [ask for ask in found if (ask.plan.world, ask.batch) == (space.cluster.devices, space.batch)]
+    found = [question_at(space, *one) for one in space.besides(space.cluster.devices)]
+    return [ask for ask in found if ask.batch == space.batch]
 
 
 def _unlike(rows: Array) -> Array:

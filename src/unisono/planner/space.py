@@ -4,7 +4,7 @@ By default the keys and values that this version trains; with all_keys those tha
 is computed (precision, sync, codec) stay as they are held. Every device of the cluster is used.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -35,7 +35,8 @@ class Space:
     """What is searched. held: the plan that gives everything that is not, and the keys that it says. batch: samples of
     a step. micro_batch: the recipe's, or None. legal: what else a plan must be. all_keys: also what `train` cannot
     play yet. steps: of the run. assumed: what nobody named and was taken, in words. unplayed: what of the model `train`
-    cannot play yet. besides: (plan, its micro-batch) that are priced in any case."""
+    cannot play yet. besides: (plan, its micro-batch)
+    on so many devices that are priced in any case."""
 
     model: Model
     cluster: Cluster
@@ -48,7 +49,7 @@ class Space:
     steps: int = 0
     assumed: tuple[str, ...] = ()
     unplayed: tuple[str, ...] = ()
-    besides: tuple[tuple[Plan, int], ...] = ()
+    besides: Callable[[int], Iterable[tuple[Plan, int]]] = lambda devices: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,12 @@ def _micro_batches(space: Space, share: int) -> Sequence[int]:
 
 
 def space_of(
-    loaded: Loaded, model: Model, held: str | None, cluster_name: str, stack_name: str | None, all_keys: bool = False
+    loaded: Loaded, model: Model, held: str | None, cluster_name: str, made: Stack | None, all_keys: bool = False
 ) -> Space:  # fmt: skip
     """What is searched; the keys that `held` names stay as it says. Raises UsageError."""
     where = cluster(cluster_name)
     keys = Plan.parse(held, where="flag --plan") if held else Plan()
-    return space_on(loaded, model, keys, where, stack(stack_name or where.stack), all_keys)
+    return space_on(loaded, model, keys, where, made or stack(where.stack), all_keys)
 
 
 def space_on(
@@ -218,20 +219,19 @@ def space_on(
 
     train, unable = recipe.train, unplayed(loaded)
     sizes = train.global_batch, train.micro_batch
-    own = tuple(_own(loaded, held, where, legal, model.n_layer))
-    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable, own)
 
+    def besides(devices: int) -> Iterator[tuple[Plan, int]]:
+        """The recipe's own plan, and what `train` does without one."""
+        changes: dict[str, Any] = {
+            key: getattr(held, key) for key in (*held.said, "precision", "sync", "codec")
+        }
+        for plan in (loaded.plan, Plan(dp=-1)):
+            with suppress(UsageError):
+                filled = replace(plan, **changes).fill(devices)
+                batch, _ = batch_of(filled, train)
+                if batch is None or filled.world != devices or not legal(filled):
+                    continue
+                if filled.pp == 1 or serves(filled.schedule, filled.pp, batch.micros, model.n_layer):
+                    yield replace(filled, micros=batch.micros), batch.micro_batch
 
-def _own(
-    loaded: Loaded, held: Plan, where: Cluster, legal: Callable[[Plan], bool], n_layer: int
-) -> Iterator[tuple[Plan, int]]:
-    """(plan, micro-batch) of the recipe's own plan and of what `train` does without one, on all devices."""
-    changes: dict[str, Any] = {key: getattr(held, key) for key in (*held.said, "precision", "sync", "codec")}
-    for plan in (loaded.plan, Plan(dp=-1)):
-        with suppress(UsageError):
-            filled = replace(plan, **changes).fill(where.devices)
-            batch, _ = batch_of(filled, loaded.recipe.train)
-            if batch is None or filled.world != where.devices or not legal(filled):
-                continue
-            if filled.pp == 1 or serves(filled.schedule, filled.pp, batch.micros, n_layer):
-                yield replace(filled, micros=batch.micros), batch.micro_batch
+    return Space(model, where, made, *sizes, held, legal, all_keys, train.steps, assumed, unable, besides)

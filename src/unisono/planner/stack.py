@@ -1,12 +1,13 @@
 """What software makes of a device: efficiencies, overheads and habits, as data, fitted to the rows that each names."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 
 from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import Source
-from unisono.planner.tables import Table, bundled, inherited
+from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 
 
@@ -83,8 +84,10 @@ FLAGS = (
     "fused_attention", "fused_loss", "sequence_parallel", "scatter_gather", "balanced", "autograd", "composed",
 )  # fmt: skip
 COUNTS = ("grad_bytes", "reduce_bytes")
+_RATES = ("matmul", "attention", "elementwise", "tp_bus", "dp_bus", "p2p", "host_link")
 _SECONDS_US = ("launch", "gap", "collective", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "sources"))
+_KEYS = (*FLAGS, *COUNTS, *NUMBERS, "seen", "like")
 
 
 @cache
@@ -95,16 +98,43 @@ def names() -> tuple[str, ...]:
 
 @cache
 def stack(name: str) -> Stack:
-    """A built-in stack. Raises UsageError."""
+    """A built-in stack, or a user's own file. Raises UsageError."""
+    if is_file(name):
+        return own(Path(name))[0]
     table = bundled("stacks.toml")
     if name not in table.values:
         what = f"no software stack is called {name!r}{meant(name, names())}"
-        raise UsageError(what, where="--stack", fix=f"one of: {' '.join(names())}", code="C21")
+        raise UsageError(what, where="--stack", fix=f"one of: {' '.join(names())}, or FILE.toml", code="C21")
     return _read(inherited(table, name), name)
 
 
+def own(path: Path) -> tuple[Stack, Table | None]:
+    """(the stack of a user's file: one that it is `like`, where it says nothing else; its table [run]). Raises
+    UsageError with file and line."""
+    given = from_file(path)
+    given.known((*_KEYS, "factor", "run"))
+    table = likeness(given, bundled("stacks.toml"), "stack")
+    constants = {key: value for key, value in table.values.items() if key not in ("factor", "run")}
+    made = _read(replace(table, values=constants), path.stem)
+    if "factor" not in given.values:
+        return made, given.table("run") if "run" in given.values else None
+    factor = given.number("factor")[0]
+    if not factor or "run" in given.values:
+        raise given.wrong(
+            "factor is above 0 and takes the place of [run]", "factor", "factor = 1.2, or [run]"
+        )
+    return scaled(made, factor), None
+
+
+def scaled(made: Stack, factor: float) -> Stack:
+    """The same software, so many times as slow in everything but what a message waits on the wire."""
+    slower = {key: getattr(made, key) * factor for key in _SECONDS_US}
+    less = {key: getattr(made, key) / factor for key in _RATES}
+    return replace(made, name=f"{made.name} x {factor:.3g}", **slower, **less)
+
+
 def _read(table: Table, name: str) -> Stack:
-    table.known((*FLAGS, *COUNTS, *NUMBERS, "seen", "like"))
+    table.known(_KEYS)
     values: dict[str, float | bool | int | FittedRange] = {}
     sources: dict[str, Source] = {}
     for key in table.values:

@@ -116,6 +116,11 @@ def bundled(name: str) -> Table:
     return parsed(files("unisono.planner").joinpath("data", name).read_text(encoding="utf-8"), name)
 
 
+def is_file(text: str) -> bool:
+    """Whether the name of a cluster or a stack is that of a file."""
+    return text.endswith(".toml") or "/" in text
+
+
 def from_file(path: Path) -> Table:
     """A user's file. Raises UsageError."""
     try:

@@ -68,7 +68,7 @@ def searched(loaded: Loaded, environ: Mapping[str, str], given: Any) -> tuple[Mi
     held = Plan.parse(given.plan, where="flag --plan") if given.plan else Plan()
     unpriced(held)
     held, assumed = assuming(loaded, held, where)
-    made = stack(given.stack or where.stack)
+    made = given.stack or stack(where.stack)
     space = space_on(loaded, model_of(loaded, environ), held, where.pools[0], made)
     return where, replace(space, assumed=assumed)
 

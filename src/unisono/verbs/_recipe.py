@@ -1,5 +1,6 @@
 """What verbs that take a recipe share: its flags, and loading it."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -9,6 +10,7 @@ from unisono.verbs import CommandCall, Parser, Verb
 
 if TYPE_CHECKING:
     from unisono.config import Loaded
+    from unisono.planner.stack import Stack
 
 
 class RecipeVerb(Verb):
@@ -68,6 +70,27 @@ def cluster_asked(call: CommandCall) -> tuple[str, bool]:
         " (unisono calibrate measures this one, --cluster names another)"
     )
     return predict.FALLBACK, True
+
+
+def stack_asked(call: CommandCall) -> "Stack | None":
+    """The software that `--stack` names, None without it. Raises UsageError."""
+    if call.args.stack is None:
+        return None
+    from unisono.verbs._stack import stack_of
+
+    return stack_of(call.args.stack, call.args.cluster, call.environ)
+
+
+def tokens(text: str) -> float:
+    """`--tokens`: a number above 0, with K, M, B or T behind it: 300e9, 300B, 1T."""
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper(), 0.0)
+    try:
+        value = float(text[:-1] if scale else text) * (scale or 1.0)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens, such as 300e9, 300B or 1T")
+    return value
 
 
 def started_ranks(call: CommandCall) -> int | None:

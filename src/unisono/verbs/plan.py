@@ -3,11 +3,12 @@
 import argparse
 import os
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
 from unisono.verbs import CommandCall, Parser, Result
-from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded
+from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded, stack_asked, tokens
 
 if TYPE_CHECKING:
     from unisono.planner.machines.cluster import Cluster
@@ -35,11 +36,14 @@ class PlanVerb(RecipeVerb):
         parser.add_argument(
             "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"
         )
+        parser.add_argument("--tokens", metavar="N", type=tokens, help="train on N tokens: 300e9, 300B, 1T")
         parser.add_argument("--top", metavar="K", type=_count, default=4, help="how many to show (default 4)")
         parser.add_argument(
             "--objective", choices=("time", "memory"), default="time", help="what is best (default time)"
         )
-        parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+        parser.add_argument(
+            "--stack", metavar="S", help="whose software is priced: a name, or FILE.toml (ours)"
+        )
 
     def run(self, call: CommandCall) -> Result:
         args = call.args
@@ -52,10 +56,12 @@ class PlanVerb(RecipeVerb):
         if args.check and not args.cluster:
             _require_calibration(call)
         args.cluster, is_here = cluster_asked(call)
+        args.stack = stack_asked(call)
         if is_mixture(args.cluster):
             return _on_mixture(call, given)
         model = model_of(given, call.environ)
         space = space_of(given, model, args.plan, args.cluster, args.stack, args.all_keys and not args.check)
+        space = _of_length(space, args.tokens)
         if is_here or space.cluster.host is not None:
             space = replace(space, cluster=_of_ranks(space, given.recipe.launch.ranks, is_here))
         if call.settings.dry_run:
@@ -84,12 +90,20 @@ def _on_mixture(call: CommandCall, given: Any) -> Result:
     from unisono.verbs import _mixed as mixed
 
     mixture, space = mixed.searched(given, call.environ, call.args)
+    space = _of_length(space, call.args.tokens)
     if call.settings.dry_run:
         facts = {"cluster": mixture.name, "stack": space.stack.name}
         return call.would(facts, f"would search  {mixture.name} with {space.stack.name}")
     result, page = mixed.planned(mixture, space, call.args.top)
     call.settings.say(page)
     return result
+
+
+def _of_length(space: "Space", tokens: float | None) -> "Space":
+    """With as many steps as so many tokens take; the recipe's where nobody has said."""
+    return (
+        space if tokens is None else replace(space, steps=ceil(tokens / (space.batch * space.model.context)))
+    )
 
 
 def _of_ranks(space: "Space", ranks: int | None, is_here: bool) -> "Cluster":

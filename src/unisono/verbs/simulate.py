@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from unisono.verbs import CommandCall, Parser, Result
-from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded
+from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded, stack_asked, tokens
 
 
 class SimulateVerb(RecipeVerb):
@@ -20,7 +20,9 @@ class SimulateVerb(RecipeVerb):
             metavar="C",
             help="dgx-a100:64 (nodes after the colon), A:8+B:16, or FILE.toml (this machine, if calibrated)",
         )
-        parser.add_argument("--stack", metavar="S", help="whose software's constants (the cluster's own)")
+        parser.add_argument(
+            "--stack", metavar="S", help="whose software is priced: a name, or FILE.toml (ours)"
+        )
         parser.add_argument(
             "--out", metavar="PATH",
             help="draw where a step goes and its timetable, or a sweep: FILE.png or FILE.svg",
@@ -38,6 +40,7 @@ class SimulateVerb(RecipeVerb):
         args, settings = call.args, call.settings
         given = loaded(call, args.file, demo=args.demo)
         args.cluster, _ = cluster_asked(call)
+        args.stack = stack_asked(call)
         from unisono.planner.asked import question
         from unisono.planner.pools import is_mixture
         from unisono.verbs import _studies as studies
@@ -90,7 +93,7 @@ def _mtbf(text: str) -> tuple[float, str]:
 def _add_studies(parser: Parser) -> None:
     """The flags of what is asked beyond one plan's price."""
     cost = parser.add_argument_group("cost")
-    cost.add_argument("--tokens", metavar="N", type=_above_0, help="train on N tokens, for example 300e9")
+    cost.add_argument("--tokens", metavar="N", type=tokens, help="train on N tokens: 300e9, 300B, 1T")
     cost.add_argument("--cost-per-hour", metavar="MONEY", type=_above_0, help="of one device")
     data = parser.add_argument_group("data loading")
     data.add_argument(
