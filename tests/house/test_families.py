@@ -113,6 +113,23 @@ def test_its_suite_passes_it(told: dict[str, Any], noun: str) -> None:
     assert judged[noun]["faults"] == []
 
 
+def test_it_is_priced_by_its_own_file(told: dict[str, Any]) -> None:
+    assert all(one["code"] == 0 for one in told["priced"].values()), told["priced"]
+    priced = {who: json.loads(one["out"]) for who, one in told["priced"].items()}
+    usual, bandwidth = priced["usual"], 2.039e12  # of an A100 with 80 GB
+    for noun, moved in toys.MOVED.items():
+        more = priced[noun]["step_s"] - usual["step_s"]
+        assert moved / bandwidth < more < 3 * moved / bandwidth
+        assert priced[noun]["comm"]["dp"]["bytes"] == pytest.approx(usual["comm"]["dp"]["bytes"], rel=1e-6)
+    assert priced["policy"]["fidelity"] == "LOSSY" and "toy_policy: A toy" in priced["policy"]["fidelity_why"]
+    assert priced["codec"]["fidelity"] == usual["fidelity"] == "ROUNDING"
+    assert priced["schedule"]["step_s"] == priced["gpipe"]["step_s"]
+    assert priced["schedule"]["mem_gib"] == priced["gpipe"]["mem_gib"]
+    # Small sums go from every rank to every other one, in the toy as in what it is made of.
+    assert told["sent"]["collective"] == told["sent"]["messages"] > told["sent"]["usual"]
+    assert priced["model kind"]["step_s"] > 0.0 and priced["model kind"]["comm"]["dp"]["bytes"] > 0
+
+
 def test_a_starter_is_asked_in_its_turn_and_its_mistakes_are_told(told: dict[str, Any]) -> None:
     of_the_toy, of_another, of_none, of_parts, of_nonsense = told["starters"]
     assert (of_the_toy, of_another, of_none) == ([1, 3], [1, 3], None)

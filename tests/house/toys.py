@@ -31,6 +31,7 @@ from typing import Literal
 from pydantic import Field
 
 from {module} import {base}
+from unisono.spec.fidelity import Fidelity
 
 
 class Toy{base}({base}):
@@ -79,11 +80,23 @@ class Toy:
         return _MEMBER.format(**known) + _NOTED.format(live=self.live, noun=noun)
 
 
+_COSTS = """
+    def work(self, *sizes):
+        from dataclasses import replace
+
+        return replace(super().work(*sizes), moved={moved})
+"""
+_LOSSY = """
+    fidelity = Fidelity.LOSSY
+"""
+MOVED = {"codec": 1 << 33, "policy": 1 << 34}
+"""Bytes that toys move through memory in a step, beside what the members move that they are made of."""
+
 KIND = 'kind: Literal["toy_model_kind"] = Field(default="toy_model_kind", description="a toy")'
 TOYS = {
     "schedule": Toy("unisono.programs.schedules.gpipe", "GPipe", "timetable"),
-    "policy": Toy("unisono.sync.every_step", "EveryStep", "bind"),
-    "codec": Toy("unisono.codecs.plain", "Plain", "bind"),
+    "policy": Toy("unisono.sync.every_step", "EveryStep", "bind", _COSTS.format(moved=1 << 34) + _LOSSY),
+    "codec": Toy("unisono.codecs.plain", "Plain", "bind", _COSTS.format(moved=1 << 33)),
     "collective": Toy("unisono.comm.collectives.messages", "Messages", "bind"),
     "model kind": Toy("unisono.models.mlp", "MLPConfig", "build", KIND),
     "data source": Toy("unisono.train.data.sources.digits", "Handwriting", "load"),
@@ -151,6 +164,27 @@ KEYS = {
 }
 
 
+PRICED = {
+    "dp=3": "usual",
+    "dp=3 sync=toy_policy": "policy",
+    "dp=3 codec=toy_codec": "codec",
+    "dp=3 collective=messages": "messages",
+    "dp=3 collective=toy_collective": "collective",
+    "pp=2 schedule=gpipe micros=6": "gpipe",
+    "pp=2 schedule=toy_schedule micros=6": "schedule",
+}
+SIZES = (
+    "--model.n_layer",
+    "2",
+    "--model.vocab",
+    "512",
+    "--train.global_batch",
+    "6",
+    "--train.micro_batch",
+    "1",
+)
+
+
 def said(*words: str) -> dict[str, Any]:
     """A command in this process: its exit code, its stdout, its stderr."""
     from unisono.cli import main
@@ -197,8 +231,25 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
         "a user's own verb": said("mine.py:OwnVerb", "Ada"),
         "starters": started(),
     }
+    place = ("--cluster", "dgx-a100:1", "--stack", "plain", "--json")
+    answers["priced"] = {
+        who: said("simulate", *SIZES, "--plan", plan, *place) for plan, who in PRICED.items()
+    }
+    answers["priced"]["model kind"] = said("simulate", "recipe.toml", "--plan", "dp=2", *place)
+    answers["sent"] = {
+        who: sent(plan) for plan, who in PRICED.items() if "collective" in plan or who == "usual"
+    }
     del sys.modules["torch"]
     return answers
+
+
+def sent(text: str) -> float:
+    """Bytes of the gradients of a small model, all-reduced on dp between CPUs, as the planner lists them."""
+    from unisono.plan import Plan
+    from unisono.planner.work.calls import sent as listed
+    from unisono.planner.work.transformer import Transformer
+
+    return listed(Transformer(1, 1, 8, 8, 16, 1, 32), Plan.parse(text), 1, 2)["dp", "all_reduce"][0]
 
 
 def started() -> list[Any]:

@@ -10,13 +10,14 @@ from unisono.models.dlrm import dlrm
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.general import cut
+from unisono.planner.general import cut, shared
 from unisono.planner.priced import price, verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
 from unisono.planner.work.networks import Network
 from unisono.programs.balance import balance
+from unisono.spec.workload import Product, Tables, Workload, WorkPart
 
 TABLES = dlrm(tables=[1_000_000] * 8, width=64, lookups=4, dense=13, bottom=(512, 256), top=(512, 256))
 NETWORKS = {
@@ -145,3 +146,24 @@ def test_gradients_are_handed_over_in_every_pass_under_zero_2() -> None:
 
     once = (n - 1) / n * network.workload.parameters * STACK.reduce_bytes
     assert sent(2) - sent(1) == pytest.approx((micros - 1) * once)
+
+
+def test_gradients_that_meet_are_those_of_one_row() -> None:
+    """The first row has the tables, the last one most of the weights: no row has both."""
+    tables = WorkPart("tables", 9000, 0, 8, 8, tables=Tables(9000, 80, 8))
+    few, many = (WorkPart(f"dense.{n}", n, 2 * n, 8, 8, products=(Product(1, n, 1),)) for n in (100, 5000))
+    plan = Plan.parse("dp=2 pp=2")
+    for samples, want in ((1, (5000.0, 0.0)), (100, (100.0, 8000.0))):
+        found = shared([(tables, few), (many,)], plan, samples)
+        assert (found.blocks, found.routed) == want
+
+
+def test_stages_of_both_ways_sum_the_gradients_of_their_weights() -> None:
+    """DualPipe has every weight twice: bytes on pp are those of messages and of one row's gradients."""
+    product = (Product(1, 1000, 1000),)
+    parts = (WorkPart(str(n), 10**6, 2 * 10**6, 10, 10, products=product) for n in range(6))
+    network = Network(Workload(tuple(parts)))
+    where, own = cluster("dgx-a100:1"), stack("plain")
+    both = price(network, Plan.parse("pp=2 schedule=dualpipe"), where, own, micro_batch=1, micros=4)
+    assert both.comm["pp"].bytes == pytest.approx(6 * 10**6 * 4, rel=1e-3)
+    assert both.comm["pp"].exposed > 6 * 10**6 * 4 / where.links[0].bandwidth

@@ -1,16 +1,24 @@
 """Codecs and policies on dp cost what their own files say: members of tests and of ours, none by name."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.planner.published import gpt
+from unisono.config import Recipe
 from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
 from unisono.planner import replicas
 from unisono.planner.clusters import cluster
 from unisono.planner.parts import Traffic
+from unisono.planner.priced import price
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
+from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.workload import Product, Workload, WorkPart
+from unisono.verify.cover import covering
 
 MODEL = gpt(24, 16, 2048, 1024)
 OWN = "tests/codecs/own.py"
@@ -59,7 +67,7 @@ def test_gathered_codes_cost_more_than_plain_with_enough_ranks() -> None:
     assert dp("").seconds == pytest.approx(plain, rel=0.01)
 
 
-def test_a_policy_that_meets_seldom_sends_less_and_what_it_moves_shows(tmp_path) -> None:
+def test_a_policy_that_meets_seldom_sends_less_and_what_it_moves_shows(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SELDOM)
     whole, seldom, busy = dp(""), dp(f"sync={tmp_path}/own.py:Seldom"), dp(f"sync={tmp_path}/own.py:Busy")
     assert (seldom.bytes, seldom.seconds) == pytest.approx((whole.bytes / 4, whole.seconds / 4))
@@ -88,3 +96,35 @@ def test_what_nothing_plays_has_no_price(words: str) -> None:
     with pytest.raises(UsageError) as caught:
         dp(words)
     assert caught.value.code == "C22" and words in caught.value.what
+
+
+def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(SELDOM)
+    where, sizes = cluster("dgx-a100:8"), {"micro_batch": 1, "micros": 1}
+
+    def shown(words: str) -> float:
+        plan = Plan.parse(f"{words} shard=8 zero=2 precision=bf16")
+        return price(MODEL, plan, where, stack("plain"), **sizes).comm["shard"].exposed
+
+    assert shown(f"dp=8 sync={tmp_path}/own.py:Seldom") == shown("dp=1") < shown("dp=8")
+
+
+def test_planner_and_prover_promise_the_same() -> None:
+    plans = [*covering(Recipe()), Plan.parse("dp=2 codec=int8"), Plan.parse("dp=2 sync=async")]
+    assert {replicas.fidelity(plan)[0] for plan in plans} == {*Fidelity}
+    for plan in plans:
+        assert replicas.fidelity(plan)[0] is fidelity_of(plan)
+
+
+def test_networks_pay_for_codecs_too() -> None:
+    layers = tuple(
+        WorkPart(str(n), 10**6, 2 * 10**6, 10, 10, products=(Product(1, 1000, 1000),)) for n in range(6)
+    )
+    network, where = Network(Workload(layers)), cluster("dgx-a100:8")
+    found = [
+        price(
+            network, Plan.parse(f"dp=16 {words}".strip()), where, stack("plain"), micro_batch=4, micros=1
+        ).comm["dp"]
+        for words in ("", f"codec={OWN}:Rounded")
+    ]
+    assert found[1].bytes == pytest.approx(found[0].bytes / 2, rel=1e-3)

@@ -79,6 +79,18 @@ def test_a_config_by_folder_file_and_cache(
     assert code == 2 and "config.json" in got["what"]
 
 
+def test_a_sweep_over_a_config_keeps_to_sizes_that_tp_divides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sample on eight devices leaves tp and pp alone; 2732 is four times 683."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2732}
+    config = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 2048, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ["--model.kind", f"hf:{tmp_path}", "--cluster", "dgx-a100:1", "--train.global_batch", "1"]
+    code, got = said([*words, "--plan", "precision=bf16", "--sweep", "context=512,1024"], capsys)
+    assert code == 0 and all("tp=4" in point["plan"] for point in got["sweep"]["points"])
+
+
 def test_a_config_is_read_without_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
     words = ["simulate", "--model.kind", f"hf:{tmp_path}", "--model.context", "4096", "--cluster", "hgx-h800:256",

@@ -15,7 +15,9 @@ from unisono.observe import trace
 from unisono.plan import Plan
 from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
+from unisono.planner.played import ordered
 from unisono.planner.price import Price, detail, price
+from unisono.planner.priced import rows
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
@@ -79,6 +81,15 @@ def test_a_simulated_step_computes_all_that_is_priced(schedule: str) -> None:
     assert busy == pytest.approx(ask.micros * (sum(each.forward) + sum(each.backward)), rel=1e-9)
     assert step.bubble == pytest.approx(1 - busy / (ask.plan.pp * step.computed))
     assert step.length == pytest.approx(step.computed + got.comm["dp"].exposed + got.optimizer + got.fixed)
+
+
+@pytest.mark.parametrize("schedule", ["zb2p"])
+def test_an_order_that_depends_on_costs_is_drawn_as_it_is_priced(schedule: str) -> None:
+    """Computed again, a backward towards the inputs takes twice a forward."""
+    ask, got = asked(f"{schedule} recompute=full")
+    drawn = timeline(ask, got).timetable
+    assert drawn == ordered(schedule, ask.micros, rows(ask.model, ask.plan, ask.cluster, ask.stack, 1))
+    assert drawn.rows != SCHEDULES.read(schedule).timetable(ask.plan.pp, ask.micros).rows
 
 
 def test_timetables_rank_as_their_papers_say() -> None:

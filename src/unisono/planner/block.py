@@ -4,7 +4,7 @@ Bytes of elementwise kernels are counted as the usual fused kernels read and wri
 residual; activation; and, where attention is not fused, scale, mask and softmax, and dropout of the scores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from unisono.plan import Plan
@@ -13,9 +13,10 @@ from unisono.planner.collectives import ALONE, Bus, Exchange, bus, exchange
 from unisono.planner.kernels import Chip, elementwise, matmul, soft_max
 from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.machines.order import stride
+from unisono.planner.memory import own_list
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import of
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.transformer import Transformer, crossings
 
 _COUNTED = Source(
     "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"
@@ -137,7 +138,8 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
     scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
-    every = _collectives(model, stack, on, dealt) * (1.5 if stack.sequence_parallel else 1.0)
+    every = _collectives(model, stack, on, dealt)
+    every *= 1.5 if stack.sequence_parallel and not own_list(model, stack) else 1.0
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 2)
     launches += 2 * model.sparse_share * experts.LAUNCHES
@@ -160,7 +162,8 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
 def again(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, recompute: str) -> PassSeconds:
     """What the backward pass computes once more: nothing, the scores, or the whole forward pass."""
     if recompute == "full":
-        return forward(model, stack, on, dealt)
+        ahead = forward(model, stack, on, dealt)
+        return replace(ahead, exposed=_collectives(model, stack, on, dealt, again=True))
     if recompute == "selective" and not stack.fused_attention:
         scores, unfused = _attention(model, stack, on, dealt)
         first = scores / 2  # of the two products, the scores; and the weighted values' inputs
@@ -264,11 +267,15 @@ def reduces(model: Transformer, ep: int) -> float:
     return 2.0 - (model.sparse_share if some is not None and ep > 1 and not some.shared_width else 0.0)
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> float:
-    """Seconds of these."""
+def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, again: bool = False) -> float:
+    """Seconds of what crosses tp in one pass: as our own program makes it, or all-reduces."""
     if dealt.tp == 1:
         return 0.0
-    moved = dealt.micro_batch * model.context / dealt.cp * model.d_model * on.item
+    tokens = dealt.micro_batch * model.context / dealt.cp
+    if own_list(model, stack):
+        made = crossings(model, tokens, on.item, again)
+        return sum(times * (stack.collective / 2 + dealt.tp_bus.gather(nbytes)) for nbytes, times in made)
+    moved = tokens * model.d_model * on.item
     return reduces(model, dealt.ep) * (stack.collective + dealt.tp_bus.all_reduce(moved))
 
 

@@ -20,7 +20,8 @@ def deals(plan: Plan) -> bool:
 def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
     """To gather one block's weights once, and to scatter its gradients."""
     held, ranks = experts.elements(model, plan)
-    groups = [(model.block_parameters[0] / plan.tp, owners(plan)[0])]
+    dealt, whole = model.block_parameters
+    groups = [(dealt / plan.tp + whole, owners(plan)[0])]
     if held:
         groups.append((model.sparse_share * held, ranks))
     return moved(groups, plan, cluster, stack)

@@ -84,8 +84,9 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     rows = [[part_of(part, plan, cluster, stack, samples) for part in parts] for parts in cuts]
     waits = [[sum(one.waits(stack.dp_hidden)[way] for one in row) for way in (0, 1)] for row in rows]
     every, share = [one for row in rows for one in row], micros / plan.pp
-    handed = max((parts[-1].output for parts in cuts[:-1]), default=0) * samples * item_of(plan, stack)
-    send = message(cluster, stride(plan, "pp", cluster.order), handed, stack.p2p, plan.pp) if handed else 0.0
+    outputs = [parts[-1].output * samples * item_of(plan, stack) for parts in cuts[:-1]] or [0]
+    most = max(outputs)
+    send = message(cluster, stride(plan, "pp", cluster.order), most, stack.p2p, plan.pp) if most else 0.0
     again = sum(one.again.device for one in every)
     device = sum(one.ahead.device + one.back.device for one in every)
     return Passes(
@@ -98,7 +99,7 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
             ),
             send=send,
         ),
-        handed=handed,
+        handed=sum(outputs) / len(outputs),
         first=shared(cuts, plan, samples * micros * plan.replicas),
         every=shared(cuts, plan, samples * plan.replicas),
         owned=max(
@@ -122,12 +123,11 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
 
 
 def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowShare:
-    """What has gradients that meet: of the row with most weights, and of the one with most rows of tables that any rank
-    of the group has read."""
-    dense = max(sum(map(matrix_elements, parts)) for parts in cuts)
-    read = max(read_elements(parts, plan, samples) for parts in cuts)
-    times = copies(plan.schedule, plan.pp)
-    left = max(1, plan.shard // plan.ep)
+    """What has gradients that meet, of the row of which most cross: its weights, and the rows of its tables that any
+    rank of the group has read."""
+    left, times = max(1, plan.shard // plan.ep), copies(plan.schedule, plan.pp)
+    each = [(sum(map(matrix_elements, parts)), read_elements(parts, plan, samples)) for parts in cuts]
+    dense, read = max(each, key=lambda row: row[0] / plan.shard + row[1] / left)
     return RowShare(dense * times, 0.0, 1.0, 1.0, float(plan.pp == 1), times, read * times, ranks=left)
 
 

@@ -127,9 +127,10 @@ class Rows:
 class Passes:
     """What the passes of a step take on a row: rows, of one micro-batch; the others of the whole step and the mean row.
 
-    handed: bytes of one message between rows. first: what has gradients that meet in a step; every: of these, what each
-    micro-batch has some of. owned: elements that one rank updates. inside: traffic by axis. arithmetic, device, again:
-    seconds of products, of all kernels, of those that are computed a second time; attention, of arithmetic.
+    handed: bytes of a message between rows, in the mean. first: what has gradients that meet in a step; every: of
+    these, what each micro-batch has some of. owned: elements that one rank updates. inside: traffic by axis.
+    arithmetic, device, again: seconds of products, of all kernels, of those that are computed a second time; attention,
+    of arithmetic.
     """
 
     rows: Rows

@@ -66,14 +66,7 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
-    ranks, v = len(each.forward), chunks(schedule)
-    if _is_fitted(schedule):
-        send = sum(map(each.message, range(ranks))) / ranks
-        f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
-        w = min(f, b / 2)
-        timetable = SCHEDULES.read(schedule).fitted(ranks, micros, Costs(f, b - w, w))
-    else:
-        timetable = _made(schedule, ranks, micros)
+    v, timetable = chunks(schedule), ordered(schedule, micros, each)
     parts = stages(schedule, timetable, each)
     together = None
     if timetable.overlapped:
@@ -84,6 +77,17 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
         )
     placed = play_costs(timetable, parts.forward, parts.backward, weight=parts.weight, together=together)
     return slowest(placed) if timetable.splits_backward else max(p.stop for p in placed)
+
+
+def ordered(schedule: str, micros: int, each: Rows) -> Timetable:
+    """The timetable that is priced, and drawn: in the order for these costs, where its order depends on them."""
+    ranks = len(each.forward)
+    if not _is_fitted(schedule):
+        return _made(schedule, ranks, micros)
+    send = sum(map(each.message, range(ranks))) / ranks
+    f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
+    w = min(f, b / 2)
+    return SCHEDULES.read(schedule).fitted(ranks, micros, Costs(f, b - w, w))
 
 
 @lru_cache(maxsize=16)

@@ -12,7 +12,7 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster, Device, Source
 from unisono.planner.machines.order import owners, stride
-from unisono.planner.memory import ITEM, RowShare, item_of, share_of
+from unisono.planner.memory import ITEM, RowShare, item_of, own_list, share_of
 from unisono.planner.parts import (
     Blocks,
     Detail,
@@ -26,10 +26,10 @@ from unisono.planner.parts import (
     Traffic,
 )
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, ends, idle, of
+from unisono.planner.timetables import chunks, ends, handovers, idle, of
 from unisono.planner.work.calls import leafwise
 from unisono.planner.work.networks import Network
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.transformer import Transformer, crossings
 from unisono.spec.numbers import either, larger, smaller
 
 Model = Transformer | Network
@@ -162,7 +162,10 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     exposed = messages + sum(t.exposed for t in data.values())
     comm = each.inside
     if plan.pp > 1:
-        comm = comm | {"pp": Traffic(each.handed * 2 * chunks(plan.schedule) * micros, messages, messages)}
+        # Of the mean row: what it hands on and back, and gradients of what two rows have.
+        handed = each.handed * 2 * micros * handovers(plan.schedule, plan.pp)
+        twice, rows = twins(model, plan, stack, each.first)
+        comm = comm | {"pp": Traffic((handed + rows * twice) / plan.pp, messages, messages)}
     comm = joined(comm, data)
     return Price(
         step=micros * whole.slowest + whole.idle + exposed + optimizer + fixed,
@@ -204,12 +207,17 @@ def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowSha
     read."""
     if plan.pp == 1:
         return 0.0
-    far = stride(plan, "pp", cluster.order) * (plan.pp - 1)
-    every = (share.blocks + share.ends + share.routed) / (owners(plan)[0] if plan.zero > 1 else 1)
-    apart = 1.0 - share.stem * share.head  # both ends on one row need no message
-    once = apart * model.tied_elements / plan.tp
-    moved = either(share.copies > 1, every, once) * stack.reduce_bytes
+    far, (moved, _) = stride(plan, "pp", cluster.order) * (plan.pp - 1), twins(model, plan, stack, share)
     return either(moved > 0, message(cluster, far, moved, stack.dp_bus), 0.0)
+
+
+def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[float, float]:
+    """(bytes of the gradients that two rows sum, how many rows do)."""
+    owning = owners(plan)[0]
+    every = (share.blocks + share.ends + share.routed) / (owning if plan.zero > 1 else 1)
+    apart = 1.0 - share.stem * share.head  # both ends on one row need no message
+    once = apart * model.tied_elements / plan.tp / (owning if stack.autograd else 1)
+    return either(share.copies > 1, every, once) * stack.reduce_bytes, either(share.copies > 1, plan.pp, 2.0)
 
 
 def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
@@ -219,7 +227,12 @@ def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: flo
 
 def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
     """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
-    whole = micro_batch * model.context / plan.cp * model.d_model * ITEM[plan.precision]
+    tokens, again = micro_batch * model.context / plan.cp, share > 0.0
+    if own_list(model, stack):
+        made = crossings(model, tokens, ITEM[plan.precision])
+        once = (*made, *made, *(crossings(model, tokens, ITEM[plan.precision], again) if again else ()))
+        return sum(nbytes * times for nbytes, times in once) * (plan.tp - 1) / plan.tp
+    whole = tokens * model.d_model * ITEM[plan.precision]
     times = block.reduces(model, plan.ep) * (2 + (0.5 if stack.sequence_parallel else 0) + share)
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole
 

@@ -6,7 +6,7 @@ The timetable is the value that the runtime plays; here it is played against the
 from dataclasses import dataclass, replace
 
 from unisono.planner.host import placed_on_host
-from unisono.planner.played import stages
+from unisono.planner.played import ordered, stages
 from unisono.planner.price import Price
 from unisono.planner.priced import rows, settled, shares_cores
 from unisono.planner.simulate import Question
@@ -51,6 +51,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
         placed = placed_on_host(ask.model, plan, ask.cluster, **sizes)
     else:
         each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
+        made = ordered(ask.plan.schedule, ask.micros, each)
         parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
         placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
     shown = [

@@ -4,6 +4,7 @@ Numbers of micro-batches and seconds may be arrays.
 """
 
 from functools import cache
+from itertools import pairwise
 
 from unisono.plan.grammar import choice, member
 from unisono.programs.schedules import SCHEDULES, Schedule
@@ -42,6 +43,14 @@ def ends(schedule: str, ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     length = len(placement) // own.chains
     first, last = placement[::length], placement[length - 1 :: length]
     return tuple(sorted({*first})), tuple(sorted({*last}))
+
+
+@cache
+def handovers(schedule: str, ranks: int) -> int:
+    """How often one micro-batch goes from a row to another on its way through the stages."""
+    own = of(schedule)
+    way = own.placement(ranks)[: len(own.placement(ranks)) // own.chains]
+    return sum(here != there for here, there in pairwise(way))
 
 
 def serves(schedule: str, ranks: int, micros: int, n_layer: int) -> bool:

@@ -10,7 +10,7 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import simulate, stragglers, tell
-from unisono.planner.asked import NOT_BUILT
+from unisono.planner.asked import NOT_BUILT, judged, problems
 from unisono.planner.clusters import of_size
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
@@ -193,6 +193,9 @@ def _space(
         model = recipe.model.model_copy(update={"context": at.model.context})
         asked = {"train": recipe.train.model_copy(update=sizes), "model": model}
         varied = recipe.model_copy(update=asked)
-        return lambda plan: all(problem.code == NOT_BUILT for problem in plan.check(varied))
+        read = judged(varied, at.model)
+        return lambda plan: (
+            not problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
+        )
 
     return replace(base, cluster=equipped(base.cluster, given)), legal

@@ -15,7 +15,7 @@ from unisono.planner.machines.cluster import Source
 from unisono.planner.memory import BUCKET, ITEM, share_of
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work.networks import Network, cut
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.transformer import Transformer, crossings
 from unisono.programs.pipeline import SENDS, lower
 from unisono.spec.work import Call
 
@@ -155,26 +155,20 @@ def of_pass(
 def _dealt_layers(
     model: Transformer, plan: Plan, own: RowElements, micro_batch: int, micros: int, backward: bool
 ) -> Iterator[Transfer]:
-    """On tp. Norms make what is gathered, in the weights' dtype; products make what is scattered, in that of
-    computing."""
-    wide, narrow, tokens = _item(plan), float(ITEM[plan.precision]), micro_batch * model.context
-    gathers = 2 if model.gated else 1  # gate and up gather their input each
-    first, second = (
-        own.blocks * (1.0 + gathers),
-        own.blocks * 2.0,
-    )  # what a forward pass gathers, and scatters
+    """On tp."""
+    wide, item, tokens = _item(plan), ITEM[plan.precision], micro_batch * model.context
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    yield Transfer("tp", op, tokens * model.d_model * wide, first + own.head)
-    yield Transfer("tp", other, tokens * model.d_model * narrow, second)
-    yield Transfer("tp", other, tokens * model.d_model * wide, own.stem)
+    gathered, scattered = crossings(model, tokens, item)
+    yield Transfer("tp", op, gathered[0], own.blocks * gathered[1])
+    yield Transfer("tp", other, scattered[0], own.blocks * scattered[1])
+    for way, there in ((op, own.head), (other, own.stem)):
+        yield Transfer("tp", way, tokens * model.d_model * wide, there)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)
     if backward and plan.recompute == "full":
-        # Up to the last tensor that is kept: without dropout that comes before the second half scatters.
-        yield Transfer("tp", "all_gather", tokens * model.d_model * wide, first)
-        halves = 2 if model.noisy else 1
-        yield Transfer("tp", "reduce_scatter", tokens * model.d_model * narrow, halves * own.blocks)
+        for way, (nbytes, times) in zip((other, op), crossings(model, tokens, item, again=True), strict=True):
+            yield Transfer("tp", way, nbytes, own.blocks * times)
     if backward:  # gradients of what every rank has whole
         yield Transfer("tp", "all_reduce", wide * own.alone / plan.shard, 1.0 / micros)
 

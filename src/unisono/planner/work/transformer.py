@@ -271,6 +271,20 @@ def transformer(model: Any, vocab: int) -> Transformer:
     )  # fmt: skip
 
 
+def crossings(
+    model: Transformer, tokens: float, itemsize: float, again: bool = False
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """((bytes, times) of what one block of ours gathers on tp in a forward pass, of what it scatters); backwards it is
+    the other way round.
+
+    tokens: of a micro-batch. itemsize: of what products compute with; what norms give is never below fp32. again: in a
+    pass that is computed again, up to the last tensor that is kept: without dropout before the second half scatters.
+    """
+    whole = tokens * model.d_model
+    gathers = 3.0 if model.gated else 2.0  # queries, keys and values; gate and up, each its own
+    return (whole * max(4, itemsize), gathers), (whole * itemsize, 1.0 if again and not model.noisy else 2.0)
+
+
 def block_bytes(
     model: Transformer,
     *,
