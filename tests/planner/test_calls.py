@@ -1,6 +1,6 @@
 """What a plan is said to send is what ranks send: every collective and message of a step, by axis and operation."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 
 import pytest
@@ -146,7 +146,7 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
         own, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
         sizes = {"micro_batch": 1, "micros": own.micros or 1}
         comm = price(model(kind), own, cluster("dgx-a100:1"), stack("plain"), **sizes).comm
-        rows = [Counter[str]() for _ in range(many)]
+        rows = [defaultdict[str, float](float) for _ in range(many)]
         for row, found in enumerate(rows):
             for call in calls(model(kind), own, 1, own.micros or 1, row):
                 if (call.axis, call.later and call.nbytes < 1000) != (
