@@ -1,13 +1,14 @@
 """The covering set: every pair that any allowed plan has, and a new value joins by itself."""
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
-from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.config import ModelConfig, Recipe, TrainConfig, load
 from unisono.plan import Plan, grammar
 from unisono.verify import cover
-from unisono.verify.cover import candidates, covering, with_leaves
+from unisono.verify.cover import candidates, covering
 
 RECIPE = Recipe(
     model=ModelConfig(n_layer=4, n_head=4, d_model=16, context=8),
@@ -66,10 +67,25 @@ def test_a_small_cluster_is_kept_to():
     assert max(plan.world for plan in covering(RECIPE, ranks=2)) == 2
 
 
-def test_micro_batches_are_fixed_so_that_plans_share_a_reference():
-    free = RECIPE.model_copy(update={"train": TrainConfig(global_batch=12)})
-    assert with_leaves(free).train.micro_batch == 3
-    assert with_leaves(RECIPE) is RECIPE
+def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references():
+    free = RECIPE.model_copy(update={"train": TrainConfig(global_batch=24)})
+    plans = candidates(free)
+    assert {plan.replicas * (plan.micros or 0) for plan in plans} == {8, 12}
+    assert {plan.dp for plan in plans if plan.sync == "canonical"} == {1, 2, 3, 4, 8}
+    assert all(plan.micros is None for plan in candidates(RECIPE))
+
+
+def test_every_axis_has_three_ranks_somewhere_where_the_recipe_has_room_for_them():
+    recipe = load(Path(__file__).parents[2] / "examples/proof.toml").recipe
+    found = {axis: {getattr(plan, axis) for plan in covering(recipe)} for axis in ("dp", "shard", "pp", "tp")}
+    assert all({1, 2, 3} <= degrees for degrees in found.values()), found
+
+
+def test_bf16_is_there_where_its_bound_shows_something():
+    found = candidates(RECIPE.model_copy(update={"train": TrainConfig(global_batch=8, micro_batch=1)}))
+    in_bf16 = [plan for plan in found if plan.precision == "bf16"]
+    assert in_bf16 and all(plan.tp == 1 for plan in in_bf16)
+    assert {plan.precision for plan in found if plan.tp > 1} == {"fp32"}
 
 
 def test_pairs_counts_values_of_different_keys():

@@ -71,10 +71,9 @@ class VerifyVerb(RecipeVerb):
             facts = {"plans": [str(p) for p in plans], "all": args.all, "steps": args.steps}
             return call.would(facts, *(f"would verify  {p}  on {p.world} ranks, {what}" for p in plans))
         if args.all:
-            from unisono.verify.cover import covering, with_leaves
+            from unisono.verify.cover import covering
 
-            recipe = with_leaves(recipe)
-            plans = sorted(covering(recipe), key=lambda plan: plan.world)  # as they are proven: told at once
+            plans = covering(recipe)  # in the order in which they are proven
         return _prove(call, recipe, plans)
 
 

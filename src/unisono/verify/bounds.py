@@ -103,11 +103,8 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
         inside = spread * (math.sqrt(sizes.path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
-    if fidelity_of(outside) is not Fidelity.EXACT:
-        between = spread * math.sqrt(4 * sizes.leaves) * unit
-    if (
-        inside
-    ):  # the sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight
+    # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
+    if inside or fidelity_of(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
     lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0

@@ -19,8 +19,9 @@ Names (new ones may be added, none changes its meaning):
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -159,7 +160,17 @@ def _loss(case: Case) -> Cause:
         return Cause(
             "masks_differ", "without dropout the plan is right: its masks are not those of one device"
         )
-    return _forward(case, wrong)
+    return _own_weights(case, got / want) or _forward(case, wrong)
+
+
+def _own_weights(case: Case, times: Tensor) -> Cause | None:
+    """Each loss is so many times the right one, and its gradient as many: not the forward pass is wrong."""
+    evidence = _evidence(case)
+    weights = evidence.weights([name for name in evidence.want if evidence.held.get(name)])
+    if weights is None or not torch.allclose(times, times.new_tensor(weights), rtol=evidence.near):
+        return None
+    text = f"micro-batches count {min(weights):.4g} to {max(weights):.4g} times, with their gradients"
+    return Cause("factor", f"{text}: each is divided by a number of its own, not by that of the global batch")
 
 
 def _forward(case: Case, wrong: Tensor) -> Cause:
@@ -310,20 +321,11 @@ def _norm(case: Case) -> Cause:
     return Cause(name, f"all gradients are right but their norm is {got:.6g} instead of {want:.6g}: {word}")
 
 
-def _partial_norms(case: Case):
+def _partial_norms(case: Case) -> Iterator[tuple[str, float]]:
     """(what, squared norm) of parts of the model that a norm may have been taken over by mistake."""
     keys = [key for key in case.seen.names("raw") if key.partition("/")[2] not in case.owners]
-    for axes in (
-        ("pp",),
-        ("shard",),
-        ("tp",),
-        ("pp", "shard"),
-        ("pp", "tp"),
-        ("shard", "tp"),
-        ("pp", "shard", "tp"),
-    ):
-        if any(getattr(case.plan, axis) == 1 for axis in axes):
-            continue
+    split = [axis for axis in ("pp", "shard", "tp") if getattr(case.plan, axis) > 1]
+    for axes in (axes for n in range(1, len(split) + 1) for axes in combinations(split, n)):
         places = {tuple(n.at[a] for a in axes) for n in case.seen.notes}
         for place in sorted(places):
             for copies in (True, False):

@@ -5,7 +5,7 @@ What comes first is where the mistake is; what follows is mostly its consequence
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,8 @@ KIND_OF = {
     "optim": "optim",
     "buffer": "param",
 }
+
+Tolerance = Callable[[str, Tensor], Tensor]  # (key, the right tensor) → absolute, of each entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ class _Step:
 
     # Tools -------------------------------------------------------------------------------------------------------
 
-    def _tensors(self, kind: str, tolerance, backward: bool = False) -> Iterator[Divergence]:
+    def _tensors(self, kind: str, tolerance: Tolerance, backward: bool = False) -> Iterator[Divergence]:
         keys = [key for key in self.ref.shapes if key.startswith(f"{kind}/") and key in self.ref.parts]
         ordered: Sequence[str] = list(reversed(keys)) if backward else keys
         for key in ordered:
@@ -270,7 +272,7 @@ class _Step:
             if key not in self.ref.parts:
                 yield from self._tensor(kind, key, tolerance)
 
-    def _tensor(self, kind: str, key: str, tolerance) -> Iterator[Divergence]:
+    def _tensor(self, kind: str, key: str, tolerance: Tolerance) -> Iterator[Divergence]:
         copies = self.seen.copies(key)
         for ranks in copies:
             yield from self._agree(kind, key, ranks)

@@ -6,16 +6,26 @@ greedily from all plans that the recipe allows (after Cohen et al., "The AETG sy
 grammar's list of what is built, so the set grows by itself.
 """
 
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.grammar import NAMED, played
+from unisono.verify.bounds import COMPUTE
 
 SIZES = (1, 2, 3, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
-LEAVES = (8, 4, 2, 1)
+LEAVES = (
+    8,
+    12,
+    4,
+    6,
+    2,
+    3,
+    1,
+)  # micro-batches of a step, the first that fits: few different ones, few references
 OPTIONS: Mapping[str, str] = {
     "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
     "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16",
@@ -41,23 +51,23 @@ def _take(
 ) -> None:
     """Move plans from rows to chosen, the worthiest first, until all is covered or there are `most`."""
     missing = set().union(*rows.values())
-    while rows and (missing if most is None else len(chosen) < most):
-        # What a plan is worth is what it adds over what it costs: ranks share the cores, and each connects to each.
-        # Ties go by the text, so that the set is the same everywhere.
-        best = max(rows, key=lambda plan: (len(rows[plan] & missing) / plan.world**2, str(plan)))
-        chosen.append(best)
-        missing -= rows.pop(best)
+    plans = {str(plan): plan for plan in rows}
 
+    # What a plan is worth is what it adds over what it costs: ranks share the cores, and each connects to each. Ties go
+    # by the text, so that the set is the same everywhere. Worths only fall, so one that is still the largest is.
+    def worth(plan: Plan) -> float:
+        return len(rows[plan] & missing) / plan.world**2
 
-def with_leaves(recipe: Recipe) -> Recipe:
-    """The recipe with micro-batches fixed, so that every plan is held to one reference and most accumulate."""
-    train = recipe.train
-    if train.micro_batch is not None:
-        return recipe
-    leaves = next(n for n in LEAVES if train.global_batch % n == 0)
-    return recipe.model_copy(
-        update={"train": train.model_copy(update={"micro_batch": train.global_batch // leaves})}
-    )
+    worths = sorted((worth(plan), text) for text, plan in plans.items())
+    while worths and (missing if most is None else len(chosen) < most):
+        _, text = worths.pop()
+        best = plans[text]
+        now = worth(best), text
+        if worths and now < worths[-1]:
+            insort(worths, now)
+        else:
+            chosen.append(best)
+            missing -= rows.pop(best)
 
 
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
@@ -70,8 +80,9 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
         if world > ranks:
             continue
         mesh: dict[str, int] = dict(zip(AXES, sizes, strict=True))
+        micros = _micros(recipe, mesh["dp"] * mesh["shard"])
         for named in _named(recipe, mesh):
-            plan = Plan(**mesh, **named, said=frozenset(named))  # type: ignore[arg-type]
+            plan = Plan(**mesh, **named, micros=micros, said=frozenset(named))  # type: ignore[arg-type]
             if not plan.check(recipe):
                 found[str(plan)] = plan
     return [plan for plan in found.values() if plan.world > 1 or _features(plan).keys() - {"precision"}]
@@ -83,7 +94,7 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         if key == "precision":
-            values = _precisions(recipe, values)
+            values = _precisions(recipe, mesh, values)
         idle = {"schedule": mesh["pp"] == 1, "cp_kind": mesh["cp"] == 1, "codec": mesh["dp"] == 1,
                 "collective": mesh["dp"] == 1}  # fmt: skip
         if values and not idle.get(key):
@@ -92,10 +103,21 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
         yield dict(zip(choices, row, strict=True))
 
 
-def _precisions(recipe: Recipe, built: Sequence[str]) -> tuple[str, ...]:
+def _micros(recipe: Recipe, replicas: int) -> int | None:
+    """Of each replica, a power of two, so that most plans accumulate and canonical sums can be played; None where the
+    recipe says how large a micro-batch is, or no number fits."""
+    if recipe.train.micro_batch is not None:
+        return None
+    fit = [n // replicas for n in LEAVES if recipe.train.global_batch % n == 0 and n % replicas == 0]
+    return next((micros for micros in fit if micros & (micros - 1) == 0), None)
+
+
+def _precisions(recipe: Recipe, mesh: Mapping[str, int], built: Sequence[str]) -> tuple[str, ...]:
+    """In bf16 a plan that cuts layers is `UNPROVEN`: its bound has room for a micro-batch."""
     if recipe.train.dtype == "float64":
         return ("fp64",)
-    return ("fp32",) if "fp32" in built else tuple(built)[:1]
+    whole = mesh["tp"] * mesh["cp"] == 1
+    return tuple(name for name in built if name == "fp32" or (name in COMPUTE and whole)) or tuple(built)[:1]
 
 
 def _features(plan: Plan) -> dict[str, object]:

@@ -6,6 +6,7 @@ Systems, issues and pull requests are named as they stand on GitHub. Two papers 
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -27,6 +28,7 @@ from unisono.train.gradients import Gradients
 
 READY, JOIN, BEGIN, CLOSE = EveryStepSync.grad_ready, Tie.join, Gradients.begin, Gradients._close_replica
 FORWARD, BACKWARD, MEASURE = StagePlayer._forward, StagePlayer._backward, ByTensor.__call__
+PADDED = f"{Path(__file__).parents[3] / 'examples/padding.py'}:Padded:token=32"  # spaces do not count
 BITS, MAKE, RATE = Dropout.bits, update.make, update.update_of
 
 
@@ -147,6 +149,22 @@ def real_pipeline_leaves_gradients_unnormalised(patch):
         if self.stages[action.stage].last:
             key = action.stage, action.micro
             self._outputs[key] = (self._outputs[key][0] / self._weight,)
+
+    patch(StagePlayer, "_forward", forward)
+
+
+@bug(
+    "dp=3 pp=2", "factor",
+    recipe={**WIDE, "train.loss": PADDED}, source="transformers pull request 34191",
+)  # fmt: skip
+def real_each_micro_batch_is_a_mean_of_its_own(patch):
+    """Where micro-batches have unequal numbers of targets that count, the mean of their means is another mean."""
+
+    def forward(self, action):
+        targets, whole = self._leaves[action.micro].targets, self._weight
+        self._weight = whole * targets.numel() / (targets != 32).sum().item()
+        FORWARD(self, action)
+        self._weight = whole
 
     patch(StagePlayer, "_forward", forward)
 
