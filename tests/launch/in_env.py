@@ -1,4 +1,4 @@
-"""A rank that others start, for tests: `python -m tests.launch.in_env add|raise`. Prints one JSON line."""
+"""A rank that others start, for tests: `python -m tests.launch.in_env add|raise|all`. Prints one JSON line."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ def entry(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", store=ctx.store, rank=ctx.rank, world_size=ctx.world)
-    if argument["what"] == "raise" and ctx.rank == 1:
+    if argument["what"] == "all" or (argument["what"] == "raise" and ctx.rank == 1):
         raise ValueError("no more")
     x = torch.ones(1) * (ctx.rank + 1)
     dist.all_reduce(x)
@@ -23,6 +23,7 @@ def entry(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
 if __name__ == "__main__":
     outcome = run_in_env("tests.launch.in_env:entry", {"what": sys.argv[1]}, backend="gloo", timeout=60)
     error = outcome.error.as_dict() if outcome.error is not None else None
-    said = {"exit": outcome.exit, "error": error, **(outcome.results[0] or {})}
+    shared = outcome.error is not None and outcome.error.shared
+    said = {"exit": outcome.exit, "error": error, "shared": shared, **(outcome.results[0] or {})}
     sys.stdout.write(json.dumps(said) + "\n")  # one write: ranks share the pipe
     flush_and_leave(outcome.exit)

@@ -39,7 +39,7 @@ def every_collective(rank, size, group):
     dist.barrier(group=group)
     if rank < 2:
         (dist.send if rank else dist.recv)(torch.ones(1), 1 - rank, group=group)
-    work = [dist.all_reduce(torch.ones(5), group=group, async_op=True) for _ in range(3)]
+    work: list[Any] = [dist.all_reduce(torch.ones(5), group=group, async_op=True) for _ in range(3)]
     for one in work:
         one.wait()
 

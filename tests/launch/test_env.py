@@ -166,34 +166,50 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
     assert all(line["sum"] == 3.0 and line["exit"] == 0 for line in lines)
 
 
-@pytest.mark.timeout(90)
-def test_plain_variables_and_a_rank_that_raises(tmp_path: Path) -> None:
+def by_hand(what: str, folder: Path) -> list[tuple[int, dict]]:
+    """Of two ranks with plain variables: exit code, and what they said. Each has a folder for torchrun's error file."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = [
         Forked(
-            ["-m", "tests.launch.in_env", "raise"],
+            ["-m", "tests.launch.in_env", what],
             ROOT,
             clean_environ(
                 RANK=str(rank),
                 WORLD_SIZE="2",
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
-                TORCHELASTIC_ERROR_FILE=str(tmp_path / f"{rank}" / "error.json"),
+                TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}" / "error.json"),
             ),
         )
         for rank in range(2)
     ]
     said = [json.loads(rank.stdout.read().splitlines()[-1]) for rank in ranks]
-    assert [rank.wait() for rank in ranks] == [1, 1]
-    assert said[1]["error"]["what"] == "ValueError: no more" and "in_env.py" in said[1]["error"]["where"]
-    assert said[0]["error"]["likely"].startswith("another process")
+    return [(rank.wait(), one) for rank, one in zip(ranks, said, strict=True)]
+
+
+@pytest.mark.timeout(90)
+def test_plain_variables_and_a_rank_that_raises(tmp_path: Path) -> None:
+    (other, echo), (code, own) = by_hand("raise", tmp_path)
+    assert (other, code) == (1, 1)
+    assert own["error"]["what"] == "ValueError: no more" and "in_env.py" in own["error"]["where"]
+    assert own["error"]["likely"] == "rank 0 was stopped because of it" and not own["shared"]
+    assert echo["error"]["likely"].startswith("another process")
     told = json.loads((tmp_path / "1" / "error.json").read_text())
     assert told["message"]["message"] == "ValueError: no more"
     assert "in_env.py" in told["message"]["extraInfo"]["py_callstack"], (
         "the place: torchrun prints it in its table"
     )
+
+
+@pytest.mark.timeout(90)
+def test_what_all_ranks_raise_is_for_one_of_them_to_tell(tmp_path: Path) -> None:
+    for rank, (code, said) in enumerate(by_hand("all", tmp_path)):
+        assert code == 1 and said["shared"] and said["error"]["rank"] == 0
+        assert said["error"]["likely"].startswith("every rank raised it")
+        told = json.loads((tmp_path / f"{rank}" / "error.json").read_text())
+        assert told["message"]["message"] == "ValueError: no more", "torchrun's table has each"
 
 
 @pytest.mark.timeout(90)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,19 @@ def test_one_process_is_a_world_of_one() -> None:
     assert (job.rank, job.world, job.step, job.is_main, str(job.plan)) == (0, 1, 1, True, "dp=1")
     assert job.mean(2.5) == 2.5
     job.close()
+
+
+def test_a_process_alone_in_a_job_of_slurm_says_so_once(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert unisono.init().world == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "not under srun" in said and "srun before the command" in said
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    monkeypatch.setenv("SLURM_LOCALID", "0")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1")
+    assert unisono.init().world == 1 and capsys.readouterr().err == ""
 
 
 def test_too_few_processes_are_told_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,19 @@ def test_sigterm_to_ranks_started_by_others_saves(tmp_path: Path) -> None:
     assert checkpoints(run)[-1] == f"step-{len(losses(run)):06d}"
 
 
+def test_what_all_ranks_raise_is_told_once(tmp_path: Path) -> None:
+    place = jobs.folder_with(tmp_path, jobs.USERS, function="raising")
+    model = place / "model.py"
+    model.write_text(model.read_text().replace('if os.environ["RANK"] == "1":', "if h is not None:"))
+    with by_hand(place, "train", "recipe.toml") as ranks:
+        first, second = [rank.done() for rank in ranks]
+    assert (first.code, second.code) == (1, 1)
+    assert first.block.startswith("error U-R01  ValueError: the tokens ran out, rank 0, host")
+    assert "every rank raised it" in first.block and first.err.count("Traceback") == 1
+    assert second.err.splitlines()[-1] == "rank 1 stops: ValueError: the tokens ran out, rank 0"
+    assert "Traceback" not in second.err and "error U-" not in second.err
+
+
 @contextlib.contextmanager
 def by_hand(place: Path, *argv: str, count: int = 2, **more: Any):
     """Ranks that meet at a port which was free a moment ago."""

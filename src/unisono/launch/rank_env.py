@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unisono.launch import crossing, signals
+from unisono.launch import crossing, signals, verdict
 from unisono.launch.agree import agree
 from unisono.launch.context import Channel, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
@@ -34,6 +34,7 @@ from unisono.spec.errors import UnisonoError, UsageError
 
 _EARLY = 3600  # seconds
 _LEAVE = 10.0
+_ALIKE = 1.0
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
     """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
     host = socket.gethostname()
     channel = PrintChannel(place.rank, show, pace=StepPace(timeout))
-    lookout = None
+    ctx = lookout = None
     stopped: list[str] = []
     _catch_signals(channel, stopped)
     try:
@@ -69,10 +70,27 @@ def run(
             time.sleep(_LEAVE)  # the lookout, which tells why, ends this process first
         record = crossing.describe(error)
         _tell_torchrun(place.error_file, record)
-        ours = crossing.revive(record, place.rank, host)
+        alike = _alike(ctx, record) if ctx is not None else [place.rank]
+        others = [rank for rank in range(place.world) if rank not in alike]
+        ours = verdict.judge(verdict.Failure(alike[0], record), alike, others, host, ())
+        ours.shared |= not others  # rank 0 tells it
         return Outcome([None], ours, ours.exit)
     how = stopped[0] if stopped else ""
     return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
+
+
+def _alike(ctx: RankContext, record: crossing.Record) -> list[int]:
+    """The ranks that raise what this one does, as far as they do so within the next moment."""
+    if record["echo"] or record["shared"]:
+        return [ctx.rank]
+    words, until = json.dumps([record["what"], record["where"]]).encode(), time.monotonic() + _ALIKE
+    keys, same = {rank: f"raised/{rank}" for rank in range(ctx.world)}, [ctx.rank]
+    with suppress(RuntimeError, OSError):  # whose store it was has gone
+        ctx.store.set(keys[ctx.rank], words)
+        while not ctx.store.check([*keys.values()]) and time.monotonic() < until:
+            time.sleep(0.02)
+        same = [rank for rank, key in keys.items() if ctx.store.check([key]) and ctx.store.get(key) == words]
+    return same
 
 
 def watch(

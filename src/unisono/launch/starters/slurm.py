@@ -50,8 +50,8 @@ class Slurm(Starter):
         if "SLURM_STEP_ID" in environ or (tasks == "1" and "SLURM_PROCID" not in environ):
             return ""
         return (
-            f"in a Slurm job of SLURM_NTASKS={tasks}, but not under srun: all ranks start here, on one host;"
-            " srun unisono train ... makes each task a rank"
+            f"in a Slurm job of SLURM_NTASKS={tasks}, but not under srun: all that runs is this, on one host;"
+            " srun before the command makes each task a rank"
         )
 
     def leaves(self, host: int, local_rank: int, hosts: Sequence[int]) -> Environ:
