@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 from unisono.programs.pipeline import Action, Kind, Timetable
 from unisono.programs.pricing import Costs, played, slowest
@@ -45,11 +46,14 @@ def automatic(ranks: int, micros: int, depth: int, costs: Costs, kept: float = 1
     ramps = ([depth * (ranks - 1 - s) + 1 for s in range(ranks)], [depth * ranks] * ranks)
     pattern = handcrafted(ranks, micros, depth)
     tried = [
-        _Ranks(ranks, micros, costs, depth * ranks, ahead, patient, kept).run()
+        _greedy(micros, costs, depth * ranks, ahead, patient, kept)
         for ahead, patient in itertools.product(ramps, (True, False))
     ]
-    best = min(tried, key=_Ranks.span)
-    return pattern if slowest(played(pattern, costs)) <= best.span() else best.timetable()
+    span, best = min(tried, key=itemgetter(0))
+    if slowest(played(pattern, costs)) <= span:
+        return pattern
+    rows = tuple(tuple(Action(kind, rank, micro) for kind, micro in row) for rank, row in enumerate(best))
+    return Timetable(rows, tuple(range(ranks)), micros)
 
 
 def bubble(depth: int, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
@@ -63,81 +67,49 @@ def spare(forward: float, backward: float, weight: float) -> float:
     return smaller(weight, smaller(forward, backward - weight))
 
 
-class _Ranks:
-    """Ranks in time: each takes B if it is there, else F if memory allows, else W if that delays neither.
+def _greedy(
+    micros: int, costs: Costs, limit: int, ahead: Sequence[int], patient: bool, kept: float
+) -> tuple[float, list[list[tuple[Kind, int]]]]:
+    """(what `slowest` of it is, each rank's computations) where a rank takes B if it is there, else F if memory allows,
+    else W if that delays neither.
 
-    `limit` is what a rank holds at most, `ahead` how many forwards each may be ahead of its backwards. A patient rank
-    waits for a B or F that will come within the time of a W; an impatient one begins the W.
+    limit: what a rank holds at most. ahead: how many forwards each may be ahead of its backwards. A patient rank waits
+    for a B or F that will come within the time of a W; an impatient one begins the W.
     """
-
-    def __init__(
-        self,
-        ranks: int,
-        micros: int,
-        costs: Costs,
-        limit: int,
-        ahead: Sequence[int],
-        patient: bool,
-        kept: float,
-    ) -> None:
-        self.ranks, self.micros, self.costs = ranks, micros, costs
-        self.limit, self.ahead, self.patient, self.kept = limit, ahead, patient, kept
-        self.rows: list[list[tuple[Kind, int]]] = [[] for _ in range(ranks)]
-        self.done = {kind: [0] * ranks for kind in ("F", "B", "W")}
-        self.begin, self.free = [math.inf] * ranks, [0.0] * ranks
-        # When the input of a computation is there: every F's at stage 0 from the beginning.
-        self.here = {("F", 0, micro): 0.0 for micro in range(micros)}
-        self.wakes = [(0.0, rank) for rank in range(ranks)]
-
-    def run(self) -> "_Ranks":
-        while self.wakes:
-            now, rank = heapq.heappop(self.wakes)
-            if now >= self.free[rank]:
-                self._act(rank, now)
-        return self
-
-    def span(self) -> float:
-        """As `slowest` of the timetable played, without making it."""
-        return max(stop - start for start, stop in zip(self.begin, self.free, strict=True))
-
-    def timetable(self) -> Timetable:
-        rows = tuple(
-            tuple(Action(kind, rank, micro) for kind, micro in row) for rank, row in enumerate(self.rows)
-        )
-        return Timetable(rows, tuple(range(self.ranks)), self.micros)
-
-    def _act(self, rank: int, now: float) -> None:
-        f, b, w = (self.done[kind][rank] for kind in ("F", "B", "W"))
-        room = (f - b) + self.kept * (b - w) + 1 <= self.limit + 1e-9
-        backward = self.here.get(("B", rank, b), math.inf) if b < f else math.inf
-        forward = math.inf
-        if f < self.micros and room and f - b < self.ahead[rank]:
-            forward = self.here.get(("F", rank, f), math.inf)
+    ranks = len(ahead)
+    rows: list[list[tuple[Kind, int]]] = [[] for _ in ahead]
+    f, b, w = ([0] * ranks for _ in range(3))
+    begin, free = [math.inf] * ranks, [0.0] * ranks
+    # When the input of a computation is there: every F's at stage 0 from the beginning.
+    forwards = [[math.inf if rank else 0.0] * micros for rank in range(ranks)]
+    backwards = [[math.inf] * micros for _ in ahead]
+    wakes = [(0.0, rank) for rank in range(ranks)]
+    while wakes:
+        now, rank = heapq.heappop(wakes)
+        if now < free[rank]:
+            continue
+        held, owed = f[rank] - b[rank], b[rank] - w[rank]
+        backward = backwards[rank][b[rank]] if held else math.inf
+        room = held + kept * owed + 1 <= limit + 1e-9 and held < ahead[rank]
+        forward = forwards[rank][f[rank]] if room and f[rank] < micros else math.inf
         soonest = min(backward, forward)
         if backward <= now:
-            self._take("B", rank, b, now)
+            kind, done, cost, to, there = "B", b, costs.backward, rank - 1, backwards
         elif forward <= now:
-            self._take("F", rank, f, now)
-        elif w < b and (not self.patient or soonest >= now + self.costs.weight):
-            self._take("W", rank, w, now)
-        elif soonest < math.inf:
-            heapq.heappush(self.wakes, (soonest, rank))
-
-    def _take(self, kind: Kind, rank: int, micro: int, now: float) -> None:
-        cost = {"F": self.costs.forward, "B": self.costs.backward, "W": self.costs.weight}[kind]
-        stop = self.free[rank] = now + cost
-        self.begin[rank] = min(self.begin[rank], now)
-        self.done[kind][rank] += 1
-        self.rows[rank].append((kind, micro))
-        heapq.heappush(self.wakes, (stop, rank))
-        if kind == "F":
-            if rank + 1 < self.ranks:
-                self._send("F", rank + 1, micro, stop)
-            else:
-                self.here["B", rank, micro] = stop
-        elif kind == "B" and rank:
-            self._send("B", rank - 1, micro, stop)
-
-    def _send(self, kind: str, rank: int, micro: int, stop: float) -> None:
-        arrival = self.here[kind, rank, micro] = stop + self.costs.send
-        heapq.heappush(self.wakes, (max(arrival, self.free[rank]), rank))
+            kind, done, cost, to, there = "F", f, costs.forward, rank + 1, forwards
+        elif owed and (not patient or soonest >= now + costs.weight):
+            kind, done, cost, to, there = "W", w, costs.weight, -1, backwards
+        else:
+            if soonest < math.inf:
+                heapq.heappush(wakes, (soonest, rank))
+            continue
+        micro, stop = done[rank], now + cost
+        done[rank], free[rank], begin[rank] = micro + 1, stop, min(begin[rank], now)
+        rows[rank].append((kind, micro))
+        heapq.heappush(wakes, (stop, rank))
+        if to == ranks:
+            backwards[rank][micro] = stop
+        elif to >= 0:
+            there[to][micro] = stop + costs.send
+            heapq.heappush(wakes, (max(stop + costs.send, free[to]), to))
+    return max(stop - start for start, stop in zip(begin, free, strict=True)), rows
