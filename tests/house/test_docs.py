@@ -23,6 +23,7 @@ from tests.forked import Forked
 from unisono import config
 from unisono.cli import summaries
 from unisono.config.fields import keys
+from unisono.planner.clusters import CLUSTER_KEYS, DEVICE_KEYS, LINK_KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -85,6 +86,34 @@ def test_commands_exist(snippet: Snippet) -> None:
 @pytest.mark.timeout(600)
 def test_commands_run(snippet: Snippet, tmp_path: Path) -> None:
     subprocess.run(["bash", "-eu", "-c", snippet.body], cwd=tmp_path, env=environment(), check=True)
+
+
+@pytest.mark.timeout(120)
+def test_three_commands_lead_from_a_model_to_a_plan_that_runs(tmp_path: Path) -> None:
+    """The README's link to the planner: first lines say memory, tokens/s, days and error, and `train` takes the plan."""
+    assert "(docs/plan.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    first = next(s for s in snippets() if s.place.startswith("docs/plan.md"))
+    assert (first.mark, first.body.count("\nunisono ")) == ("run", 3)
+    done = subprocess.run(
+        ["bash", "-eu", "-c", first.body.replace("\nunisono ", "\necho ==; unisono ")],
+        cwd=tmp_path, env=environment(), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    searched, priced, would = (text.strip().splitlines() for text in done.stdout.split("==\n")[1:])
+    for page in (searched, priced):
+        head = dict(line.split(maxsplit=1) for line in page[:10] if line[:1].strip())
+        assert {"plan", "memory", "speed", "training", "error", "batch"} <= set(head)
+        assert "GiB" in head["memory"] and "tokens/s" in head["speed"] and "days" in head["training"]
+        assert "±" in head["error"] or "not known" in head["error"]
+        assert "never measured: no run of ours" in "\n".join(page[:10])
+    chosen = head["plan"]
+    assert any(line.partition(". ")[2].startswith(f"{chosen} ") for line in searched), "one of the best"
+    assert f'plan = "{chosen}"' in "\n".join(would)
+
+
+def test_every_key_of_a_cluster_file_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+    missing = [key for key in (*CLUSTER_KEYS, *LINK_KEYS, *DEVICE_KEYS) if not re.search(rf"\b{key}\b", page)]
+    assert not missing
 
 
 @of("python")

@@ -10,11 +10,11 @@ from unisono.planner.machines.host_file import host_from
 from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 
-_DEVICE = (
+DEVICE_KEYS = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "products", "attention", "units", "host_gb_s",
     "like", "name",
 )  # fmt: skip
-_LINK = (
+LINK_KEYS = (
     "name",
     "size",
     "bandwidth_gb_s",
@@ -26,7 +26,7 @@ _LINK = (
 )
 # Words of the field for networks in which switches connect any pair; how far at full rate is their oversubscription.
 _SWITCHED = ("fat-tree", "leaf-spine")
-_CLUSTER = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
+CLUSTER_KEYS = ("name", "device", "node", "nodes", "stack", "cost_per_hour", "link", "like", "host",
             "loader_samples_s", "loader_gb_s")  # fmt: skip
 
 
@@ -100,12 +100,12 @@ def cluster_of(table: Table, name: str, nodes: int | None = None) -> Cluster:
     """The cluster that a user's table describes, alone or beside the built-in one that it is like."""
     if "like" not in table.values:
         return _cluster(table, name, nodes)
-    table.known(_CLUSTER)
+    table.known(CLUSTER_KEYS)
     return _cluster(likeness(table, bundled("clusters.toml"), "cluster"), name, nodes)
 
 
 def _cluster(table: Table, name: str, nodes: int | None) -> Cluster:
-    table.known(_CLUSTER)
+    table.known(CLUSTER_KEYS)
     count = nodes or table.count("nodes", 1)
     node = table.count("node", 1)
     if not count or not node:
@@ -136,7 +136,7 @@ def _named_device(table: Table) -> Device:
         own = table.table("device")
         if "like" not in own.values:
             return _device(own, own.text("name", "device"))
-        own.known(_DEVICE)
+        own.known(DEVICE_KEYS)
         like = own.text("like")
         return _device(likeness(own, bundled("devices.toml"), "device"), own.text("name", like))
     name = table.text("device")
@@ -148,7 +148,7 @@ def _named_device(table: Table) -> Device:
 
 
 def _device(table: Table, name: str) -> Device:
-    table.known(_DEVICE)
+    table.known(DEVICE_KEYS)
     peak, source = table.constant("peak_tflops")
     if (
         not isinstance(peak, dict)
@@ -214,7 +214,7 @@ def _links(table: Table, total: int) -> tuple[Link, ...]:
 
 def link_of(own: Table, size: int) -> Link:
     """The link that a table describes, between so many devices. Raises UsageError."""
-    own.known(_LINK)
+    own.known(LINK_KEYS)
     bandwidth, latency = own.number("bandwidth_gb_s", 1e9), own.number("latency_us", 1e-6)
     ceiling = _ceiling(own) if "ceiling_gb_s" in own.values else None
     over, work = own.number("oversubscription", 1.0, 1.0), own.number("work_s_gb", 1e-9, 0.0)
