@@ -33,4 +33,6 @@ for epoch in range(4):
         schedule.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    print(f"epoch {epoch}  loss {sum(losses[-len(data) :]) / len(data):.4f}")
+    mean = sum(losses[-len(data) :]) / len(data)
+    mean = job.mean(mean)  # to print: over the samples of all ranks, not this one's alone
+    print(f"epoch {epoch}  loss {mean:.4f}")

@@ -121,6 +121,7 @@ def test_export_of_a_run(tmp_path: Path) -> None:
     result = run(tmp_path, out=tmp_path / "out")
     assert result["step"] == 7 and result["layout"] == "gpt2" and result["tokenizer"] == "byte"
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == result["files"]
+    assert len({p.stat().st_mode for p in (tmp_path / "out").iterdir()}) == 1, "who may read one may read all"
     assert json.loads(json.dumps(result)) == result
     theirs = transformers.pipeline("text-generation", str(tmp_path / "out"))
     assert len(theirs("def", max_new_tokens=3, do_sample=False, pad_token_id=0)[0]["generated_text"]) >= 3

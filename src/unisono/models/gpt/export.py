@@ -63,7 +63,12 @@ def export_state(
 def _write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """By safetensors' own writer, so that a model is not held in memory twice."""
     with replaced(path) as aside:
+        aside.touch(0o644)
+        mode = (
+            aside.stat().st_mode
+        )  # as that of the other files, by umask: the writer lets its owner alone read it
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, {"format": "pt"})
+        aside.chmod(mode)
 
 
 def _config(layout: str, model: GPTConfig, vocab: int) -> dict[str, Any]:
