@@ -1,5 +1,6 @@
 """Policies as ranks on threads play them: what all hold after a step, in which bits, and what they say it costs."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,9 @@ from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
+from unisono.config import Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
+from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Verdict
 
@@ -88,3 +91,25 @@ def test_canonical_adds_along_the_tree_and_the_others_need_not():
     }
     assert same["canonical"]
     assert all(same[name] for name in same if POLICIES.read(name).fidelity is Fidelity.EXACT)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "ranks"), [(12, 1, 2), (28, 2, 2), (12, 1, 4), (40, 1, 8), (36, 2, 6)]
+)
+def test_the_remedy_of_canonical_for_odd_numbers_of_micro_batches_can_be_followed(
+    batch: int, micro: int, ranks: int
+) -> None:
+    """It used to say micros=4 where no micro-batch makes four of them."""
+
+    def asked(plan: str, size: int) -> list[str]:
+        recipe = Recipe(train=TrainConfig(global_batch=batch, micro_batch=size))
+        try:
+            resolve(recipe, plan)
+        except ConfigProblems as found:
+            return [problem.fix for problem in found.problems]
+        return []
+
+    (fix,) = asked(f"dp={ranks} sync=canonical", micro)
+    size, others = re.findall(r"micro_batch (\d+)", fix), re.findall(r"dp=(\d+)", fix)
+    assert len(size) == 1 and not asked(f"dp={ranks} sync=canonical", int(size[0]))
+    assert others and not asked(f"dp={others[0]} sync=canonical", micro)

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     from unisono.comm.group import Group
 
 
+def _below(size: int) -> int:
+    """The greatest power of two up to `size`."""
+    return 1 << size.bit_length() - 1
+
+
+def _dealt(shard: int, batch: Any) -> str:
+    """Ways to deal this global batch so that each data rank has 2^k micro-batches: larger ones, or another dp."""
+    share = batch.micro_batch * batch.micros
+    micros = next(
+        m for k in range(_below(batch.micros).bit_length(), 0, -1) if share % (m := 1 << k - 1) == 0
+    )
+    size = share // micros
+    numbers = [dp for dp in range(1, batch.leaves // shard + 1) if not batch.leaves % (dp * shard)]
+    fit = [dp for dp in numbers if _below(own := batch.leaves // (dp * shard)) == own]
+    other = min(fit, key=lambda dp: abs(dp * shard - batch.replicas), default=0)
+    return f"--train.micro_batch {size} (micros={micros})" + (f", or dp={other}" if other else "")
+
+
 class Canonical(Policy):
     """Every step, every sum in one order: the same bits for any number of replicas, shards and stages."""
 
@@ -44,8 +62,8 @@ class Canonical(Policy):
         for key, size in (("micros", batch.micros), ("shard", plan.shard)):
             if size & (size - 1):
                 what = f"sync=canonical needs a power of two micro-batches and shards a rank, {key} is {size}"
-                fix = f"{key}={1 << size.bit_length() - 1} with another micro_batch, or sync=every_step; dp may be any"
-                yield Problem("P18", what, f"plan.{key}, plan.sync", fix)
+                fix = f"shard={_below(size)}" if key == "shard" else _dealt(plan.shard, batch)
+                yield Problem("P18", what, f"plan.{key}, plan.sync", f"{fix}, or sync=every_step")
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         part = gradient_bytes // dp
