@@ -186,7 +186,7 @@ SETS: dict[str, tuple[Callable[[], list[MeasuredStep]], str, tuple[str, ...]]] =
     "korthikanti table 5": (korthikanti, "megatron-2022", ("matmul", "tp_bus", "p2p")),
     "vtrain single-node": (
         vtrain_single, "megatron-deepspeed-node",
-        ("matmul", "elementwise", "launch", "collective", "micro"),
+        ("matmul", "elementwise", "launch", "member", "micro"),
     ),
     "vtrain multi-node": (vtrain_multi, "megatron-deepspeed", ("matmul", "gap", "step")),
     "mosaic fsdp": (mosaic, "llm-foundry", ("matmul", "attention", "gap")),

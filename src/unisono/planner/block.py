@@ -122,7 +122,7 @@ def forward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> Pa
         exposed=exposed,
         context=context,
         ringed=ringed,
-        host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        host=launches * stack.launch + 2 * _meeting(stack, dealt.tp),
         routing=routing,
         routed=routed,
         attention=scores,
@@ -152,7 +152,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
         context=context,
         ringed=ringed,
         hidden=every * stack.tp_hidden,
-        host=launches * stack.launch + (2 * stack.collective if dealt.tp > 1 else 0.0),
+        host=launches * stack.launch + 2 * _meeting(stack, dealt.tp),
         routing=routing,
         routed=routed,
         attention=scores,
@@ -267,6 +267,11 @@ def reduces(model: Transformer, ep: int) -> float:
     return 2.0 - (model.sparse_share if some is not None and ep > 1 and not some.shared_width else 0.0)
 
 
+def _meeting(stack: Stack, size: int) -> float:
+    """Seconds that a collective takes whatever its bytes, until the last of its ranks is there: the more, the longer."""
+    return stack.collective + stack.member * size if size > 1 else 0.0
+
+
 def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, again: bool = False) -> float:
     """Seconds of what crosses tp in one pass: as our own program makes it, or all-reduces."""
     if dealt.tp == 1:
@@ -274,9 +279,11 @@ def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, 
     tokens = dealt.micro_batch * model.context / dealt.cp
     if own_list(model, stack):
         made = crossings(model, tokens, on.item, again)
-        return sum(times * (stack.collective / 2 + dealt.tp_bus.gather(nbytes)) for nbytes, times in made)
+        return sum(
+            times * (_meeting(stack, dealt.tp) / 2 + dealt.tp_bus.gather(nbytes)) for nbytes, times in made
+        )
     moved = tokens * model.d_model * on.item
-    return reduces(model, dealt.ep) * (stack.collective + dealt.tp_bus.all_reduce(moved))
+    return reduces(model, dealt.ep) * (_meeting(stack, dealt.tp) + dealt.tp_bus.all_reduce(moved))
 
 
 def context_bytes(model: Transformer, dealt: BlockSplit, item: int, ways: int) -> float:

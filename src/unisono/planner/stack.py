@@ -41,7 +41,7 @@ class Stack:
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
     Seconds: launch (host, per kernel), gap (device, lost at each kernel of a block: ramp and tail), collective (added
-    per tp collective), micro (per micro-batch), step (per step).
+    per tp collective), member (to that, for each of its ranks: the last to arrive is awaited), micro (per micro-batch), step (per step).
     slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds on
     rows that were held out. seen: what those rows were like, None where there were none.
 
@@ -72,6 +72,7 @@ class Stack:
     launch: float = 0.0
     gap: float = 0.0
     collective: float = 0.0
+    member: float = 0.0
     micro: float = 0.0
     step: float = 0.0
     slack: float = 0.0
@@ -85,7 +86,7 @@ FLAGS = (
 )  # fmt: skip
 COUNTS = ("grad_bytes", "reduce_bytes")
 _RATES = ("matmul", "attention", "elementwise", "tp_bus", "dp_bus", "p2p", "host_link")
-_SECONDS_US = ("launch", "gap", "collective", "micro", "step")
+_SECONDS_US = ("launch", "gap", "collective", "member", "micro", "step")
 NUMBERS = tuple(f.name for f in fields(Stack) if f.name not in (*FLAGS, *COUNTS, "name", "seen", "sources"))
 _KEYS = (*FLAGS, *COUNTS, *NUMBERS, "seen", "like")
 
