@@ -23,7 +23,8 @@ from unisono.planner.work.transformer import Transformer
 BOUNDS: dict[str, tuple[float, float]] = {
     "matmul": (0.05, 0.95), "attention": (0.05, 0.95), "elementwise": (0.2, 1.0), "tp_bus": (0.1, 1.0),
     "dp_bus": (0.05, 1.0), "p2p": (0.05, 1.0), "depth": (1.0, 1000.0), "wave": (0.05, 1.0),
-    "launch": (1e-7, 1e-3), "gap": (1e-7, 1e-4), "collective": (1e-7, 1e-3), "member": (1e-7, 1e-3), "micro": (1e-6, 0.1), "step": (1e-4, 1.0),
+    "launch": (1e-7, 1e-3), "gap": (1e-7, 1e-4), "collective": (1e-7, 1e-3), "member": (1e-7, 1e-3),
+    "micro": (1e-6, 0.1), "step": (1e-4, 1.0),
     "tp_hidden": (0.01, 1.0), "dp_hidden": (0.01, 1.0),
 }  # fmt: skip
 _ROUNDS, _NUDGE = 25, 1e-3

@@ -268,7 +268,7 @@ def reduces(model: Transformer, ep: int) -> float:
 
 
 def _meeting(stack: Stack, size: int) -> float:
-    """Seconds that a collective takes whatever its bytes, until the last of its ranks is there: the more, the longer."""
+    """Seconds that a collective takes whatever its bytes, until the last of its ranks is there."""
     return stack.collective + stack.member * size if size > 1 else 0.0
 
 

@@ -41,7 +41,8 @@ class Stack:
     Hidden shares: tp_hidden of the backward pass's tp collectives, dp_hidden of the gradients' on dp.
 
     Seconds: launch (host, per kernel), gap (device, lost at each kernel of a block: ramp and tail), collective (added
-    per tp collective), member (to that, for each of its ranks: the last to arrive is awaited), micro (per micro-batch), step (per step).
+    per tp collective), member (to that, for each of its ranks: the last to arrive is
+    awaited), micro (per micro-batch), step (per step).
     slack: of what is allocated, what the allocator holds beside it. error: mean relative error of a step's seconds on
     rows that were held out. seen: what those rows were like, None where there were none.
 
