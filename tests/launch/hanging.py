@@ -43,6 +43,8 @@ def go_wrong() -> None:
     lock = threading.Lock()
     if WHAT == "sleep":
         time.sleep(1000)  # sleep
+    elif WHAT == "lag":
+        time.sleep(1)  # less than the deadline: nothing is wrong
     elif WHAT == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)  # stop
         time.sleep(1000)  # stop
@@ -175,7 +177,7 @@ class Samples(torch.utils.data.Dataset):
 
 def loop(plan: str, timeout: float) -> None:
     job = unisono.init(plan=plan, timeout=timeout)
-    passes = 400 if WHAT in ("dtype", "skip") else 1
+    passes = 100 if WHAT in ("dtype", "skip", "lag") else 1
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

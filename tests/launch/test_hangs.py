@@ -31,7 +31,7 @@ TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py"
     "case",
     [pytest.param(c, id=c.name, marks=() if c.name in QUICK else pytest.mark.slow) for c in CASES],
 )
-def test_the_culprit_is_named_and_nobody_stays(case: Case, tmp_path: Path) -> None:
+def test_the_culprit_is_named_and_nobody_stays_or_nothing_is_wrong(case: Case, tmp_path: Path) -> None:
     played = play(case, tmp_path)
     assert not played.wrong, played.output[-3000:]
 
