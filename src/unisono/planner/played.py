@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from unisono.planner.price import Price, Rows, Traffic
 from unisono.planner.timetables import chunks, ends, of, serves
-from unisono.programs.pipeline import Timetable, play_costs
-from unisono.programs.pricing import Costs, slowest
+from unisono.programs.pipeline import Timetable, play_rows
+from unisono.programs.pricing import Costs
 from unisono.programs.schedules import SCHEDULES, Schedule
 
 FEW = 20_000  # actions up to which a timetable is played whole
@@ -75,8 +75,8 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
             (f + b) / v + 2 * each.message(row)
             for row, (f, b) in enumerate(zip(each.forward, each.backward, strict=True))
         )
-    placed = play_costs(timetable, parts.forward, parts.backward, weight=parts.weight, together=together)
-    return slowest(placed) if timetable.splits_backward else max(p.stop for p in placed)
+    rows = play_rows(timetable, parts.forward, parts.backward, 0.0, parts.weight, together)
+    return max(row[-1][1] - (row[0][0] if timetable.splits_backward else 0.0) for row in rows)
 
 
 def ordered(schedule: str, micros: int, each: Rows) -> Timetable:

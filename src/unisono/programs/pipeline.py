@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -72,7 +73,7 @@ class Timetable:
         """The stages of one row, ascending."""
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == row)
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Whether weight gradients have actions of their own."""
         return any(action.kind == "W" for row in self.rows for action in row)
@@ -152,21 +153,37 @@ def peak_held(timetable: Timetable) -> tuple[int, ...]:
     return tuple(peaks)
 
 
+Cost = float | Sequence[float]  # seconds of one micro-batch, for all stages or per stage
+
+
 def play_costs(
-    timetable: Timetable,
-    forward: float | Sequence[float] = 1.0,
-    backward: float | Sequence[float] = 1.0,
-    send: float = 0.0,
-    weight: float | Sequence[float] = 0.0,
+    timetable: Timetable, forward: Cost = 1.0, backward: Cost = 1.0, send: float = 0.0, weight: Cost = 0.0,
     together: float | None = None,
-) -> list[Placed]:
+) -> list[Placed]:  # fmt: skip
     """When each computation runs, given what it costs: an event simulation of the timetable.
 
-    `forward`, `backward` and `weight` are the times of F, B and W of one micro-batch, for all stages or per stage;
-    `send` is the time between a message's departure and its arrival, which occupies neither row. `together` is the
-    time of an overlapped forward and backward: they begin when both can and what they make leaves when both are over;
-    without it they are computed one after the other. Returns the computations in order of their start (the gaps are
-    the bubbles). Raises ValueError if the timetable deadlocks.
+    `forward`, `backward` and `weight` are the times of F, B and W; `send` is the time between a message's departure and
+    its arrival, which occupies neither row. `together` is the time of an overlapped forward and backward: they begin
+    when both can and what they make leaves when both are over; without it they are computed one after the other.
+    Returns the computations in order of their start (the gaps are the bubbles). Raises ValueError if the timetable
+    deadlocks.
+    """
+    times = play_rows(timetable, forward, backward, send, weight, together)
+    placed = (
+        Placed(index, action, *time)
+        for index, (row, own) in enumerate(zip(timetable.rows, times, strict=True))
+        for action, time in zip((action for action in row if action.kind in COMPUTE), own, strict=True)
+    )
+    # Rows are ascending in time already, and sorting is stable: this is the order of (start, row).
+    return sorted(placed, key=itemgetter(2))
+
+
+def play_rows(
+    timetable: Timetable, forward: Cost, backward: Cost, send: float, weight: Cost, together: float | None
+) -> list[list[tuple[float, float]]]:
+    """(start, stop) of each computation of each row, for who asks for no more than how long it takes: as `play_costs`.
+
+    Raises ValueError if the timetable deadlocks.
     """
     stages, owner, length = range(timetable.stages), timetable.placement, timetable.length
     each = {"F": forward, "B": backward, "W": weight}
@@ -185,21 +202,16 @@ def play_costs(
     rows = [[action for action in row if action.kind in COMPUTE] for row in timetable.rows]
     pairs = timetable.overlapped if together is not None else frozenset[Action]()
     clock = _Clock(costs, over, awaited, pairs, together or 0.0)
-    placed: list[list[Placed]] = [[] for _ in rows]
-    playing = [_play(row, index, placed[index], clock) for index, row in enumerate(rows)]
+    times: list[list[tuple[float, float]]] = [[] for _ in rows]
+    playing = [_play(row, own, clock) for row, own in zip(rows, times, strict=True)]
     before = -1
-    while playing and sum(map(len, placed)) > before:
-        before = sum(map(len, placed))
+    while playing and sum(map(len, times)) > before:
+        before = sum(map(len, times))
         playing = [row for row in playing if next(row, False)]
-    stuck = [
-        (i, row[len(done)])
-        for i, (row, done) in enumerate(zip(rows, placed, strict=True))
-        if len(done) < len(row)
-    ]
-    if stuck:
-        raise ValueError("the timetable deadlocks: " + ", ".join(f"row {i} at {a}" for i, a in stuck))
-    # Rows are ascending in time already, and sorting is stable: this is the order of (start, row).
-    return sorted((p for row in placed for p in row), key=itemgetter(2))
+    left = enumerate(zip(rows, times, strict=True))
+    if stuck := [f"row {i} at {row[len(own)]}" for i, (row, own) in left if len(own) < len(row)]:
+        raise ValueError(f"the timetable deadlocks: {', '.join(stuck)}")
+    return times
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +227,13 @@ class _Clock:
     together: float
 
 
-def _play(row: Sequence[Action], index: int, placed: list[Placed], clock: _Clock) -> Iterator[bool]:
-    """Places a row's computations against the clock; yields where what comes next waits for other rows.
+def _play(row: Sequence[Action], times: list[tuple[float, float]], clock: _Clock) -> Iterator[bool]:
+    """Plays a row's computations against the clock; yields where what comes next waits for other rows.
 
-    An overlapped forward and backward are drawn one after the other, each with its share of the time, so that busy time
+    An overlapped forward and backward are told one after the other, each with its share of the time, so that busy time
     adds up; but what they make leaves at the end of both.
     """
-    costs, over, awaited, pairs, together = (
-        clock.costs,
-        clock.over,
-        clock.awaited,
-        clock.pairs,
-        clock.together,
-    )
+    costs, over, awaited, pairs = clock.costs, clock.over, clock.awaited, clock.pairs
     at, now, end = 0, 0.0, len(row)
     while at < end:
         action = row[at]
@@ -243,16 +249,16 @@ def _play(row: Sequence[Action], index: int, placed: list[Placed], clock: _Clock
             yield True
         elif not group:
             over[kind][stage][micro] = now = start + costs[kind][stage]
-            placed.append(Placed(index, action, start, now))
+            times.append((start, now))
             at += 1
         else:
             if len(group) > 2 and group[2] != Action("W", group[1].stage, group[1].micro):
                 group = group[:2]
             spent = [costs[a.kind][a.stage] for a in group]
-            share, now = together / (sum(spent) or 1.0), start + together
+            share, now = clock.together / (sum(spent) or 1.0), start + clock.together
             for one, cost in zip(group, spent, strict=True):
                 over[one.kind][one.stage][one.micro] = now
-                placed.append(Placed(index, one, start, start + cost * share))
+                times.append((start, start + cost * share))
                 start += cost * share
             at += len(group)
 
@@ -271,7 +277,7 @@ def bubble(placed: Sequence[Placed], rows: int | None = None) -> float:
     return max(0.0, 1.0 - busy / (count * span)) if span > 0 else 0.0
 
 
-def _per_stage(cost: float | Sequence[float], stages: int) -> Sequence[float]:
+def _per_stage(cost: Cost, stages: int) -> Sequence[float]:
     if isinstance(cost, int | float):
         return [float(cost)] * stages
     if len(cost) != stages:

@@ -41,7 +41,9 @@ def slowest(placed: Sequence[Placed]) -> float:
     """
     first: dict[int, float] = {}
     last: dict[int, float] = {}
-    for p in placed:
-        first[p.row] = min(first.get(p.row, math.inf), p.start)
-        last[p.row] = max(last.get(p.row, -math.inf), p.stop)
+    for row, _, start, stop in placed:
+        if start < first.get(row, math.inf):
+            first[row] = start
+        if stop > last.get(row, -math.inf):
+            last[row] = stop
     return max((last[row] - first[row] for row in first), default=0.0)
