@@ -214,7 +214,7 @@ def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowSha
 def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[float, float]:
     """(bytes of the gradients that two rows sum, how many rows do)."""
     owning = owners(plan)[0]
-    every = (share.blocks + share.ends + share.routed) / (owning if plan.zero > 1 else 1)
+    every = (share.blocks + share.ends + share.routed) / (owning if plan.zero > 1 or stack.autograd else 1)
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
     once = apart * model.tied_elements / plan.tp / (owning if stack.autograd else 1)
     return either(share.copies > 1, every, once) * stack.reduce_bytes, either(share.copies > 1, plan.pp, 2.0)

@@ -3,6 +3,7 @@
 tests/planner/test_calls.py holds it to what ranks record, call by call and byte by byte.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -10,9 +11,9 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
-from unisono.planner.cuts import rows_of
+from unisono.planner.cuts import balanced, given, head_share
 from unisono.planner.machines.cluster import Source
-from unisono.planner.memory import BUCKET, ITEM, share_of
+from unisono.planner.memory import BUCKET, ITEM
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work.networks import Network, cut
 from unisono.planner.work.transformer import Transformer, crossings
@@ -50,14 +51,13 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class RowElements:
-    """What a rank of one pipeline row holds, before `shard` deals it.
+class StageElements:
+    """What a rank of one stage holds, before `shard` deals it.
 
     blocks: how many. inside, rim: elements of all of them, of stem and head.
     alone: of these elements, those that every rank of tp has.
     stem, head: whether they are here.
-    ahead, back: elements of a sample as it goes to the next row, and its gradient to the one before.
-    again: elements of a tied weight's second use, where it has a gradient of its own.
+    ahead, back: elements of a sample as it goes to the next stage, and its gradient to the one before.
     """
 
     blocks: float
@@ -68,35 +68,46 @@ class RowElements:
     head: bool
     ahead: float
     back: float
-    again: float = 0.0
-
-    @property
-    def elements(self) -> float:
-        """Of all gradients."""
-        return self.inside + self.rim + self.again
 
 
-def held(model: Transformer | Network, plan: Plan, row: int) -> RowElements:
-    """What one row holds, as the program cuts."""
-    stems, heads = ends(plan.schedule, plan.pp)
-    stem, head = row in stems, row in heads
-    # Uses of a tied weight on one rank are two gradients where their sum has to wait for others.
-    again = model.tied_elements / plan.tp if stem and head and leafwise(plan) else 0.0
+def stages(model: Transformer | Network, plan: Plan) -> list[StageElements]:
+    """Of the stages that one micro-batch passes, as the program cuts."""
+    own = of(plan.schedule)
+    length = len(own.placement(plan.pp)) // own.chains
+    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
+    twice = 1 if length > 1 or leafwise(plan) else 0
     if isinstance(model, Network):
-        rows = cut(model, plan.pp)
-        parts = rows[row][int(stem) : len(rows[row]) - int(head)]
-        inside = float(sum(part.parameters for part in parts))
-        rim = sum(part.parameters for part in rows[row]) - inside
-        rim -= model.tied_elements if stem and head else 0
-        handed = [float(rows[r][-1].output) if 0 <= r < plan.pp - 1 else 0.0 for r in (row, row - 1)]
-        return RowElements(len(parts), inside, rim, 0.0, stem, head, handed[0], handed[1], again)
-    share, whole = share_of(model, plan, row, True), model.block_parameters[1]
-    blocks = rows_of(model, plan.schedule, plan.pp, True)[row]
-    alone = blocks * whole + stem * model.stem_parameters[1] + head * model.head_parameters[1]
-    handed = float(model.context * model.d_model / plan.tp)
-    return RowElements(
-        blocks, share.blocks, share.ends, alone if plan.tp > 1 else 0.0, stem, head, handed, handed, again
-    )
+        return _network_stages(model, length, twice)
+    counts = given(plan.schedule) or balanced(model.n_layer, length, head_share(model))
+    dealt, whole = model.block_parameters
+    handed, found = float(model.context * model.d_model / plan.tp), list[StageElements]()
+    for place, blocks in enumerate(counts):
+        stem, head = place == 0, place == length - 1
+        ends_ = [
+            part for part, here in ((model.stem_parameters, stem), (model.head_parameters, head)) if here
+        ]
+        rim = sum(matrix / plan.tp + rest for matrix, rest in ends_)
+        rim -= model.tied_elements / plan.tp if stem and head and not twice else 0
+        alone = blocks * whole + sum(rest for _, rest in ends_) if plan.tp > 1 else 0.0
+        found.append(
+            StageElements(blocks, blocks * (dealt / plan.tp + whole), rim, alone, stem, head, handed, handed)
+        )
+    return found
+
+
+def _network_stages(model: Network, length: int, twice: int) -> list[StageElements]:
+    cuts, found = cut(model, length), list[StageElements]()
+    for place, parts in enumerate(cuts):
+        stem, head = place == 0, place == length - 1
+        blocks = parts[int(stem) : len(parts) - int(head)]
+        inside = float(sum(part.parameters for part in blocks))
+        rim = sum(part.parameters for part in parts) - inside
+        rim -= model.tied_elements if stem and head and not twice else 0
+        back = cuts[place - 1][-1].output if place else 0
+        found.append(
+            StageElements(len(blocks), inside, rim, 0.0, stem, head, float(parts[-1].output), float(back))
+        )
+    return found
 
 
 def leafwise(plan: Plan) -> bool:
@@ -109,32 +120,44 @@ def calls(
     model: Transformer | Network, plan: Plan, micro_batch: int, micros: int, row: int = 0, near: bool = True
 ) -> tuple[Transfer, ...]:
     """Of a rank of pipeline row `row`. near: replicas are on one host, and may add up gradients in its memory."""
-    own = held(model, plan, row)
+    every, passes = stages(model, plan), _passes(plan.schedule, plan.pp, micros)[row]
     found: list[Transfer] = []
-    for backward in (False, True):
-        found += of_pass(model, plan, own, micro_batch, micros, backward=backward)
-    found = [Transfer(c.axis, c.op, c.nbytes, c.times * micros, c.later) for c in found]
-    found += _messages(plan, own, micro_batch, micros, row)
-    found += _together(plan, own, near)
-    return tuple(c for c in (*found, *_told(model, plan, own, micros)) if c.nbytes * c.times > 0)
+    for stage, count in passes:
+        own = every[stage % len(every)]
+        for backward in (False, True):
+            made = of_pass(model, plan, own, micro_batch, count, backward=backward)
+            found += [Transfer(c.axis, c.op, c.nbytes, c.times * count) for c in made]
+    here = [every[stage % len(every)] for stage, _ in passes]
+    alone = sum(own.alone for own in here)
+    elements = sum(own.inside + own.rim for own in here)
+    if (
+        len(here) > 1
+        and any(own.stem for own in here)
+        and any(own.head for own in here)
+        and not leafwise(plan)
+    ):
+        elements -= model.tied_elements / plan.tp  # one gradient travels for both uses
+    if alone:
+        found.append(Transfer("tp", "all_reduce", _item(plan) * alone / plan.shard))
+    for kind, stage, count in _sends(plan.schedule, plan.pp, micros)[row]:
+        own = every[stage % len(every)]
+        handed = own.ahead if kind == "SEND_F" else own.back
+        found.append(Transfer("pp", "send", _item(plan) * micro_batch * handed, count, later=True))
+    found += _together(plan, elements / plan.shard, alone / plan.shard, near)
+    found += _told(model, plan, here, elements, micros)
+    return tuple(call for call in found if call.nbytes * call.times > 0)
 
 
 def of_pass(
-    model: Transformer | Network,
-    plan: Plan,
-    own: RowElements,
-    micro_batch: int,
-    micros: int,
-    *,
-    backward: bool,
-) -> list[Transfer]:
-    """Collectives inside one pass over what a row holds; those of a step count as one of `micros` in each pass."""
+    model: Transformer | Network, plan: Plan, own: StageElements, micro_batch: int, micros: int, *, backward: bool
+) -> list[Transfer]:  # fmt: skip
+    """Collectives inside one pass of a stage; those of a step count as one of `micros` in each pass."""
     found: list[Transfer] = []
     if plan.tp > 1 and isinstance(model, Transformer):
-        found += _dealt_layers(model, plan, own, micro_batch, micros, backward)
+        found += _dealt_layers(model, plan, own, micro_batch, backward)
     if plan.shard > 1:
         item, once = _item(plan), 1.0 / micros
-        block, rim = item * own.inside / max(1.0, own.blocks), item * (own.rim + own.again)
+        block, rim = item * own.inside / max(1.0, own.blocks), item * own.rim
         if not backward:
             gathers = 1.0 if plan.zero == 3 else once
             found += [
@@ -153,7 +176,7 @@ def of_pass(
 
 
 def _dealt_layers(
-    model: Transformer, plan: Plan, own: RowElements, micro_batch: int, micros: int, backward: bool
+    model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
 ) -> Iterator[Transfer]:
     """On tp."""
     wide, item, tokens = _item(plan), ITEM[plan.precision], micro_batch * model.context
@@ -169,8 +192,6 @@ def _dealt_layers(
     if backward and plan.recompute == "full":
         for way, (nbytes, times) in zip((other, op), crossings(model, tokens, item, again=True), strict=True):
             yield Transfer("tp", way, nbytes, own.blocks * times)
-    if backward:  # gradients of what every rank has whole
-        yield Transfer("tp", "all_reduce", wide * own.alone / plan.shard, 1.0 / micros)
 
 
 def _item(plan: Plan) -> float:
@@ -178,30 +199,31 @@ def _item(plan: Plan) -> float:
     return float(max(4, ITEM[plan.precision]))
 
 
-def _messages(plan: Plan, own: RowElements, micro_batch: int, micros: int, row: int) -> Iterator[Transfer]:
-    """Between stages, as the timetable has them."""
-    if plan.pp == 1:
-        return
-    for action, count in _sends(plan.schedule, plan.pp, micros)[row]:
-        elements = own.ahead if action == "SEND_F" else own.back
-        yield Transfer("pp", "send", _item(plan) * micro_batch * elements, count, later=True)
+@cache
+def _passes(schedule: str, ranks: int, micros: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Of each row, its stages, and how many micro-batches pass each."""
+    made = of(schedule).timetable(ranks, micros)
+    return tuple(
+        tuple((stage, len(made.micros_of(stage))) for stage in made.owned(row)) for row in range(ranks)
+    )
 
 
 @cache
-def _sends(schedule: str, ranks: int, micros: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Of each row, how many messages of each kind leave."""
+def _sends(schedule: str, ranks: int, micros: int) -> tuple[tuple[tuple[str, int, int], ...], ...]:
+    """Of each row, messages that leave: their kind, their stage, how many."""
     rows = lower(of(schedule).timetable(ranks, micros)).rows
-    return tuple(tuple((kind, sum(action.kind == kind for action in row)) for kind in SENDS) for row in rows)
+    counts = [Counter((action.kind, action.stage) for action in row if action.kind in SENDS) for row in rows]
+    return tuple(tuple((*key, count) for key, count in each.items()) for each in counts)
 
 
-def _together(plan: Plan, own: RowElements, near: bool) -> Iterator[Transfer]:
+def _together(plan: Plan, elements: float, alone: float, near: bool) -> Iterator[Transfer]:
     """Gradients of replicas, as policy and codec have them meet, bucket by bucket."""
     policy = member("sync", plan.sync)
     if plan.dp == 1 or policy is None:
         return
     near = near and not policy.leafwise and getattr(member("collective", plan.collective), "nearby", False)
-    for elements in ((own.elements - own.alone) / plan.shard, own.alone / plan.shard):
-        for nbytes in buckets(_item(plan) * elements, near):
+    for some in (elements - alone, alone):
+        for nbytes in buckets(_item(plan) * some, near):
             for call in policy.work(round(nbytes), plan.dp).calls:
                 yield of_call(call, plan.dp)
 
@@ -223,15 +245,16 @@ def buckets(nbytes: float, near: bool) -> list[float]:
     return sizes
 
 
-def _told(model: Transformer | Network, plan: Plan, own: RowElements, micros: int) -> Iterator[Transfer]:
-    """The uses of a tied weight on two rows, and the numbers of a step: losses and wishes of all replicas, the norm."""
+def _told(
+    model: Transformer | Network, plan: Plan, here: list[StageElements], elements: float, micros: int
+) -> Iterator[Transfer]:
+    """What two rows have of each other's gradients, and the numbers of a step: losses and wishes of all replicas, the
+    norm."""
     stems, heads = ends(plan.schedule, plan.pp)
     if copies(plan.schedule, plan.pp) > 1:
-        nbytes = _item(plan) * own.elements / plan.shard
-        parts = [(BUCKET, nbytes // BUCKET), (nbytes % BUCKET, 1.0)]
-        for size, count in parts:  # each with one number more: whether a gradient is missing
-            yield Transfer("pp", "all_reduce", (size + _item(plan)) * (size > 0), count)
-    elif stems != heads and (own.stem or own.head):
+        # And one number: whether a half lacks some of them.
+        yield Transfer("pp", "all_reduce", _item(plan) * (elements / plan.shard + 1))
+    elif stems != heads and any(own.stem or own.head for own in here):
         yield Transfer("pp", "all_reduce", _item(plan) * model.tied_elements / plan.tp / plan.shard)
     apart = leafwise(plan)
     places = 2 + (micros * plan.replicas if apart else 1)
