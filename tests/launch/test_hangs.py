@@ -131,6 +131,11 @@ def test_a_stand_is_read_from_the_lines_of_a_thread() -> None:
     user = Frame("/home/me/own.py", 7, "main")
     assert stand(0, [Frame(TORCH, 1, "barrier"), user]).state == "waits"
     assert stand(0, [Frame(TORCH, 1, "barrier"), user]).doing() == "barrier"
+    beginning = [
+        Frame(TORCH, 1, "_new_process_group_helper"),
+        Frame("/x/site-packages/unisono/library/enter.py", 9, "init"),
+    ]
+    assert stand(0, [*beginning, user]).part == "the meeting of ranks"
     asleep = stand(0, [user, Frame(TORCH, 1, "hook")])
     assert (asleep.state, asleep.place) == ("runs", "/home/me/own.py:7 in main")
 

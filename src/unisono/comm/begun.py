@@ -47,6 +47,8 @@ def is_any_pending() -> bool:
 def latest(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
     """The latest collectives of each group of several ranks that is alive, by its name and ranks and by their number.
     frames: with the lines that began them."""
+    if not hasattr(RECORDER, "_dump_fr_trace_json"):
+        return {}  # a torch that records nothing between CPUs
     entries = (_with_frames() if frames else json.loads(RECORDER._dump_fr_trace_json())).get("entries", ())
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for entry in entries[-_LATEST:]:

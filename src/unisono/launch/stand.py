@@ -37,6 +37,8 @@ _PARTS = (
     ("fsdp/", "the exchange of weights or gradients", 0),
     ("parallel/post.py", "the pipeline's messages", 0),
     ("comm/mesh.py", "the making of groups", 0),
+    ("library/enter.py", "the meeting of ranks", 0),
+    ("train/build.py", "the meeting of ranks", 0),
     ("train/step.py", "a step", 0),
 )
 _JOB = {
