@@ -61,6 +61,17 @@ def test_figures_of_another_machine_are_told_as_such(nobody_measured: None, said
         assert "nobody" not in said(verb, "--demo", "--cluster", "laptop")[1]
 
 
+def test_a_front_that_is_shown_in_part_says_so(said) -> None:
+    asked = ["plan", "--model.n_layer", "24", "--model.d_model", "2048", "--model.n_head", "16", "--model.vocab", "51200",
+             "--train.global_batch", "512", "--cluster", "dgx-a100:2"]  # fmt: skip
+    fronts = [
+        (len(json.loads(said(*words, "--json")[0])["pareto"]), said(*words)[0])
+        for words in (asked, [*asked, "--plan", "dp=16"])
+    ]
+    assert max(count for count, _ in fronts) > 8 > min(count for count, _ in fronts)
+    assert all((f"(8 of {count}, which --json has)" in page) == (count > 8) for count, page in fronts)
+
+
 def test_a_small_model_is_better_off_on_one_device_and_computes_nothing_twice(
     nobody_measured: None, said
 ) -> None:
@@ -69,7 +80,6 @@ def test_a_small_model_is_better_off_on_one_device_and_computes_nothing_twice(
     first = next(line for line in page.splitlines() if line.startswith("1. "))
     assert "recompute" not in first
     assert "bf16" not in page  # nobody has measured that it is quicker on a CPU
-    assert "which --json has)" in page  # the front that is shown is a selection
     many, _ = said("plan", "--model.n_layer", "24", "--model.d_model", "2048", "--model.n_head", "16",
                    "--model.vocab", "51200", "--train.global_batch", "512", "--cluster", "dgx-a100",
                    "--plan", "precision=bf16", "--top", "1")  # fmt: skip
