@@ -156,7 +156,7 @@ def test_batches(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model", "gtp"], "did you mean gpt?"),
         (["--sweep", "devices=8", "--out", "x.gif"], ".png"),
         (["--weak"], "--sweep"),
-        (["--tokens", "-1"], "above 0"),
+        (["--tokens", "-1"], "a number of tokens"),
     ],
 )
 def test_mistakes_have_a_remedy(words: list[str], said_: str, capsys: pytest.CaptureFixture[str]) -> None:

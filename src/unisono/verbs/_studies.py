@@ -183,7 +183,8 @@ def _space(
     # Keys of --plan are held; those of a recipe's own plan are for its own number of devices.
     from unisono.planner.space import space_of
 
-    base = replace(space_of(got, model_of(got, environ), None, given.cluster, given.stack), besides=())
+    base = space_of(got, model_of(got, environ), None, given.cluster, given.stack)
+    base = replace(base, besides=lambda devices: ())
     if got.origins.get("plan", "").startswith("flag"):
         base = replace(base, held=got.plan)
     recipe = on_any_ranks(got.recipe)
