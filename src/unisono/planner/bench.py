@@ -8,6 +8,8 @@ quantity does not depend on an axis, its length there is 1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from unisono.planner.work.transformer import Transformer
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats
 
 _FIELDS = tuple(f.name for f in fields(Plan))
+_VALUES, _SETTERS = attrgetter(*_FIELDS), [(name, getattr(Plan, name).__set__) for name in _FIELDS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class Axes:
 
     def served(self, ranks: int, n_layer: int) -> Array:
         """(sizes, schedules): which timetables exist for which numbers of micro-batches."""
-        return np.array([[serves(s, ranks, m, n_layer) for s in self.schedules] for _, m in self.sizes], bool)
+        return _served(self.schedules, tuple(m for _, m in self.sizes), ranks, n_layer)
 
 
 @dataclass(slots=True)
@@ -68,6 +71,12 @@ class SearchShared:
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
 
+@lru_cache(maxsize=4096)
+def _served(schedules: tuple[str, ...], micros: tuple[int, ...], ranks: int, n_layer: int) -> Array:
+    """Many meshes of one search ask the same."""
+    return np.array([[serves(name, ranks, many, n_layer) for name in schedules] for many in micros], bool)
+
+
 def array(values: Any, *shape: int) -> Array:
     """Of floats; what it is made of may be arrays itself."""
     made = np.array(values, float)
@@ -77,8 +86,8 @@ def array(values: Any, *shape: int) -> Array:
 def like(plan: Plan, **changes: Any) -> Plan:
     """The plan with other values, which are known to be of the contract and not looked at again."""
     made = object.__new__(Plan)
-    for key in _FIELDS:
-        object.__setattr__(made, key, changes[key] if key in changes else getattr(plan, key))
+    for (key, put), value in zip(_SETTERS, _VALUES(plan), strict=True):
+        put(made, changes.get(key, value))
     return made
 
 
@@ -114,9 +123,9 @@ def _inside(bench: SearchShared, plan: Plan) -> tuple[int, ...]:
     return plan.tp, plan.cp, plan.ep, *(stride(plan, axis, order) for axis in ("tp", "cp", "ep"))
 
 
-def covers(plan: Plan) -> bool:
-    """Whether its timetable hides what ep sends behind another micro-batch."""
-    return plan.ep > 1 and of(plan.schedule).overlapped
+def covers(plan: Plan, schedule: str = "") -> bool:
+    """Whether its timetable, or another one, hides what ep sends behind another micro-batch."""
+    return plan.ep > 1 and of(schedule or plan.schedule).overlapped
 
 
 def kernels_of(bench: SearchShared, plan: Plan, size: int) -> Kernels:

@@ -79,7 +79,7 @@ def least_memory(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
     """Seconds that a step takes at least: kernels of a mean row, nothing computed again, nothing waited for."""
     plain = Axes(axes.zeros[:1], ("none",), axes.sizes, axes.kinds, axes.schedules[:1])
-    hiding = [name for name in axes.schedules if covers(like(mesh, schedule=name))]
+    hiding = [name for name in axes.schedules if covers(mesh, name)]
     if hiding:
         mesh = like(mesh, schedule=hiding[0])  # under which nothing that goes to experts may show
     made = totals_by(bench, mesh, plain)
@@ -120,17 +120,16 @@ def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks
 def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
     """Seconds of a step, of all axes."""
     works = _works(bench, mesh, axes)
-    plans = [like(mesh, schedule=name) for name in axes.schedules]
-    blocks = {
-        which: blocks_by(bench, own, axes) for which, own in {covers(own): own for own in plans}.items()
-    }
+    covering = {name: covers(mesh, name) for name in axes.schedules}
+    some = {which: name for name, which in covering.items()}
+    blocks = {which: blocks_by(bench, like(mesh, schedule=name), axes) for which, name in some.items()}
     first = share_by(bench, mesh, axes, 0)
     micros = array([m for _, m in axes.sizes], -1, 1)
     device, where = bench.cluster.device, (bench.cluster, bench.stack, first)
 
     def told(seconds: Callable[[Plan], float]) -> Array:
         """Of all ways, by schedule: (schedule, way, 1, 1, 1)."""
-        columns = [np.broadcast_to(array(seconds(plan)), (len(plans),)) for plan in ways]
+        columns = [np.broadcast_to(array(seconds(plan)), (len(covering),)) for plan in ways]
         return np.stack(columns, axis=-1)[:, :, None, None, None]
 
     once = told(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
@@ -141,10 +140,10 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
     meeting = told(
         lambda plan: sum(own for axis, (_, own) in met(plan, *where).items() if not coded or axis != "dp")
     )
-    elements = np.broadcast_to(array(crossing(mesh, first)), (len(plans),))
+    elements = np.broadcast_to(array(crossing(mesh, first)), (len(covering),))
     step = np.empty(axes.shape)
     for at, name in enumerate(axes.schedules):
-        each = blocks[covers(plans[at])]
+        each = blocks[covering[name]]
         whole = line(name, mesh.pp, micros, works(at, each), each.send)
         over = covered(name, mesh.pp, micros, whole, bench.stack.dp_hidden)
         shown = over.beside_backward(meeting[at]) + over.beside_forward(back[at])

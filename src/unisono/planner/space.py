@@ -171,11 +171,11 @@ def _schedules(space: Space, ranks: int) -> list[str]:
 
 def _sizes(space: Space, plan: Plan, share: int) -> Iterator[tuple[int, int]]:
     """(micro-batch, micros) that are legal on this mesh."""
+    named: dict[str, Any] = {"zero": space.held.zero}
+    if plan.pp > 1 and "schedule" not in space.held.said:
+        named["schedule"] = "1f1b"
     for size in _micro_batches(space, share):
-        named = like(plan, micros=share // size, zero=space.held.zero)
-        if plan.pp > 1 and "schedule" not in space.held.said:
-            named = like(named, schedule="1f1b")
-        if space.legal(named):
+        if space.legal(like(plan, micros=share // size, **named)):
             yield size, share // size
 
 
