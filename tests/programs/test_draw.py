@@ -7,16 +7,16 @@ rank 0  F0 F1 .  .  B0 -- F2 B1 -- .  B2 --
 rank 1  .  F0 B0 -- F1 B1 -- F2 B2 -- .  ."""
 
 GPIPE = """\
-top     F0 F1 .  .  B0 B1
-bottom  .  F0 F1 B0 B1 ."""
+rank 0  F0 F1 .  .  B0 B1
+rank 1  .  F0 F1 B0 B1 ."""
 
 
 def test_one_f_one_b_with_dear_backwards_as_text() -> None:
     assert draw.text(play_costs(SCHEDULES.read("1f1b").timetable(2, 3), 1, 2)) == ONE_F_ONE_B
 
 
-def test_rows_may_be_named() -> None:
-    assert draw.text(play_costs(SCHEDULES.read("gpipe").timetable(2, 2)), names=["top", "bottom"]) == GPIPE
+def test_gpipe_as_text() -> None:
+    assert draw.text(play_costs(SCHEDULES.read("gpipe").timetable(2, 2))) == GPIPE
 
 
 def test_a_row_of_several_stages_names_them() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from unisono.programs.pipeline import Placed
 
 
-def text(placed: Sequence[Placed], names: Sequence[str] | None = None, unit: float | None = None) -> str:
-    """One line per row; a column is `unit` of time (the shortest action's if not given), dots are idle time.
+def text(placed: Sequence[Placed]) -> str:
+    """One line per row; a column is the shortest action's time, dots are idle time.
 
     Blocks are named by kind and micro-batch (`F0`), and by stage too where a row owns several (`F0/2`).
     """
@@ -14,7 +14,7 @@ def text(placed: Sequence[Placed], names: Sequence[str] | None = None, unit: flo
         return ""
     several = several_stages(placed)
     rows = 1 + max(p.row for p in placed)
-    column = unit or min(p.stop - p.start for p in placed if p.stop > p.start)
+    column = min(p.stop - p.start for p in placed if p.stop > p.start)
     begin = min(p.start for p in placed)
     cells = 1 + max(len(_name(p, several)) for p in placed)
     columns = round((max(p.stop for p in placed) - begin) / column)
@@ -23,11 +23,8 @@ def text(placed: Sequence[Placed], names: Sequence[str] | None = None, unit: flo
         first, last = round((p.start - begin) / column), round((p.stop - begin) / column)
         for at in range(first, last):
             lines[p.row][at] = (_name(p, several) if at == first else "-" * (cells - 1)).ljust(cells)
-    titles = list(names) if names is not None else [f"rank {row}" for row in range(rows)]
-    wide = max(len(title) for title in titles)
-    return "\n".join(
-        f"{title.ljust(wide)}  {''.join(line)}".rstrip() for title, line in zip(titles, lines, strict=True)
-    )
+    wide = len(f"rank {rows - 1}")
+    return "\n".join(f"{f'rank {row}':{wide}}  {''.join(line)}".rstrip() for row, line in enumerate(lines))
 
 
 def _name(p: Placed, several: bool) -> str:
