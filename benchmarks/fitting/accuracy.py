@@ -6,7 +6,7 @@ from random import Random
 
 from benchmarks.fitting.calibrate import MeasuredStep, Measurement, errors, fit
 from unisono.planner.stack import FittedRange, Stack
-from unisono.planner.trust import trust
+from unisono.planner.trust import APART, techniques, trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ def seen(rows: Sequence[MeasuredStep]) -> FittedRange:
         span([row.plan.world for row in rows]),
         span([row.model.d_model for row in rows]),
         span([row.model.context for row in rows]),
+        tuple(name for name in APART if any(name in techniques(row.plan) for row in rows)),
     )
 
 

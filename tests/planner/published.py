@@ -206,6 +206,8 @@ BEYOND: dict[str, tuple[str, Callable[[MeasuredStep], bool]]] = {
     "vtrain: 39B on 512, then 3.6B on 64": ("vtrain multi-node", lambda row: row.model.d_model > 3072),
     "vtrain: width 1024, then 2048": ("vtrain single-node", lambda row: row.model.d_model <= 1024),
     "vtrain: 2 and 4 devices, then 8": ("vtrain single-node", lambda row: row.plan.world < 8),
+    "vtrain: without tp, then with it": ("vtrain single-node", lambda row: row.plan.tp == 1),
+    "vtrain: without pp, then with it": ("vtrain single-node", lambda row: row.plan.pp == 1),
     "korthikanti: to 64, then 512 devices": ("korthikanti table 5", lambda row: row.plan.world <= 64),
 }
 

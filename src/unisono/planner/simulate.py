@@ -130,6 +130,8 @@ class DoesNotFit(Infeasible):
             "short_gib": self.answer.verdict.short / GIB,
             "capacity_gib": self.answer.verdict.capacity / GIB,
             "mem_gib": gib(self.answer.verdict.memory),
+            "step_s": self.answer.price.step,
+            "error_pct": self.answer.error_pct,
         }
 
 
@@ -175,7 +177,7 @@ def demand(answer: Answer, cut: str = "", priced: Callable[[Question], Answer | 
     largest = ", ".join(f"{name} {nbytes(size * GIB)}" for name, size in parts if name != "total" and size)
     raise DoesNotFit(
         f"the plan needs {nbytes(memory.total)}, {device} has {nbytes(answer.verdict.capacity)}:"
-        f" short by {nbytes(answer.verdict.short)}",
+        f" short by {nbytes(answer.verdict.short)}; with that a step would take {seconds(answer.price.step)}",
         answer,
         where=f"{ask.plan} on {ask.cluster.name}, pipeline row {answer.verdict.row}",
         likely=largest,

@@ -13,13 +13,14 @@ from unisono.spec.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class FittedRange:
-    """What the rows that a stack was fitted to have between them: devices by name; least and most ranks, width of the
-    model, context."""
+    """What the rows that a stack was fitted to (of our own, held beside) have between them: devices by name; least and
+    most ranks, width of the model, context; techniques, as `trust.techniques` names them."""
 
     devices: tuple[str, ...]
     ranks: tuple[int, int]
     width: tuple[int, int]
     context: tuple[int, int]
+    techniques: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

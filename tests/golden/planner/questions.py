@@ -237,7 +237,7 @@ def _alone(where: Cluster, model, plan: Plan, made, micro_batch: int, micros: in
     found: list[float | str] = [
         price.step, price.arithmetic, price.kernels, price.host, price.idle, price.uneven, price.optimizer, price.fixed,
         price.recompute, got.bubble, memory.params, memory.grads, memory.optim, memory.activations, memory.communication,
-        memory.total, got.verdict.capacity, float(got.verdict.row), got.trust.error,
+        memory.total, got.verdict.capacity, float(got.verdict.row),
         "fits" if got.verdict.fits else "short",
     ]  # fmt: skip
     for axis, traffic in price.comm.items():
