@@ -10,11 +10,12 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
+from unisono.planner import kinds
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import price
 from unisono.planner.stack import stack
 from unisono.planner.timetables import of
-from unisono.planner.work.calls import calls, sent
+from unisono.planner.work.calls import calls, leafwise, sent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
@@ -99,7 +100,7 @@ def recorded(kind: str, plan: Plan) -> list[Sent]:
         return run.mesh.at["pp"], told
 
     rows: dict[int, Sent] = {}
-    for row, told in threads.run(plan.world, live):
+    for row, told in threads.run(plan.world, live, timeout=300.0):
         rows.setdefault(row, told)
     return [rows[row] for row in range(plan.pp)]
 
@@ -163,6 +164,34 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
             # On tp stem and head have no price; a leaf's second use of a tied weight is one more gradient.
             near = 0.12 if axis == "tp" else 0.02
             assert traffic.bytes == pytest.approx(want, rel=near), f"{plan}: {axis}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
+    """Collectives inside passes, of all micro-batches; of every policy whose gradients need no tree. Of several stages
+    a rank a transformer's price takes the mean."""
+    plans = [p for p in covering(recipe(kind), ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
+    if KINDS[kind].attends:
+        plans = [one for one in plans if len(of(one.schedule).placement(2)) == 2]
+    for plan in (one for one in plans if KINDS[kind].attends or one.tp == 1):
+        own = resolve(recipe(kind), str(plan), plan.world).plan
+        micros, table = own.micros or 1, of(plan.schedule).timetable(plan.pp, own.micros or 1)
+        works = kinds.kind(model(kind)).stages(model(kind), own, 1, micros)
+        for row in range(plan.pp):
+            made, said_ = (
+                defaultdict[tuple[str, str], float](float),
+                defaultdict[tuple[str, str], float](float),
+            )
+            for stage in table.owned(row):
+                many = len(table.micros_of(stage))
+                for axis, op, nbytes, times in (*works[stage].calls[0], *works[stage].calls[1]):
+                    made[axis, op] += nbytes * times * many
+                    made[axis, f"{op}, times"] += times * many
+            for call in calls(model(kind), own, 1, micros, row):
+                if call.axis in ("tp", "shard"):
+                    said_[call.axis, call.op] += call.nbytes * call.times
+                    said_[call.axis, f"{call.op}, times"] += call.times
+            assert made == pytest.approx(said_), f"{plan}: row {row}"
 
 
 @pytest.mark.slow

@@ -99,7 +99,8 @@ def stages(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple
     schedule = of(plan.schedule)
     placement = schedule.placement(plan.pp)
     cuts = cut(network, len(placement) // schedule.chains)
-    return schedule.chains * tuple(_stage(parts, plan, micro_batch, micros, network) for parts in cuts)
+    own = max(1, micros // schedule.chains)  # micro-batches that pass a stage
+    return schedule.chains * tuple(_stage(parts, plan, micro_batch, own, network) for parts in cuts)
 
 
 def _stage(

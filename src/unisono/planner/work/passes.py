@@ -30,7 +30,7 @@ def stages(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tup
         place = stage % (last + 1)
         key = rows[row] / chunks(plan.schedule), place == 0, place == last
         if key not in made:
-            made[key] = _stage(model, plan, micro_batch, micros, *key)
+            made[key] = _stage(model, plan, micro_batch, max(1, micros // schedule.chains), *key)
         found.append(made[key])
     return tuple(found)
 
@@ -118,18 +118,18 @@ def _calls(
         first, second = layers * (1.0 + gathers), layers * 2.0  # what a forward pass gathers, and scatters
         gather, scatter = (second + stem, first + head) if backward else (first + head, second + stem)
         if backward and plan.recompute == "full":
-            # Up to the last tensor that is kept, which comes before what the second half scatters.
-            gather, scatter = gather + first, scatter + layers
+            # Up to the last tensor that is kept: without dropout that comes before what the second half scatters.
+            gather, scatter = gather + first, scatter + layers * (2 if model.noisy else 1)
         found += [
             PassCall("tp", "all_gather", moved, gather),
             PassCall("tp", "reduce_scatter", moved, scatter),
         ]
-        if head and not backward:  # of the loss: largest logit, sum, the target's
-            found.append(PassCall("tp", "all_reduce", tokens, 3.0))
+        if head and not backward:  # of the loss: the largest logit, then the sum and the target's
+            found += [PassCall("tp", "all_reduce", size, 1.0) for size in (tokens, 2 * tokens)]
         if backward:  # gradients of what every rank has whole
             whole = layers * model.block_parameters[1]
             whole += stem * model.stem_parameters[1] + head * model.head_parameters[1]
-            found.append(PassCall("tp", "all_reduce", ITEM * whole, 1.0 / micros))
+            found.append(PassCall("tp", "all_reduce", ITEM * whole / plan.shard, 1.0 / micros))
     if plan.shard > 1:
         rim = ITEM * share_of(model, plan, 0 if stem else plan.pp - 1, True).ends if stem or head else 0.0
         found += sharded(plan, [(ITEM * block_elements(model, plan.tp), layers)], rim, micros, backward)
