@@ -6,9 +6,8 @@ import pytest
 
 from tests.planner.published import gpt
 from unisono.plan import Plan
-from unisono.planner.algorithms import all_reduce
 from unisono.planner.clusters import cluster
-from unisono.planner.collectives import bus, exchange
+from unisono.planner.collectives import all_reduce, bus, exchange
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.spec.errors import UsageError

@@ -8,9 +8,8 @@ import pytest
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import shape
-from unisono.planner.algorithms import all_reduce
 from unisono.planner.clusters import cluster, device, of_size
-from unisono.planner.collectives import bus, exchange, message
+from unisono.planner.collectives import all_reduce, bus, exchange, message
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from unisono.planner import shape
 from unisono.planner.machines.cluster import Cluster
-from unisono.spec.numbers import larger
+from unisono.spec.numbers import larger, smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,19 @@ def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, 
             found.append((ways, link.bus * reached, link.latency * steps))
         within = link.size
     return tuple(found)
+
+
+def all_reduce(cluster: Cluster, stride: int, size: int, moved: float, share: float) -> float:
+    """Seconds until `size` ranks, `stride` apart, have the sum of the `moved` bytes that each of them has: the quicker
+    of a ring (Patarasuk and Yuan, 2009) and of two complementary trees (Sanders, Speck and Traeff, 2009), as NCCL
+    chooses. share: of the links' rate that the software reaches."""
+    if size == 1:
+        return 0.0
+    net = bus(cluster, stride, size, share)
+    # Every rank sends and receives all of it on the way up and on the way down.
+    split = [(ways, latency / (ways - 1)) for ways, _, latency in levels(cluster, stride, size) if ways > 1]
+    tree = 2.0 * (sum(latency * (ways - 1).bit_length() for ways, latency in split) + moved / net.rate)
+    return smaller(net.all_reduce(moved), tree)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import block, experts, gathering, general, replicas
-from unisono.planner.algorithms import all_reduce
 from unisono.planner.block import dealt
-from unisono.planner.collectives import bus, message
+from unisono.planner.collectives import all_reduce, bus, message
 from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster, Device, Source

@@ -6,8 +6,7 @@ from math import prod
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
-from unisono.planner.algorithms import all_reduce
-from unisono.planner.collectives import bus, exchange, uncovered
+from unisono.planner.collectives import all_reduce, bus, exchange, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
