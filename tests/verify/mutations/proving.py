@@ -87,7 +87,7 @@ def recipe(bug: Bug, folder: Path) -> Recipe:
         sections[section][name] = value
     if "kind" in model:
         sections["model"] = {"kind": model["kind"], "context": 8}
-    return Recipe(seed=3, **sections)
+    return Recipe(seed=3, launch={"timeout": 900.0}, **sections)  # for all plans of a size together
 
 
 def _alike(bugs: list[Bug]) -> list[list[Bug]]:
