@@ -1,6 +1,6 @@
 """What a price says a step is made of."""
 
-from unisono.planner.price import Price
+from unisono.planner.parts import Price
 
 
 def together(got: Price) -> float:

@@ -10,12 +10,13 @@ from unisono.models.dlrm import dlrm
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
-from unisono.planner.general import cut, shared
-from unisono.planner.priced import price, verdict
+from unisono.planner.general import shared
+from unisono.planner.price import price
+from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
-from unisono.planner.work.networks import Network
+from unisono.planner.work.networks import Network, cut
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
 
@@ -82,7 +83,7 @@ def test_more_of_what_costs_costs_more() -> None:
 
     def needed(text: str) -> float:
         plan = Plan.parse(f"precision=bf16 {text}")
-        return verdict(network, plan, STACK, WHERE, micro_batch=64, micros=4).memory.total
+        return verdict(Question(network, plan, WHERE, STACK, 64, 4)).memory.total
 
     assert needed("shard=8") < needed("shard=8 zero=2") < needed("shard=8 zero=1") < needed("dp=8")
     assert needed("recompute=full") < needed("dp=1")

@@ -267,7 +267,7 @@ def test_what_was_not_measured_has_no_price(precision):
     ask = Question(MODEL, Plan.parse(f"dp=2 precision={precision}"), here(), stack("plain-cpu"), 4, 1)
     for asked in (
         lambda: simulate(ask),
-        lambda: verdict(MODEL, ask.plan, ask.stack, ask.cluster, micro_batch=4, micros=1),
+        lambda: verdict(ask),
     ):
         with pytest.raises(UsageError, match=f"precision={precision}") as caught:
             asked()

@@ -11,7 +11,8 @@ from unisono.plan import Plan
 from unisono.planner import clusters, stack
 from unisono.planner.kernels import chip, matmul
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.price import Price, price
+from unisono.planner.parts import Price
+from unisono.planner.price import price
 from unisono.planner.trust import trust
 from unisono.planner.work.transformer import Transformer
 

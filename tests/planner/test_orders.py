@@ -17,10 +17,10 @@ from unisono.plan import Plan
 from unisono.planner.block import dealt
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
+from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.machines.order import USUAL, evenly, stride
 from unisono.planner.price import price
-from unisono.planner.priced import Model
 from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space

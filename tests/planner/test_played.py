@@ -7,10 +7,11 @@ from unisono.plan import Plan
 from unisono.planner import played
 from unisono.planner.clusters import cluster
 from unisono.planner.played import span
-from unisono.planner.price import detail, price
+from unisono.planner.price import price
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
+from unisono.planner.transformers import detail
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
 

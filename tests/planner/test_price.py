@@ -9,8 +9,9 @@ from tests.planner.published import SETS, gpt
 from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import bus
-from unisono.planner.price import detail, price
+from unisono.planner.price import price
 from unisono.planner.stack import stack
+from unisono.planner.transformers import detail
 from unisono.programs.pipeline import play_costs
 from unisono.programs.schedules import SCHEDULES
 

@@ -14,6 +14,7 @@ from unisono.planner.clusters import cluster
 from unisono.planner.machines.order import USUAL, Order
 from unisono.planner.price import price
 from unisono.planner.priced import verdict
+from unisono.planner.question import Question
 from unisono.planner.screen import least_memory, least_seconds, screen
 from unisono.planner.stack import stack
 from unisono.planner.studies.orders import read
@@ -114,7 +115,7 @@ def held_together(
                 continue
             plan, micro_batch, micros = plan_at(mesh, own, at)
             alone = price(model, plan, where, made, micro_batch=micro_batch, micros=micros)
-            own_verdict = verdict(model, plan, made, where, micro_batch=micro_batch, micros=micros)
+            own_verdict = verdict(Question(model, plan, where, made, micro_batch, micros))
             assert step[at] == pytest.approx(alone.step, rel=1e-9), plan
             assert memory[at] == pytest.approx(own_verdict.memory.total, rel=1e-9), plan
             assert fits[at] == own_verdict.is_safe, plan

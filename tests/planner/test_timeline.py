@@ -15,12 +15,14 @@ from unisono.observe import trace
 from unisono.plan import Plan
 from unisono.plan.grammar import played
 from unisono.planner.clusters import cluster
+from unisono.planner.devices import rows
+from unisono.planner.parts import Price
 from unisono.planner.played import ordered
-from unisono.planner.price import Price, detail, price
-from unisono.planner.priced import rows
+from unisono.planner.price import price
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
+from unisono.planner.transformers import detail
 from unisono.programs.check import check
 from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES

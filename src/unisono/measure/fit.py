@@ -38,7 +38,7 @@ class Played:
     def first(self) -> tuple[StageWork, RowWork]:
         """What the first stage does, and what its row has."""
         sizes = self.model, self.plan, self.micro_batch, self.micros
-        return kind(self.model).stages(*sizes)[0], kind(self.model).rows(*sizes)[0]
+        return kind(self.model).stages(*sizes)[0], kind(self.model).row_works(*sizes)[0]
 
 
 def model_of(sizes: Mapping[str, Any], dropout: float = 0.0) -> Model:

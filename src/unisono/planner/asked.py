@@ -8,23 +8,21 @@ from unisono.config import Loaded
 from unisono.config.models import Recipe
 from unisono.config.resolve import located, on_any_ranks
 from unisono.plan import Plan
-from unisono.plan.checks import Batch, batch_of, divisors
+from unisono.plan.checks import Batch, batch_of
 from unisono.plan.grammar import played
 from unisono.planner import simulate
 from unisono.planner.clusters import cluster
-from unisono.planner.cuts import cut_problem
+from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture
 from unisono.planner.predict import roomy
-from unisono.planner.priced import Model
+from unisono.planner.priced import machine
 from unisono.planner.stack import Stack, stack
 from unisono.planner.studies import orders
 from unisono.planner.timetables import chunks, copies, serves
 from unisono.planner.trust import HALF
-from unisono.planner.work.networks import Network
-from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.errors import ConfigProblems, UsageError
 from unisono.spec.model import kind_of
 
 NOT_BUILT, NOT_YET = "P10", " is not yet in this version"
@@ -47,14 +45,14 @@ def question(
     steps, later = loaded.recipe.train.steps, unplayed(loaded, plan)
     sizes = batch.micro_batch, batch.micros, steps
     ask = simulate.Question(model, plan, where, made, *sizes, assumed=assumed, unplayed=later)
-    if order is None and where.host is None:
+    if order is None and machine(where).ordered:
         order = loaded.recipe.launch.order or None
     return ask if order is None else orders.under(ask, orders.read(order))
 
 
 def question_on(loaded: Loaded, model: Model, mixture: Mixture, made: Stack | None) -> simulate.Question:
     """The same on devices of several kinds; the cluster is that of all as if they were one. Raises as above."""
-    if not isinstance(model, Transformer):
+    if attending(model) is None:
         raise UsageError("on a mixture of devices, transformers can be priced", where="model.kind",
                          fix=f"--cluster {mixture.pools[0].name}, one of its pools", code="C22")  # fmt: skip
     keys, assumed = assuming(loaded, loaded.plan, mixture)
@@ -124,7 +122,7 @@ def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Pla
     recipe = on_any_ranks(loaded.recipe)
     plan = loaded.plan.fill(where.devices)
     wrong = [p for p in plan.check(judged(recipe, model), where) if p.code != NOT_BUILT]
-    wrong += problems(model, plan)
+    wrong += kind(model).problems(model, plan)
     if wrong:
         raise ConfigProblems([replace(p, where=located(p.where, loaded.origins)) for p in wrong])
     batch, unfit = batch_of(plan, recipe.train)
@@ -137,56 +135,15 @@ def planned(loaded: Loaded, where: Cluster | Mixture, model: Model) -> tuple[Pla
 
 def judged(recipe: Recipe, model: Model) -> Any:
     """The recipe as `Plan.check` reads it, with the sizes of a model that is described elsewhere."""
-    if not recipe.model.kind.startswith("hf:") or not isinstance(model, Transformer):
+    found = attending(model)
+    if not recipe.model.kind.startswith("hf:") or found is None:
         return recipe
-    kind = kind_of("moe" if model.experts else "gpt")
-    sizes = kind.model_construct(
-        n_head=model.n_head, n_kv_head=model.kv_heads, d_ff=model.d_ff, context=model.context,
-        n_experts=model.experts.count if model.experts else 0,
+    sizes = kind_of("moe" if found.experts else "gpt").model_construct(
+        n_head=found.n_head, n_kv_head=found.kv_heads, d_ff=found.d_ff, context=found.context,
+        n_experts=found.experts.count if found.experts else 0,
     )  # fmt: skip
-    read = SimpleNamespace(kind=sizes.kind, depth=model.n_layer, depth_key="model.kind", deals=sizes.deals)
+    read = SimpleNamespace(kind=sizes.kind, depth=found.n_layer, depth_key="model.kind", deals=sizes.deals)
     return SimpleNamespace(model=read, train=recipe.train, launch=recipe.launch)
-
-
-def problems(model: Model, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: axes of a network of parts, and a cut that does not suit the model."""
-    found: list[Problem] = []
-    if not isinstance(model, Network):
-        wrong = cut_problem(plan.schedule)
-        return [*_context(model, plan), *([wrong] if wrong else [])]
-    for axis in ("tp", "cp"):
-        if getattr(plan, axis) > 1:
-            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
-            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
-    if plan.ep > 1 and not any(part.tables for part in model.workload.parts):
-        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
-    if plan.pp > model.n_layer:
-        what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {model.n_layer} between its ends"
-        found.append(Problem("P13", what, "plan.pp", f"pp={model.n_layer} or less"))
-    return found
-
-
-def _context(model: Transformer, plan: Plan) -> list[Problem]:
-    """What cp cannot deal out evenly."""
-    if plan.cp == 1:
-        return []
-    ranks, found = plan.tp * plan.cp, list[Problem]()
-    sizes = [("the context", "model.context", model.context)]
-    if plan.cp_kind == "ulysses":
-        sizes += [("the heads", "model.n_head", model.n_head)]
-        sizes += [("the key-value heads", "model.n_kv_head", model.kv_heads)] * (
-            model.kv_heads != model.n_head
-        )
-    for name, key, size in sizes:
-        if size % ranks:
-            fits = (
-                " ".join(str(n) for n in divisors(size // plan.tp) if n <= 64) if not size % plan.tp else "1"
-            )
-            both = f"cp={plan.cp}" if plan.tp == 1 else f"tp={plan.tp} times cp={plan.cp}"
-            what = f"{both} does not divide {name} {size}"
-            fix = f"cp one of {fits}" + (", or cp_kind=ring" if "heads" in name else "")
-            found.append(Problem("P12", what, f"plan.cp, {key}", fix))
-    return found
 
 
 def _not_served(schedule: str, ranks: int, micros: int, n_layer: int) -> UsageError:

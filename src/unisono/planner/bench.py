@@ -1,6 +1,6 @@
 """What the meshes of one search share: what is combined on each, and the arrays that its screens are made of.
 
-What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `price.kernels` says it once per combination.
+What needs kernels depends on few keys (tp, cp, micro-batch, recompute): `transformers.kernels` says it once for each.
 
 Axes of the arrays, in this order: zero, mode (recompute), size (micro-batch), kind (cp_kind), schedule. Where a
 quantity does not depend on an axis, its length there is 1.
@@ -19,9 +19,10 @@ from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Kept, RowShare, kept_of, share_of
-from unisono.planner.price import Blocks, Kernels, Totals, blocks, kernels
+from unisono.planner.parts import Blocks, Kernels, Totals
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight, of, serves
+from unisono.planner.transformers import blocks, kernels
 from unisono.planner.work.transformer import Transformer
 
 Array = Any  # of float64: the stubs of numpy do not follow shapes, and formulas are written for floats

@@ -5,6 +5,7 @@ the host needs to start them. Embedding tables may be dealt out by `ep` over the
 cross by all-to-all. Gradients of tables are those of the rows that were read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
@@ -18,8 +19,20 @@ from unisono.planner.memory import BUCKET, ITEM, Memory, RowShare, item_of, stat
 from unisono.planner.parts import Passes, Rows, Traffic
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import copies, in_flight
-from unisono.planner.work.networks import Network, cut, kept_by, matrix_elements, read_elements
+from unisono.planner.work.networks import (
+    Network,
+    cut,
+    kept_by,
+    matrix_elements,
+    read_elements,
+    row_works,
+    stages,
+    tied,
+)
+from unisono.spec.errors import Problem
 from unisono.spec.workload import WorkPart
+
+__all__ = ["row_works", "stages", "tied"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +160,18 @@ def inside(
     return found
 
 
-def rows_of_network(
+def memories(
     network: Network, plan: Plan, stack: Stack, micro_batch: int, micros: int
-) -> list[Memory]:
-    """Memory of the ranks of each pipeline row."""
-    return [
-        _of_row(network, parts, plan, stack, micro_batch=micro_batch, micros=micros, row=row)
-        for row, parts in enumerate(cut(network, plan.pp))
-    ]
+) -> Iterator[tuple[int, Memory]]:
+    """(row, memory of its ranks) of the pipeline."""
+    for row, parts in enumerate(cut(network, plan.pp)):
+        yield row, _of_row(network, parts, plan, stack, micro_batch=micro_batch, micros=micros, row=row)
+
+
+def layers(network: Network, plan: Plan, is_balanced: bool) -> tuple[float, ...]:
+    """Parts of each row of the pipeline, stem and head not counted."""
+    ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
+    return tuple(float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(cut(network, plan.pp)))
 
 
 def _of_row(
@@ -187,3 +204,18 @@ def _of_row(
         gathered = min(BUCKET, weight * (dense + read))
     found = Memory(params, grads, optim, activations, gathered)
     return replace(found, slack=stack.slack * found.allocated)
+
+
+def problems(network: Network, plan: Plan) -> list[Problem]:
+    """What keeps a plan from being priced: axes that deal no parts."""
+    found: list[Problem] = []
+    for axis in ("tp", "cp"):
+        if getattr(plan, axis) > 1:
+            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
+            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
+    if plan.ep > 1 and network.holders(plan.ep) == 1:
+        found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
+    if plan.pp > network.n_layer:
+        what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {network.n_layer} between its ends"
+        found.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
+    return found

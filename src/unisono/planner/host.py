@@ -10,19 +10,25 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.planner.host_memory import memory_on_host
 from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET
-from unisono.planner.price import Price, Traffic
+from unisono.planner.memory import BUCKET, MemoryVerdict
+from unisono.planner.parts import Price, Traffic
+from unisono.planner.question import Question
+from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork
-from unisono.programs.pipeline import Placed
+from unisono.programs.pipeline import Placed, Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.shared import SharedCosts, play_shared
+from unisono.spec.fidelity import Fidelity
+
+screened = ordered = False
 
 _REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
@@ -113,12 +119,50 @@ def _played(works: tuple[StageWork, ...], plan: Plan, cluster: Cluster, host: Ho
     return _Played(ahead, back, passes, late, wires, placed)
 
 
-def placed_on_host(
-    model: Model, plan: Plan, cluster: Cluster, *, micro_batch: int, micros: int
-) -> list[Placed]:
-    """When each pass of each row runs, in the step that `price_on_host` prices. The cluster has a host."""
-    works = kind(model).stages(model, plan, micro_batch, micros)
-    return _played(works, plan, cluster, _host_of(cluster), micros).placed
+def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
+    """When each pass of each row runs, in the step that is priced."""
+    works = kind(ask.model).stages(ask.model, ask.plan, ask.micro_batch, ask.micros)
+    return timetable, _played(works, ask.plan, ask.cluster, _host_of(ask.cluster), ask.micros).placed
+
+
+def price(ask: Question) -> Price:
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return price_on_host(ask.model, ask.plan, ask.cluster, **sizes)
+
+
+closed = price  # it has no other form than the timetable, played on the cores that there are
+
+
+def verdict(ask: Question) -> MemoryVerdict:
+    """Ranks on one host share its memory."""
+    host, where, sizes = (
+        _host_of(ask.cluster),
+        ask.cluster,
+        {"micro_batch": ask.micro_batch, "micros": ask.micros},
+    )
+    row, held = memory_on_host(ask.model, ask.plan, host, **sizes)
+    ranks = min(ask.plan.world, where.links[0].size if where.links else 1)
+    return MemoryVerdict(row, held, where.device.memory * host.cores / ranks)
+
+
+def layers(ask: Question) -> tuple[float, ...]:
+    return kind(ask.model).layers(ask.model, ask.plan, True)
+
+
+def modes(ask: Question) -> tuple[str, ...]:
+    """Our own attention keeps no scores that could be left out."""
+    return ("none",)
+
+
+def unmeasured(plan: Plan) -> tuple[str, ...]:
+    """Paces and bytes are those of fp32, and those of other precisions follow from none of them."""
+    lossy = plan.dp > 1 and fidelity(plan)[0] is Fidelity.LOSSY
+    return ("cp", "ep", "precision", *(("sync", "codec") if lossy else ()))
+
+
+def error(ask: Question) -> float:
+    """Mean relative error of a step's seconds."""
+    return _host_of(ask.cluster).error
 
 
 def _host_of(cluster: Cluster) -> Host:
@@ -131,7 +175,7 @@ def price_on_host(model: Model, plan: Plan, cluster: Cluster, *, micro_batch: in
     """A step of `micros` micro-batches on every data rank. The cluster has a host."""
     host, each = _host_of(cluster), plan.world // plan.pp
     works = kind(model).stages(model, plan, micro_batch, micros)
-    first = kind(model).rows(model, plan, micro_batch, micros)[0]
+    first = kind(model).row_works(model, plan, micro_batch, micros)[0]
     got = _played(works, plan, cluster, host, micros)
     span, busy = max(p.stop for p in got.placed), [0.0] * plan.pp
     for p in got.placed:

@@ -15,7 +15,7 @@ def memory_on_host(
     model: Model, plan: Plan, host: Host, *, micro_batch: int, micros: int
 ) -> tuple[int, Memory]:
     """(row, its memory): of the fullest rank, in bytes that are resident. slack: what the process has beside."""
-    works = kind(model).rows(model, plan, micro_batch, micros)
+    works = kind(model).row_works(model, plan, micro_batch, micros)
     rows = [_memory_of(model, plan, host, micros, row, own) for row, own in enumerate(works)]
     row = max(range(plan.pp), key=lambda r: rows[r].total)
     return row, rows[row]

@@ -1,30 +1,56 @@
 """The kinds of models that have a price; for each a module with the same functions says what it does."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from unisono.plan import Plan
-from unisono.planner.work import networks, passes
+from unisono.planner import general, transformers
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.memory import Memory
+from unisono.planner.parts import Passes
+from unisono.planner.stack import Stack
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import RowWork, StageWork
 from unisono.planner.work.transformer import Transformer, transformer
+from unisono.spec.errors import Problem
 from unisono.spec.model import Facts, ModelConfig
 
 Model = Transformer | Network
 
 
 class Kind(Protocol):
-    """What a kind of model says of a plan on a host of ranks."""
+    """What a kind of model says of a plan."""
 
     def stages(self, model: Any, plan: Plan, micro_batch: int, micros: int, /) -> tuple[StageWork, ...]:
-        """Every stage of the timetable."""
+        """What every stage of the timetable does on a host of ranks."""
         ...
 
-    def rows(self, model: Any, plan: Plan, micro_batch: int, micros: int, /) -> tuple[RowWork, ...]:
-        """Every row of the pipeline."""
+    def row_works(self, model: Any, plan: Plan, micro_batch: int, micros: int, /) -> tuple[RowWork, ...]:
+        """What every row of the pipeline has on a host of ranks."""
         ...
 
     def tied(self, model: Any, plan: Plan, /) -> float:
-        """Bytes of the gradient of a weight that two rows have."""
+        """Bytes of the gradient of a weight that two rows have, on a host of ranks."""
+        ...
+
+    def passes(
+        self, model: Any, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int, /
+    ) -> Passes:
+        """What the passes of a step take on devices."""
+        ...
+
+    def memories(
+        self, model: Any, plan: Plan, stack: Stack, micro_batch: int, micros: int, /
+    ) -> Iterable[tuple[int, Memory]]:
+        """(row, its memory) on devices, of the rows that can be fullest."""
+        ...
+
+    def problems(self, model: Any, plan: Plan, /) -> list[Problem]:
+        """What keeps a plan from being priced."""
+        ...
+
+    def layers(self, model: Any, plan: Plan, is_balanced: bool, /) -> tuple[float, ...]:
+        """Blocks of each row of the pipeline. is_balanced: stages are cut by cost."""
         ...
 
 
@@ -35,6 +61,11 @@ def declared(model: ModelConfig, facts: Facts) -> Model:
     return Network(model.workload(facts), by_weights=model.by_weights)
 
 
+def attending(model: Model) -> Transformer | None:
+    """The model where it has attention, as tp, cp, screens and cuts of blocks that are all alike know it."""
+    return model if isinstance(model, Transformer) else None
+
+
 def kind(model: Model) -> Kind:
     """The functions of the model's kind."""
-    return passes if isinstance(model, Transformer) else networks
+    return transformers if isinstance(model, Transformer) else general

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
+from unisono.plan import Plan
 from unisono.planner.block import PassSeconds
+from unisono.planner.machines.order import owners
 from unisono.planner.memory import RowShare
 
 
@@ -188,3 +190,8 @@ class PipelineSeconds:
     cover: float
     idle: float
     messages: float
+
+
+def owned(plan: Plan, share: RowShare) -> float:
+    """Elements that one rank updates."""
+    return ((share.blocks + share.ends) / owners(plan)[0] + share.routed / max(1, share.ranks)) / share.copies

@@ -7,7 +7,7 @@ that waits for it.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from unisono.planner.price import Price, Rows, Traffic
+from unisono.planner.parts import Price, Rows, Traffic
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
 from unisono.programs.pricing import Costs

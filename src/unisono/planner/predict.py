@@ -7,10 +7,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import clusters
+from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.price import Price
-from unisono.planner.priced import Model, price, verdict
-from unisono.planner.simulate import Question
+from unisono.planner.parts import Price
+from unisono.planner.priced import closed, verdict
+from unisono.planner.question import Question
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
 from unisono.planner.trust import trust
@@ -39,12 +40,10 @@ def predict(
     model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Prediction:
     """The prediction for a resolved plan. Ranks beyond the cluster's devices share its last link."""
-    cluster, sizes = roomy(cluster, plan.world), {"micro_batch": micro_batch, "micros": micros}
-    seconds = price(model, plan, cluster, stack, **sizes)
-    memory = verdict(model, plan, stack, cluster, **sizes).memory
-    mem_mib = (memory.total + cluster.device.reserved) / MIB
-    known = Question(model, plan, cluster, stack, micro_batch, micros).known
-    error = trust(model, plan, cluster, stack).error if known else None
+    ask = Question(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
+    seconds = closed(ask)
+    mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB
+    error = trust(model, plan, ask.cluster, stack).error if ask.known else None
     return Prediction(cluster.name, stack.name, error, parts_of(seconds), mem_mib)
 
 

@@ -4,90 +4,28 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner import block, experts, gathering, general, replicas
-from unisono.planner.block import dealt
+from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
-from unisono.planner.cuts import rows_of
-from unisono.planner.kernels import chip
+from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.cluster import Cluster, Device, Source
 from unisono.planner.machines.order import owners, stride
-from unisono.planner.memory import ITEM, RowShare, item_of, own_list, share_of
+from unisono.planner.memory import RowShare, item_of
 from unisono.planner.parts import (
-    Blocks,
-    Detail,
-    Kernels,
     Passes,
     PipelineSeconds,
     Price,
-    Rows,
     RowSeconds,
-    Totals,
     Traffic,
 )
 from unisono.planner.stack import Stack
-from unisono.planner.timetables import chunks, ends, handovers, idle, of
+from unisono.planner.timetables import chunks, handovers, idle, of
 from unisono.planner.work.calls import leafwise
-from unisono.planner.work.networks import Network
-from unisono.planner.work.transformer import Transformer, crossings
 from unisono.spec.numbers import either, larger, smaller
-
-Model = Transformer | Network
 
 _READ = "mixed precision reads gradient and master and writes master and weight: 4+4+4+2; Adam: 30 in all"
 UPDATE_BYTES: Annotated[float, Source("specification", _READ)] = 14.0
 MOMENT_BYTES: Annotated[float, Source("specification", "each moment is read and written, in fp32")] = 8.0
 AXES = ("tp", "cp", "ep", "pp", "shard", "dp")  # in the order in which traffic is told
-
-
-def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:
-    """What depends on tp, cp, ep, the micro-batch, recompute and precision alone."""
-    on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
-    how = dealt(model, plan, cluster, stack, micro_batch)
-    back, more = block.backward(model, stack, on, how), block.again(model, stack, on, how, plan.recompute)
-    stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
-    head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
-    ahead = block.forward(model, stack, on, how)
-    products = sum(block.classifier(model, on, how, backward=way) for way in (False, True))
-    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]), products)
-
-
-def blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float, made: Totals
-) -> Blocks:
-    """A block with its weights on their way to and from shard. Of the plan only mesh, zero and precision are read: the
-    rest may be arrays."""
-    gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back)
-    stem, head = gathering.rims(model, plan, cluster, stack)
-    return Blocks(
-        forward=made.ahead + gathered[0],
-        backward=made.back + gathered[1],
-        stem=(made.stem[0] + stem[0], made.stem[1] + stem[1]),
-        head=(made.head[0] + head[0], made.head[1] + head[1]),
-        send=_send(model, plan, cluster, stack, micro_batch),
-        shard=sum(gathered),
-        rims=sum(stem) + sum(head),
-    )
-
-
-def row_seconds(each: Blocks, layers: float, stem: float, head: float) -> tuple[float, float]:
-    """Seconds, forward and backward, of a row with so many blocks and such a share of stem and head."""
-    return (
-        layers * each.forward + stem * each.stem[0] + head * each.head[0],
-        layers * each.backward + stem * each.stem[1] + head * each.head[1],
-    )
-
-
-def detail(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Detail:
-    """What each row of the pipeline takes for one micro-batch, and what that comes from."""
-    made = kernels(model, plan, cluster, stack, micro_batch)
-    each = blocks(model, plan, cluster, stack, micro_batch, made.totals)
-    stems, heads = ends(plan.schedule, plan.pp)
-    pairs = [
-        row_seconds(each, count, (row in stems) / len(stems), (row in heads) / len(heads))
-        for row, count in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced))
-    ]
-    found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
-    return Detail(found, made, each)
 
 
 def work(pairs: Sequence[tuple[float, float]], many: Sequence[int]) -> RowSeconds:
@@ -115,37 +53,11 @@ def line(schedule: str, ranks: int, micros: float, made: RowSeconds, send: float
     return PipelineSeconds(made.slowest, mean, made.ahead, made.cover, waits, messages)
 
 
-def passes(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, micros: int
-) -> Passes:
-    """What the passes of a step take."""
-    each = detail(model, plan, cluster, stack, micro_batch)
-    first, layers, share = (
-        share_of(model, plan, 0, stack.balanced),
-        model.n_layer / plan.pp * micros,
-        micros / plan.pp,
-    )
-    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims
-    return Passes(
-        rows=each.rows,
-        handed=message_bytes(model, plan, stack, micro_batch),
-        first=first,
-        every=first,
-        owned=owned(plan, first),
-        inside=inside_blocks(model, plan, cluster, stack, each, micro_batch, micros),
-        arithmetic=each.once("arithmetic") * layers + share * each.kernels.products,
-        device=each.both("device") * layers + share * ends_,
-        again=each.kernels.more.device * layers,
-        attention=each.once("attention") * layers,
-    )
-
-
 def price(
     model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Price:
     """A step of `micros` micro-batches on every data rank, on devices of their own."""
-    of = passes if isinstance(model, Transformer) else general.passes
-    each = of(model, plan, cluster, stack, micro_batch, micros)  # type: ignore[arg-type]
+    each = kind(model).passes(model, plan, cluster, stack, micro_batch, micros)
     return composed(model, plan, cluster, stack, each, micros)
 
 
@@ -182,22 +94,9 @@ def composed(model: Model, plan: Plan, cluster: Cluster, stack: Stack, each: Pas
     )
 
 
-def owned(plan: Plan, share: RowShare) -> float:
-    """Elements that one rank updates."""
-    return ((share.blocks + share.ends) / owners(plan)[0] + share.routed / max(1, share.ranks)) / share.copies
-
-
 def update(model: Model, device: Device, stack: Stack, elements: float) -> float:
     """Seconds of the optimiser's update of so many elements."""
     return elements * (UPDATE_BYTES + MOMENT_BYTES * model.states) / (device.bandwidth * stack.elementwise)
-
-
-def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float) -> float:
-    """Seconds of one message between stages."""
-    if plan.pp == 1:
-        return 0.0
-    moved = message_bytes(model, plan, stack, micro_batch)
-    return message(cluster, stride(plan, "pp", cluster.order), moved, stack.p2p, plan.pp)
 
 
 def tied(model: Model, plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> float:
@@ -217,60 +116,6 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
     apart = 1.0 - share.stem * share.head  # both ends on one row need no message
     once = apart * model.tied_elements / plan.tp / (owning if stack.autograd else 1)
     return either(share.copies > 1, every, once) * stack.reduce_bytes, either(share.copies > 1, plan.pp, 2.0)
-
-
-def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
-    whole = micro_batch * model.context / plan.cp * model.d_model * item_of(plan, stack)
-    return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
-
-
-def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
-    tokens, again = micro_batch * model.context / plan.cp, share > 0.0
-    if own_list(model, stack):
-        made = crossings(model, tokens, ITEM[plan.precision])
-        once = (*made, *made, *(crossings(model, tokens, ITEM[plan.precision], again) if again else ()))
-        return sum(nbytes * times for nbytes, times in once) * (plan.tp - 1) / plan.tp
-    whole = tokens * model.d_model * ITEM[plan.precision]
-    times = block.reduces(model, plan.ep) * (2 + (0.5 if stack.sequence_parallel else 0) + share)
-    return times * 2.0 * (plan.tp - 1) / plan.tp * whole
-
-
-def inside_blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Detail, micro_batch: int, micros: int
-) -> dict[str, Traffic]:  # fmt: skip
-    """What is sent, and what of it shows, inside the passes over blocks, by axis."""
-    layers, again = model.n_layer / plan.pp * micros, float(plan.recompute == "full")
-    found: dict[str, Traffic] = {}
-
-    def add(axis: str, sent: float, shows: str, hides: str) -> None:
-        exposed, hidden = each.both(shows), each.both(hides)
-        found[axis] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
-
-    if plan.tp > 1:
-        add("tp", _tensor_bytes(model, plan, stack, micro_batch, again), "exposed", "hidden")
-    if plan.cp > 1:
-        how, item = dealt(model, plan, cluster, stack, micro_batch), ITEM[plan.precision]
-        once = block.context_bytes(model, how, item, 1)
-        add("cp", once + block.context_bytes(model, how, item, 2) + once * again, "context", "ringed")
-    if plan.ep > 1:
-        add("ep", _routed_bytes(model, plan, micro_batch, again), "routing", "routed")
-    if gathering.deals(plan):
-        (sent, seconds), rims = gathering.total(model, plan, cluster, stack)
-        found["shard"] = Traffic(sent * layers, seconds * layers, each.blocks.shard * layers)
-        found["shard"] += Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
-    return found
-
-
-def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice.
-    share: of blocks that are computed again as a whole."""
-    if model.experts is None or plan.ep == 1:
-        return 0.0
-    tokens = micro_batch * model.context / plan.cp
-    held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
-    times = 4 + 2 * share
-    return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:

@@ -26,21 +26,20 @@ from unisono.planner.bench import (
     totals_by,
 )
 from unisono.planner.memory import MARGIN, Kept, of_share, rows_seen, share_of
-from unisono.planner.parts import Blocks, RowSeconds
+from unisono.planner.parts import Blocks, RowSeconds, owned
 from unisono.planner.price import (
     covered,
     crossing,
     gathered,
     line,
     met,
-    owned,
-    row_seconds,
     scattered,
     scatters,
     tied,
     update,
     work,
 )
+from unisono.planner.transformers import row_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ import numpy as np
 from unisono.plan import Plan
 from unisono.planner.asked import later
 from unisono.planner.bench import Array, SearchShared
+from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
 from unisono.planner.played import actions, span
-from unisono.planner.priced import price, shares_cores, verdict
+from unisono.planner.priced import closed, machine, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
 from unisono.planner.ties import simplest
-from unisono.planner.work.transformer import Transformer
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
@@ -202,8 +202,9 @@ def pricer(
     space: Space,
 ) -> tuple[Callable[[MeshSizes], tuple[float, float]], Callable[[MeshSizes], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
-    if isinstance(space.model, Transformer) and not shares_cores(space.model, space.cluster):
-        bench = SearchShared(space.model, space.cluster, space.stack)
+    model = attending(space.model)
+    if model is not None and machine(space.cluster).screened:
+        bench = SearchShared(model, space.cluster, space.stack)
         return (
             lambda mesh: (
                 least_seconds(bench, mesh.plan, mesh.axes),
@@ -220,9 +221,8 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
         plan, size = plan_at(mesh, at)
-        given = {"micro_batch": size, "micros": plan.micros or 1}
-        found = verdict(space.model, plan, space.stack, space.cluster, **given)
-        step[at] = price(space.model, plan, space.cluster, space.stack, **given).step
+        ask = Question(space.model, plan, space.cluster, space.stack, size, plan.micros or 1)
+        found, step[at] = verdict(ask), closed(ask).step
         memory[at], fits[at] = found.memory.total, found.is_safe
     return Screened(step, memory, fits)
 

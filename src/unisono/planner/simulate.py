@@ -5,55 +5,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan import Plan
-from unisono.planner.machines.cluster import Cluster
+from unisono.planner import priced
 from unisono.planner.memory import Memory, MemoryVerdict, remedies
-from unisono.planner.played import span, with_play
-from unisono.planner.price import Price
-from unisono.planner.priced import Model, blocks, price, rows, settled, shares_cores, verdict
-from unisono.planner.stack import Stack
-from unisono.planner.stragglers import Law
-from unisono.planner.timetables import serves
+from unisono.planner.parts import Price
+from unisono.planner.priced import Model, price, verdict
+from unisono.planner.question import Question
 from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import with_waits
-from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Infeasible
 from unisono.spec.words import nbytes, seconds
 
 GIB = 2.0**30
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
-    how unevenly ranks work, None where all are as quick as they are priced. assumed: what nobody named and was taken,
-    in words. unplayed: what of it `train` cannot play yet."""
-
-    model: Model
-    plan: Plan
-    cluster: Cluster
-    stack: Stack
-    micro_batch: int
-    micros: int
-    steps: int = 0
-    stragglers: Law | None = None
-    assumed: tuple[str, ...] = ()
-    unplayed: tuple[str, ...] = ()
-
-    @property
-    def batch(self) -> int:
-        return self.micro_batch * self.micros * self.plan.replicas
-
-    @property
-    def served(self) -> bool:
-        """Whether there is such a timetable of so many micro-batches."""
-        plan = self.plan
-        return plan.pp == 1 or serves(plan.schedule, plan.pp, self.micros, self.model.n_layer)
-
-    @property
-    def known(self) -> bool:
-        """Whether prices of such models have been held beside measurements."""
-        model = self.model
-        return isinstance(model, Transformer) and model.experts is None and model.latent is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +42,12 @@ class Answer:
     @property
     def stages(self) -> tuple[float, ...]:
         """Blocks of each row of the pipeline; of rows with several stages all of them together."""
-        ask = self.question
-        return blocks(ask.model, ask.plan, ask.stack, ask.cluster)
+        return priced.layers(self.question)
 
     @property
     def played(self) -> Plan:
         """The plan with what recompute=auto comes to."""
-        ask = self.question
-        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-        return settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
+        return priced.settled(self.question).plan
 
     @property
     def trust(self) -> Trust:
@@ -137,8 +96,7 @@ class DoesNotFit(Infeasible):
 
 def closed(ask: Question) -> Price:
     """The price by closed forms, without playing its timetable: for studies that ask many."""
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return with_waits(price(ask.model, ask.plan, ask.cluster, ask.stack, **sizes), ask)
+    return with_waits(priced.closed(ask), ask)
 
 
 def rate(ask: Question) -> float:
@@ -146,19 +104,11 @@ def rate(ask: Question) -> float:
     return ask.batch * ask.model.context / closed(ask).step
 
 
-def verdict_of(ask: Question) -> MemoryVerdict:
-    """Memory of the fullest rank, and whether it fits."""
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    return verdict(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
-
-
 def simulate(ask: Question) -> Answer:
     """The answer, whether it fits or not."""
-    got = price(ask.model, ask.plan, ask.cluster, ask.stack, micro_batch=ask.micro_batch, micros=ask.micros)
-    if not shares_cores(ask.model, ask.cluster):  # there it is played already, on the cores that there are
-        got = _as_played(ask, got)
+    got = price(ask)
     bubble = got.idle / (got.idle + got.busiest) if ask.plan.pp > 1 else 0.0
-    return Answer(ask, with_waits(got, ask), verdict_of(ask), bubble)
+    return Answer(ask, with_waits(got, ask), verdict(ask), bubble)
 
 
 def gain(answer: Answer, other: Answer) -> float:
@@ -207,19 +157,6 @@ def _remedy(ask: Question, priced: Callable[[Question], Answer | None]) -> str:
 
 def _sensible(model: Model, plan: Plan) -> bool:
     return model.n_head % plan.tp == 0 and model.kv_heads % plan.tp == 0 and plan.pp <= model.n_layer
-
-
-def _as_played(ask: Question, got: Price) -> Price:
-    """The price with its timetable played, where there is one."""
-    if ask.plan.pp == 1:
-        return got
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
-    each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
-    whole = span(plan.schedule, ask.model.n_layer, ask.micros, each)
-    if whole is not None:
-        return with_play(got, whole, ask.micros, plan.schedule, each)
-    return got
 
 
 def gib(memory: Memory) -> dict[str, float]:

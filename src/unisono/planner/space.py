@@ -16,14 +16,13 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
-from unisono.planner.asked import NOT_BUILT, assuming, judged, problems, unplayed
+from unisono.planner.asked import NOT_BUILT, assuming, judged, unplayed
 from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
+from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import Model
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks, serves
-from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import ConfigProblems, UsageError
 
@@ -122,18 +121,14 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
-    model = space.model
-    if isinstance(model, Transformer):
-        most = model.experts.count if model.experts else 1
-    else:
-        most = ranks if any(part.tables for part in model.workload.parts) else 1
+    most = space.model.holders(ranks)
     return [ep for ep in _values(space, "ep", divisors(most) if space.all_keys else (1,)) if ranks % ep == 0]
 
 
 def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
     zeros = _values(space, "zero", (1, 2, 3) if plan.shard > 1 else (space.held.zero,))
     model = space.model
-    every = space.all_keys and isinstance(model, Transformer)
+    every = space.all_keys and attending(model) is not None
     # Fused attention keeps no scores that selective recomputation could leave out.
     modes = ("none", *(("selective",) if every and not space.stack.fused_attention else ()), "full")
     if space.held.recompute != "auto":
@@ -215,7 +210,9 @@ def space_on(
         raise ConfigProblems(wrong)
 
     def legal(plan: Plan) -> bool:
-        return not problems(model, plan) and all(later and p.code == NOT_BUILT for p in plan.check(asked))
+        return not kind(model).problems(model, plan) and all(
+            later and p.code == NOT_BUILT for p in plan.check(asked)
+        )
 
     train, unable = recipe.train, unplayed(loaded)
     sizes = train.global_batch, train.micro_batch

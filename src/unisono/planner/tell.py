@@ -10,7 +10,6 @@ from unisono.planner.memory import MARGIN, MemoryVerdict
 from unisono.planner.simulate import GIB, Answer, Question, gib
 from unisono.planner.stragglers import Law
 from unisono.planner.waits import Loading, fed, with_waits
-from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.words import nbytes
 from unisono.spec.words import seconds as duration
@@ -91,7 +90,7 @@ def waterfall(answer: Answer) -> list[tuple[str, float]]:
     ask, got, model = answer.question, answer.price, answer.question.model
     peak = ask.plan.world * ask.cluster.device.flops(ask.plan.precision)
     ideal, attention = model.step_flops(ask.batch) / peak, 0.0
-    if got.attention and isinstance(model, Transformer):
+    if got.attention:
         attention = got.attention - model.attention_flops(ask.batch) / peak
     # Where ranks share a host's cores, passes are priced whole.
     again = ", recomputation" if ask.plan.recompute != "none" and not got.kernels else ""

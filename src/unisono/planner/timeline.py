@@ -3,14 +3,12 @@
 The timetable is the value that the runtime plays; here it is played against the clock with the planner's prices.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from unisono.planner.host import placed_on_host
-from unisono.planner.played import ordered, stages
-from unisono.planner.price import Price
-from unisono.planner.priced import rows, settled, shares_cores
-from unisono.planner.simulate import Question
-from unisono.programs.pipeline import Placed, Timetable, bubble, play_costs
+from unisono.planner import priced
+from unisono.planner.parts import Price
+from unisono.planner.question import Question
+from unisono.programs.pipeline import Placed, Timetable, bubble
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 
@@ -45,15 +43,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-    plan = settled(ask.model, ask.plan, ask.stack, ask.cluster, **sizes)
-    if shares_cores(ask.model, ask.cluster):
-        placed = placed_on_host(ask.model, plan, ask.cluster, **sizes)
-    else:
-        each = rows(ask.model, plan, ask.cluster, ask.stack, ask.micro_batch)
-        made = ordered(ask.plan.schedule, ask.micros, each)
-        parts = stages(ask.plan.schedule, made, replace(each, send=0.0))
-        placed = play_costs(made, parts.forward, parts.backward, each.send, parts.weight)
+    made, placed = priced.placed(ask, made)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()

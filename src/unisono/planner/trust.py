@@ -6,12 +6,11 @@ from math import ceil, hypot, log2
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.planner.kinds import Model
 from unisono.planner.machines.cluster import Cluster, Source
 from unisono.planner.machines.order import owners
-from unisono.planner.priced import Model, shares_cores
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, of
-from unisono.planner.work.transformer import Transformer
 
 _FAR = (
     "fits to the small or near rows of a set, judged on the large or far ones, as make accuracy prints them"
@@ -53,9 +52,9 @@ class Trust:
 
 def trust(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Trust:
     """Errors that have nothing to do with each other add up as squares do."""
-    if shares_cores(model, cluster) and cluster.host is not None:
-        return Trust(cluster.host.error)
     never = unheld(model, plan, cluster, stack)
+    if cluster.host is not None:
+        return Trust(cluster.host.error, (), never)
     more = sorted(_beyond(model, plan, cluster, stack), reverse=True)
     return Trust(hypot(stack.error, *(size for size, _ in more)), tuple(said for _, said in more), never)
 
@@ -77,8 +76,7 @@ def _beyond(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Iterato
         kin = name.partition("-")[0] in {other.partition("-")[0] for other in seen}
         yield OCTAVE if kin else DEVICE, f"fitted on {', '.join(seen)}, not on {name}"
     sizes = [("devices", plan.world, stack.seen.ranks)]
-    if isinstance(model, Transformer):
-        sizes += [("width", model.d_model, stack.seen.width), ("context", model.context, stack.seen.context)]
+    sizes += [(what, value, getattr(stack.seen, what)) for what, value in model.scales.items()]
     for what, value, (low, high) in sizes:
         octaves = log2(low / value) if value < low else log2(value / high) if value > high else 0.0
         if octaves:
@@ -105,7 +103,7 @@ def techniques(plan: Plan) -> tuple[str, ...]:
 def unheld(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[str, ...]:
     """What of a question was never held to a measurement, in words: its kind of model, its software, its precision."""
     found: list[str] = []
-    if not isinstance(model, Transformer) or model.experts is not None or model.latent is not None:
+    if not model.measured:
         found.append("no model of this kind")
     if cluster.host is not None:
         return tuple(found)

@@ -9,23 +9,32 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono.plan import Plan
+from unisono.planner import devices
 from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
+from unisono.planner.devices import layers, modes, ordered, screened, unmeasured
+from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of
-from unisono.planner.parts import Passes, Rows, Traffic
-from unisono.planner.price import Price, composed, detail, joined, message_bytes, owned, passes
+from unisono.planner.parts import Passes, Price, Rows, Traffic, owned
+from unisono.planner.price import composed, joined
+from unisono.planner.question import Question
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight
+from unisono.planner.transformers import detail, message_bytes, passes
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.balance import balance
+from unisono.programs.pipeline import Placed, Timetable
+from unisono.spec.errors import UsageError
+
+__all__ = ["layers", "modes", "ordered", "screened", "unmeasured"]
 
 
-def price(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
-) -> Price:
+def closed(ask: Question) -> Price:
     """A step; gradients and the update go at the pace of the pool where they take longest."""
+    plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
+    model = dealt(ask)
     each, found = _passes(model, plan, cluster, stack, micro_batch, micros), list[Price]()
     for pool in sorted(set(cluster.rows)):
         share = share_of(model, plan, cluster.rows.index(pool), stack.balanced)
@@ -138,10 +147,31 @@ def cut(
     return replace(plan, schedule=with_cut(plan.schedule, [len(part) for part in found]))
 
 
-def verdict(
-    model: Transformer, plan: Plan, stack: Stack, cluster: Cluster, *, micro_batch: int, micros: int
-) -> MemoryVerdict:
+def price(ask: Question) -> Price:
+    return devices.with_timetable(ask, closed(ask), _rows(ask))
+
+
+def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
+    return devices.drawn(ask, _rows(ask))
+
+
+def _rows(ask: Question) -> Rows:
+    return rows(dealt(ask), ask.plan, ask.cluster, ask.stack, ask.micro_batch)
+
+
+def dealt(ask: Question) -> Transformer:
+    """The model. Raises UsageError for a network of parts, which nobody deals to unlike devices."""
+    model = attending(ask.model)
+    if model is None:
+        raise UsageError("on devices of several kinds, transformers can be priced", where="model.kind",
+                         fix="a cluster of one kind", code="C22")  # fmt: skip
+    return model
+
+
+def verdict(ask: Question) -> MemoryVerdict:
     """The row that lacks most, or has least left for its size."""
+    plan, cluster, stack, micro_batch, micros = ask.plan, ask.cluster, ask.stack, ask.micro_batch, ask.micros
+    model = dealt(ask)
     counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
     each = [
         MemoryVerdict(

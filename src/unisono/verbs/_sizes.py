@@ -9,7 +9,7 @@ from typing import Any
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
 from unisono.planner.hf import transformer_of
-from unisono.planner.priced import Model
+from unisono.planner.kinds import Model
 from unisono.planner.work import sample
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import transformer

@@ -10,8 +10,9 @@ from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.planner import simulate, stragglers, tell
-from unisono.planner.asked import NOT_BUILT, judged, problems
+from unisono.planner.asked import NOT_BUILT, judged
 from unisono.planner.clusters import of_size
+from unisono.planner.kinds import kind
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.studies import batches, failures, orders, recut, sensitivity
@@ -196,7 +197,7 @@ def _space(
         varied = recipe.model_copy(update=asked)
         read = judged(varied, at.model)
         return lambda plan: (
-            not problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
+            not kind(at.model).problems(at.model, plan) and all(p.code == NOT_BUILT for p in plan.check(read))
         )
 
     return replace(base, cluster=equipped(base.cluster, given)), legal

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from unisono.plan.checks import divisors
 from unisono.planner.machines.cluster import Source
-from unisono.planner.simulate import Question, closed, verdict_of
+from unisono.planner.priced import verdict
+from unisono.planner.simulate import Question, closed
 from unisono.planner.studies.sensitivity import dealt
 from unisono.planner.tell import Column, Told, figure, many, share, table
 
@@ -31,7 +32,7 @@ def advise(ask: Question, noise: float | None = None) -> list[dict[str, Any]]:
     rows = list[dict[str, Any]]()
     for samples in (1 << power for power in range(_DOUBLINGS + 1)):
         asked = [dealt(ask, size, samples // size) for size in divisors(samples) if size <= _LARGEST]
-        found = [(closed(one).step, one) for one in asked if one.served and verdict_of(one).fits]
+        found = [(closed(one).step, one) for one in asked if one.served and verdict(one).fits]
         if found:
             step, one = min(found, key=itemgetter(0))
             rows.append({

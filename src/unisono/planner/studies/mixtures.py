@@ -13,7 +13,6 @@ from unisono.planner.search import Counts, Ranking
 from unisono.planner.simulate import GIB, Answer, Question, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
-from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 from unisono.spec.words import seconds
 
@@ -60,10 +59,8 @@ class PlacedAnswer:
     def _memory(self, row: int) -> float:
         """Bytes of a rank of a row."""
         ask, stages = self.answer.question, self.answer.stages
-        if not isinstance(ask.model, Transformer):
-            raise TypeError("transformers alone are dealt to unlike devices")
         sizes = (row, ask.micro_batch, ask.micros)
-        return unlike.memory_of_row(ask.model, self.answer.played, ask.stack, stages, *sizes).total
+        return unlike.memory_of_row(unlike.dealt(ask), self.answer.played, ask.stack, stages, *sizes).total
 
 
 def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
@@ -79,9 +76,9 @@ def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
 
 def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
     each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
-    if where.kind == "rows" and isinstance(ask.model, Transformer):
+    if where.kind == "rows":
         sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-        plan = unlike.cut(ask.model, ask.plan, each[0].cluster, ask.stack, **sizes)
+        plan = unlike.cut(unlike.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
         return simulate(replace(each[0], plan=plan))
     answers = [simulate(one) for one in each]
     tightest = max(

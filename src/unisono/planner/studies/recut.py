@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from unisono.planner.cuts import given, is_cuttable
-from unisono.planner.priced import shares_cores
-from unisono.planner.simulate import Answer, Question, gain, simulate, verdict_of
+from unisono.planner.kinds import attending
+from unisono.planner.priced import machine, verdict
+from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.tell import Told, lines, share
 from unisono.planner.timetables import name_of
 from unisono.planner.unlike import cut
-from unisono.planner.work.transformer import Transformer
 from unisono.spec.words import seconds
 
 _WORTH = 1e-3  # of a step: less than that is not said
@@ -25,15 +25,15 @@ def better(answer: Answer) -> Answer | None:
 
 def best(ask: Question) -> Question | None:
     """The question with its best cut; None where no cut fits, or where rows have several stages."""
-    model, plan = ask.model, ask.plan
-    if not isinstance(model, Transformer) or shares_cores(model, ask.cluster):
+    model, plan = attending(ask.model), ask.plan
+    if model is None or not machine(ask.cluster).screened:
         return None
     if plan.pp == 1 or not is_cuttable(plan.schedule):
         return None
     free = replace(plan, schedule=name_of(plan.schedule))
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
     other = replace(ask, plan=cut(model, free, ask.cluster, ask.stack, **sizes))
-    return other if verdict_of(other).fits else None
+    return other if verdict(other).fits else None
 
 
 def sentence(found: Answer, answer: Answer) -> str:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Annotated
 
 from unisono.planner.machines.cluster import Link, Source
-from unisono.planner.simulate import Question, rate, verdict_of
+from unisono.planner.priced import verdict
+from unisono.planner.simulate import Question, rate
 from unisono.planner.tell import Row, Told
 
 _STEP = Source(
@@ -35,7 +36,7 @@ def sensitivities(ask: Question) -> list[Row]:
     """All changes that have a price, the most useful first."""
     now = rate(ask)
     found = [
-        change(kind, what, rate(other) / now - 1.0, to, verdict_of(other).fits)
+        change(kind, what, rate(other) / now - 1.0, to, verdict(other).fits)
         for kind, what, other, to in (*_hardware(ask), *_planned(ask), *_recipes(ask))
         if other.served
     ]
@@ -112,12 +113,12 @@ def _memory(ask: Question, now: float) -> Row:
     larger = replace(ask.cluster, device=replace(device, memory=device.memory + GIGABYTES * 1e9))
     today, then, best = now, now, None
     for other in _roomier(ask):
-        if not other.served or not verdict_of(replace(other, cluster=larger)).fits:
+        if not other.served or not verdict(replace(other, cluster=larger)).fits:
             continue
         gained = rate(other)
         if gained > then:
             then, best = gained, other
-        if gained > today and verdict_of(other).fits:
+        if gained > today and verdict(other).fits:
             today = gained
     said = f"{GIGABYTES:.0f} GB more memory in each device"
     if best is None or then <= today:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.plan.grammar import meant
+from unisono.planner.kinds import Model, attending
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.priced import Model
 from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.tell import Column, Row, Told, figure, figures, lines, many, parts, share, table
-from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 
 KEYS = ("devices", "nodes", "global_batch", "micro_batch", "context")
@@ -121,10 +120,11 @@ def _spaces(
 
 
 def _with_context(model: Model, context: int) -> Model:
-    if not isinstance(model, Transformer):
+    found = attending(model)
+    if found is None:
         raise UsageError("the samples of this kind of model have no context to vary", where="--sweep",
                          fix="--sweep global_batch=32..1024, or a model of kind gpt or moe", code="C04")  # fmt: skip
-    return replace(model, context=context)
+    return replace(found, context=context)
 
 
 def _nothing(space: Space, nearest: Answer | None) -> str:

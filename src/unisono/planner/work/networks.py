@@ -24,6 +24,24 @@ class Network:
     sample: Sample = UNSAID
 
     @property
+    def measured(self) -> bool:
+        """Whether prices of such models have been held beside measurements."""
+        return False
+
+    @property
+    def scales(self) -> dict[str, int]:
+        """Sizes by which a question is near to what a stack was fitted to: none was."""
+        return {}
+
+    def holders(self, ranks: int) -> int:
+        """Of so many ranks those among which ep may deal at most: of tables each row may lie elsewhere."""
+        return ranks if any(part.tables for part in self.workload.parts) else 1
+
+    def attention_flops(self, batch: int) -> float:
+        """Its products are told as they are."""
+        return 0.0
+
+    @property
     def n_layer(self) -> int:
         """Parts that pp deals out."""
         return len(self.workload.blocks)
@@ -144,7 +162,7 @@ def _units(parts: tuple[WorkPart, ...], network: Network) -> tuple[list[float], 
     return [ITEM * part.parameters for part in parts if part not in ends], ITEM * rim
 
 
-def rows(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:
+def row_works(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:
     """What a rank of every row of the pipeline has on a host."""
     schedule = of(plan.schedule)
     placement = schedule.placement(plan.pp)

@@ -152,7 +152,7 @@ def sharded(
     ]
 
 
-def rows(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:
+def row_works(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:
     """Every row of the pipeline."""
     return tuple(_row(model, plan, micro_batch, row) for row in range(plan.pp))
 

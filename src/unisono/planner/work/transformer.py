@@ -55,6 +55,20 @@ class Transformer:
     states: int = 2
 
     @property
+    def measured(self) -> bool:
+        """Whether prices of such models have been held beside measurements."""
+        return self.experts is None and self.latent is None
+
+    @property
+    def scales(self) -> dict[str, int]:
+        """Sizes by which a question is near to what a stack was fitted to, or far from it."""
+        return {"width": self.d_model, "context": self.context}
+
+    def holders(self, ranks: int) -> int:
+        """Of so many ranks those among which ep may deal at most."""
+        return self.experts.count if self.experts else 1
+
+    @property
     def sample(self) -> Sample:
         """Bytes of `context` tokens before anybody computes on them."""
         return text(self.context, self.vocab)

@@ -1,0 +1,67 @@
+"""Devices under a stack of software: a question's price, memory and timetable."""
+
+from dataclasses import replace
+
+from unisono.plan import Plan
+from unisono.planner.kinds import attending, kind
+from unisono.planner.memory import MemoryVerdict, fullest
+from unisono.planner.parts import Price, Rows
+from unisono.planner.played import ordered as ordered_for
+from unisono.planner.played import span, stages, with_play
+from unisono.planner.price import price as composed
+from unisono.planner.question import Question
+from unisono.programs.pipeline import Placed, Timetable, play_costs
+
+screened = ordered = True
+
+
+def unmeasured(plan: Plan) -> tuple[str, ...]:
+    """Nothing: a stack says what software makes of any device."""
+    return ()
+
+
+def modes(ask: Question) -> tuple[str, ...]:
+    """Selective recomputation leaves out the scores, which fused attention does not keep."""
+    kept = attending(ask.model) is not None and not ask.stack.fused_attention
+    return ("none", "selective") if kept else ("none",)
+
+
+def closed(ask: Question) -> Price:
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    return composed(ask.model, ask.plan, ask.cluster, ask.stack, **sizes)
+
+
+def price(ask: Question) -> Price:
+    return with_timetable(ask, closed(ask), rows(ask)) if ask.plan.pp > 1 else closed(ask)
+
+
+def with_timetable(ask: Question, got: Price, each: Rows) -> Price:
+    """The price with its timetable played, where there is one."""
+    schedule = ask.plan.schedule
+    whole = span(schedule, ask.model.n_layer, ask.micros, each)
+    return got if whole is None else with_play(got, whole, ask.micros, schedule, each)
+
+
+def rows(ask: Question) -> Rows:
+    """What each row of the pipeline takes for one micro-batch."""
+    return kind(ask.model).passes(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch, 1).rows
+
+
+def verdict(ask: Question) -> MemoryVerdict:
+    found = kind(ask.model).memories(ask.model, ask.plan, ask.stack, ask.micro_batch, ask.micros)
+    return fullest(found, ask.cluster.device)
+
+
+def layers(ask: Question) -> tuple[float, ...]:
+    return kind(ask.model).layers(ask.model, ask.plan, ask.stack.balanced)
+
+
+def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
+    return drawn(ask, rows(ask))
+
+
+def drawn(ask: Question, each: Rows) -> tuple[Timetable, list[Placed]]:
+    """The timetable against the clock, with messages between its computations."""
+    timetable = ordered_for(ask.plan.schedule, ask.micros, each)
+    parts = stages(ask.plan.schedule, timetable, replace(each, send=0.0))
+    return timetable, play_costs(timetable, parts.forward, parts.backward, each.send, parts.weight)

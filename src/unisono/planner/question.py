@@ -1,0 +1,43 @@
+"""What is asked of a machine: a model, a plan, a batch."""
+
+from dataclasses import dataclass
+
+from unisono.plan import Plan
+from unisono.planner.kinds import Model
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.stack import Stack
+from unisono.planner.stragglers import Law
+from unisono.planner.timetables import serves
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: `micros` micro-batches of `micro_batch` samples on each data rank, for `steps` steps. stragglers:
+    how unevenly ranks work, None where all are as quick as they are priced. assumed: what nobody named and was taken,
+    in words. unplayed: what of it `train` cannot play yet."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    stack: Stack
+    micro_batch: int
+    micros: int
+    steps: int = 0
+    stragglers: Law | None = None
+    assumed: tuple[str, ...] = ()
+    unplayed: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        return self.micro_batch * self.micros * self.plan.replicas
+
+    @property
+    def served(self) -> bool:
+        """Whether there is such a timetable of so many micro-batches."""
+        plan = self.plan
+        return plan.pp == 1 or serves(plan.schedule, plan.pp, self.micros, self.model.n_layer)
+
+    @property
+    def known(self) -> bool:
+        """Whether prices of such models have been held beside measurements."""
+        return self.model.measured
