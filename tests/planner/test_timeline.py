@@ -22,7 +22,6 @@ from unisono.planner.price import price
 from unisono.planner.simulate import Question
 from unisono.planner.stack import stack
 from unisono.planner.timeline import timeline
-from unisono.planner.transformers import detail
 from unisono.programs.check import check
 from unisono.programs.pipeline import Placed
 from unisono.programs.schedules import SCHEDULES
@@ -77,7 +76,7 @@ def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Pat
 def test_a_simulated_step_computes_all_that_is_priced(schedule: str) -> None:
     ask, got = asked(schedule)
     step = timeline(ask, got)
-    each = detail(ask.model, ask.plan, ask.cluster, ask.stack, ask.micro_batch).rows
+    each = rows(ask)
     busy = sum(p.stop - p.start for p in step.placed)
     assert check(step.timetable) == []
     assert busy == pytest.approx(ask.micros * (sum(each.forward) + sum(each.backward)), rel=1e-9)
@@ -90,7 +89,7 @@ def test_an_order_that_depends_on_costs_is_drawn_as_it_is_priced(schedule: str) 
     """Computed again, a backward towards the inputs takes twice a forward."""
     ask, got = asked(f"{schedule} recompute=full")
     drawn = timeline(ask, got).timetable
-    assert drawn == ordered(schedule, ask.micros, rows(ask.model, ask.plan, ask.cluster, ask.stack, 1))
+    assert drawn == ordered(schedule, ask.micros, rows(ask))
     assert drawn.rows != SCHEDULES.read(schedule).timetable(ask.plan.pp, ask.micros).rows
 
 
