@@ -6,7 +6,6 @@ from unisono.plan import Plan
 from unisono.planner.kinds import attending, kind
 from unisono.planner.memory import MemoryVerdict, fullest
 from unisono.planner.parts import Price, Rows
-from unisono.planner.played import ordered as ordered_for
 from unisono.planner.played import span, stages, with_play
 from unisono.planner.price import price as composed
 from unisono.planner.question import Question
@@ -56,12 +55,11 @@ def layers(ask: Question) -> tuple[float, ...]:
     return kind(ask.model).layers(ask.model, ask.plan, ask.stack.balanced)
 
 
-def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
-    return drawn(ask, rows(ask))
+def placed(ask: Question, timetable: Timetable) -> list[Placed]:
+    return drawn(ask, timetable, rows(ask))
 
 
-def drawn(ask: Question, each: Rows) -> tuple[Timetable, list[Placed]]:
+def drawn(ask: Question, timetable: Timetable, each: Rows) -> list[Placed]:
     """The timetable against the clock, with messages between its computations."""
-    timetable = ordered_for(ask.plan.schedule, ask.micros, each)
     parts = stages(ask.plan.schedule, timetable, replace(each, send=0.0))
-    return timetable, play_costs(timetable, parts.forward, parts.backward, each.send, parts.weight)
+    return play_costs(timetable, parts.forward, parts.backward, each.send, parts.weight)

@@ -119,10 +119,10 @@ def _played(works: tuple[StageWork, ...], plan: Plan, cluster: Cluster, host: Ho
     return _Played(ahead, back, passes, late, wires, placed)
 
 
-def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
+def placed(ask: Question, timetable: Timetable) -> list[Placed]:
     """When each pass of each row runs, in the step that is priced."""
     works = kind(ask.model).stages(ask.model, ask.plan, ask.micro_batch, ask.micros)
-    return timetable, _played(works, ask.plan, ask.cluster, _host_of(ask.cluster), ask.micros).placed
+    return _played(works, ask.plan, ask.cluster, _host_of(ask.cluster), ask.micros).placed
 
 
 def price(ask: Question) -> Price:

@@ -10,8 +10,7 @@ from functools import lru_cache
 from unisono.planner.parts import Price, Rows, Traffic
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
-from unisono.programs.pricing import Costs
-from unisono.programs.schedules import SCHEDULES, Schedule
+from unisono.programs.schedules import SCHEDULES
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -44,14 +43,8 @@ def span(schedule: str, n_layer: int, micros: int, each: Rows) -> float | None:
 
 
 def actions(schedule: str, ranks: int, micros: int) -> int:
-    """Computations of a timetable, those that are tried for an automatic one too."""
-    kinds = 3 if of(schedule).halves else 2
-    return kinds * ranks * micros * chunks(schedule) * (5 if _is_fitted(schedule) else 1)
-
-
-def _is_fitted(schedule: str) -> bool:
-    """Whether its order depends on what things cost."""
-    return type(of(schedule)).fitted is not Schedule.fitted
+    """Computations of a timetable."""
+    return (3 if of(schedule).halves else 2) * ranks * micros * chunks(schedule)
 
 
 def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) -> Price:
@@ -66,7 +59,7 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
-    v, timetable = chunks(schedule), ordered(schedule, micros, each)
+    v, timetable = chunks(schedule), made(schedule, len(each.forward), micros)
     parts = stages(schedule, timetable, each)
     together = None
     if timetable.overlapped:
@@ -79,20 +72,9 @@ def _span(schedule: str, micros: int, each: Rows) -> float:
     return max(row[-1][1] - (row[0][0] if timetable.splits_backward else 0.0) for row in rows)
 
 
-def ordered(schedule: str, micros: int, each: Rows) -> Timetable:
-    """The timetable that is priced, and drawn: in the order for these costs, where its order depends on them."""
-    ranks = len(each.forward)
-    if not _is_fitted(schedule):
-        return _made(schedule, ranks, micros)
-    send = sum(map(each.message, range(ranks))) / ranks
-    f, b = sum(each.forward) / ranks + send, sum(each.backward) / ranks + send
-    w = min(f, b / 2)
-    return SCHEDULES.read(schedule).fitted(ranks, micros, Costs(f, b - w, w))
-
-
 @lru_cache(maxsize=16)
-def _made(schedule: str, ranks: int, micros: int) -> Timetable:
-    """Plans that a search plays after each other often have the same timetable."""
+def made(schedule: str, ranks: int, micros: int) -> Timetable:
+    """The timetable that a run plays. Plans that a search plays after each other often have the same one."""
     return SCHEDULES.read(schedule).timetable(ranks, micros)
 
 

@@ -44,8 +44,8 @@ class Machine(Protocol):
         """Blocks of each row of the pipeline, stem and head not counted."""
         ...
 
-    def placed(self, ask: Question, timetable: Timetable, /) -> tuple[Timetable, list[Placed]]:
-        """(the timetable in the order in which it is played, when each pass of each row runs)."""
+    def placed(self, ask: Question, timetable: Timetable, /) -> list[Placed]:
+        """When each pass of each row runs."""
         ...
 
     def modes(self, ask: Question, /) -> tuple[str, ...]:
@@ -83,8 +83,8 @@ def layers(ask: Question) -> tuple[float, ...]:
     return machine(ask.cluster).layers(ask)
 
 
-def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
-    """(the timetable in the order in which it is played, when each pass of each row runs) in the priced step."""
+def placed(ask: Question, timetable: Timetable) -> list[Placed]:
+    """When each pass of each row runs in the priced step."""
     return machine(ask.cluster).placed(settled(ask), timetable)
 
 

@@ -43,7 +43,7 @@ def timeline(ask: Question, price: Price) -> Timeline:
     """A step of the plan; on a host whose ranks share its cores the very one that was priced. Raises UsageError where
     the timetable does not take these numbers, or is too long."""
     made = timetable(ask)
-    made, placed = priced.placed(ask, made)
+    placed = priced.placed(ask, made)
     shown = [
         (f"comm {axis}", traffic.exposed if axis == "dp" else traffic.after)  # dp has nothing else
         for axis, traffic in price.comm.items()

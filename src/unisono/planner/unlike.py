@@ -151,8 +151,8 @@ def price(ask: Question) -> Price:
     return devices.with_timetable(ask, closed(ask), _rows(ask))
 
 
-def placed(ask: Question, timetable: Timetable) -> tuple[Timetable, list[Placed]]:
-    return devices.drawn(ask, _rows(ask))
+def placed(ask: Question, timetable: Timetable) -> list[Placed]:
+    return devices.drawn(ask, timetable, _rows(ask))
 
 
 def _rows(ask: Question) -> Rows:
