@@ -12,7 +12,8 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner import kinds
 from unisono.planner.clusters import cluster
-from unisono.planner.priced import price
+from unisono.planner.priced import closed
+from unisono.planner.question import Question
 from unisono.planner.stack import stack
 from unisono.planner.timetables import of
 from unisono.planner.work.calls import calls, leafwise, sent
@@ -148,8 +149,8 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in (one for one in single if KINDS[kind].attends or one.tp == 1):
         own, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
-        sizes = {"micro_batch": 1, "micros": own.micros or 1}
-        comm = price(model(kind), own, cluster("dgx-a100:1"), stack("plain"), **sizes).comm
+        ask = Question(model(kind), own, cluster("dgx-a100:1"), stack("plain"), 1, own.micros or 1)
+        comm = closed(ask).comm
         rows = [defaultdict[str, float](float) for _ in range(many)]
         for row, found in enumerate(rows):
             for call in calls(model(kind), own, 1, own.micros or 1, row):

@@ -100,11 +100,11 @@ def test_what_nothing_plays_has_no_price(words: str) -> None:
 
 def test_what_meets_on_shard_is_covered_by_itself_where_replicas_meet_otherwise(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SELDOM)
-    where, sizes = cluster("dgx-a100:8"), {"micro_batch": 1, "micros": 1}
+    where = cluster("dgx-a100:8")
 
     def shown(words: str) -> float:
         plan = Plan.parse(f"{words} shard=8 zero=2 precision=bf16")
-        return price(MODEL, plan, where, stack("plain"), **sizes).comm["shard"].exposed
+        return price(Question(MODEL, plan, where, stack("plain"), 1, 1)).comm["shard"].exposed
 
     assert shown(f"dp=8 sync={tmp_path}/own.py:Seldom") == shown("dp=1") < shown("dp=8")
 
@@ -121,10 +121,6 @@ def test_networks_pay_for_codecs_too() -> None:
         WorkPart(str(n), 10**6, 2 * 10**6, 10, 10, products=(Product(1, 1000, 1000),)) for n in range(6)
     )
     network, where = Network(Workload(layers)), cluster("dgx-a100:8")
-    found = [
-        price(
-            network, Plan.parse(f"dp=16 {words}".strip()), where, stack("plain"), micro_batch=4, micros=1
-        ).comm["dp"]
-        for words in ("", f"codec={OWN}:Rounded")
-    ]
+    plans = [Plan.parse(f"dp=16 {words}".strip()) for words in ("", f"codec={OWN}:Rounded")]
+    found = [price(Question(network, plan, where, stack("plain"), 4, 1)).comm["dp"] for plan in plans]
     assert found[1].bytes == pytest.approx(found[0].bytes / 2, rel=1e-3)

@@ -66,7 +66,7 @@ def test_out_is_a_picture(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_more_stages_than_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = "pp=4 dp=2 schedule=interleaved:v=8 precision=bf16"
     assert main(["simulate", *MODEL, "--plan", plan, "--trace", str(tmp_path / "t.json"), "--json"]) == 2
-    assert "32 stages" in json.loads(capsys.readouterr().out)["what"]
+    assert "32 pipeline stages" in json.loads(capsys.readouterr().out)["what"]
     assert not list(tmp_path.iterdir())
 
 

@@ -12,12 +12,17 @@ from unisono.launch.starters import Started, detect, idle
 from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
 
-__all__ = ["Started", "detect", "idle", "place_here", "run_in_env"]
+__all__ = ["Started", "detect", "idle", "idle_here", "place_here", "run_in_env"]
 
 
 def place_here() -> Started | None:
     """`detect` on this process's own environment, for programs that are a rank themselves."""
     return detect(os.environ)
+
+
+def idle_here() -> list[str]:
+    """`idle` on this process's own environment."""
+    return idle(os.environ)
 
 
 def run_in_env(

@@ -1,7 +1,6 @@
 """`unisono.init`: from a plan and whoever started this process to a Job."""
 
 import atexit
-import os
 import shlex
 import sys
 from datetime import timedelta
@@ -14,7 +13,7 @@ from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
 from unisono.launch.context import NullChannel, RankContext
-from unisono.launch.env import Started, idle, place_here
+from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_calls import Ledger
 from unisono.library.explain import explained
@@ -63,7 +62,7 @@ def init(
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
         alone = context is None and place is None and not dist.is_initialized()
-        for said in idle(os.environ) if alone else ():
+        for said in idle_here() if alone else ():
             print(f"note  {said}", file=sys.stderr)
         world = _world(context, place)
         wanted = _filled(wanted, world, alone)
