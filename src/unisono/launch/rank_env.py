@@ -84,12 +84,21 @@ def _alike(ctx: RankContext, record: crossing.Record) -> list[int]:
     if record["echo"] or record["shared"]:
         return [ctx.rank]
     words, until = json.dumps([record["what"], record["where"]]).encode(), time.monotonic() + _ALIKE
-    keys, same = {rank: f"raised/{rank}" for rank in range(ctx.world)}, [ctx.rank]
-    with suppress(RuntimeError, OSError):  # whose store it was has gone
-        ctx.store.set(keys[ctx.rank], words)
-        while not ctx.store.check([*keys.values()]) and time.monotonic() < until:
+    same = [ctx.rank]
+
+    def posted(topic: str, value: bytes) -> list[str]:
+        keys = [f"{topic}/{rank}" for rank in range(ctx.world)]
+        ctx.store.set(keys[ctx.rank], value)
+        while not ctx.store.check(keys) and time.monotonic() < until:
             time.sleep(0.02)
-        same = [rank for rank, key in keys.items() if ctx.store.check([key]) and ctx.store.get(key) == words]
+        return keys
+
+    with suppress(RuntimeError, OSError):  # whose store it was has gone
+        keys = posted("raised", words)
+        same = [
+            rank for rank, key in enumerate(keys) if ctx.store.check([key]) and ctx.store.get(key) == words
+        ]
+        posted("compared", b"")  # the store is one rank's, which stays until the others have read
     return same
 
 
