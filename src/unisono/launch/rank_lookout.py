@@ -270,7 +270,9 @@ def _until_next(period: float) -> float:
 def _frames(thread: threading.Thread) -> list[FrameType]:
     """Innermost first."""
     frame, frames = sys._current_frames().get(thread.ident or 0), []
-    while frame is not None:
+    while isinstance(
+        frame, FrameType
+    ):  # of a thread that runs on, what was a frame may be something else by now
         frames.append(frame)
         frame = frame.f_back
     return frames

@@ -63,29 +63,31 @@ def as_it_is(x: Tensor, group: Group) -> Tensor:
 
 
 class Crossing(torch.autograd.Function):
-    """`there(x, group)` forward, `back(grad, group)` backward."""
+    """`there(x, group)` forward, `back(grad, group)` backward, whose sums are in x's own dtype."""
 
     @staticmethod
-    def forward(ctx, x, group, there, back):  # type: ignore[override]
-        ctx.group, ctx.back = group, back
-        return there(x, group)
+    def forward(ctx, x, group, there, back, dtype):  # type: ignore[override]
+        ctx.group, ctx.back, ctx.dtype = group, back, x.dtype
+        return there(x.to(dtype), group)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        return ctx.back(grad, ctx.group), None, None, None
+        return ctx.back(grad.to(ctx.dtype), ctx.group), None, None, None, None
 
 
 def enter(x: Tensor, group: Group, sequence: bool) -> Tensor:
     """Into a split layer. With sequence parallelism positions are gathered, and the gradients of all ranks summed and
-    scattered; without it gradients are summed."""
+    scattered; without it gradients are summed. Under autocast x crosses as the product will read it."""
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     ways = (gather_sequence, scatter_sum) if sequence else (as_it_is, summed)
-    return Crossing.apply(x, group, *ways)  # type: ignore[return-value]
+    return Crossing.apply(x, group, *ways, dtype)  # type: ignore[return-value]
 
 
 def leave(x: Tensor, group: Group, sequence: bool) -> Tensor:
     """Out of a split layer: the other way round."""
     ways = (scatter_sum, gather_sequence) if sequence else (summed, as_it_is)
-    return Crossing.apply(x, group, *ways)  # type: ignore[return-value]
+    return Crossing.apply(x, group, *ways, x.dtype)  # type: ignore[return-value]
 
 
 # Modules ---------------------------------------------------------------------------------------------------

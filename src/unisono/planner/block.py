@@ -138,7 +138,7 @@ def backward(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit) -> P
     scores *= FUSED_BACKWARD if stack.fused_attention else 2.0
     moved = _moved(model, stack, on, dealt, backward=True)
     # With sequence parallelism the first product's input is gathered once more for its weight's gradient.
-    every = _collectives(model, stack, on, dealt)
+    every = _collectives(model, stack, on, dealt, backward=True)
     every *= 1.5 if stack.sequence_parallel and not own_list(model, stack) else 1.0
     launches = BACKWARD_LAUNCHES + (0 if stack.fused_attention else UNFUSED_LAUNCHES)
     context, ringed = _context(model, on, dealt, scores, 2)
@@ -272,13 +272,15 @@ def _meeting(stack: Stack, size: int) -> float:
     return stack.collective + stack.member * size if size > 1 else 0.0
 
 
-def _collectives(model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, again: bool = False) -> float:
+def _collectives(
+    model: Transformer, stack: Stack, on: Chip, dealt: BlockSplit, backward: bool = False, again: bool = False
+) -> float:
     """Seconds of what crosses tp in one pass: as our own program makes it, or all-reduces."""
     if dealt.tp == 1:
         return 0.0
     tokens = dealt.micro_batch * model.context / dealt.cp
     if own_list(model, stack):
-        made = crossings(model, tokens, on.item, again)
+        made = crossings(model, tokens, on.item, backward, again)
         return sum(
             times * (_meeting(stack, dealt.tp) / 2 + dealt.tp_bus.gather(nbytes)) for nbytes, times in made
         )

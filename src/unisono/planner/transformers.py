@@ -141,9 +141,9 @@ def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int
     """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
     tokens, again = micro_batch * model.context / plan.cp, share > 0.0
     if own_list(model, stack):
-        made = crossings(model, tokens, ITEM[plan.precision])
-        once = (*made, *made, *(crossings(model, tokens, ITEM[plan.precision], again) if again else ()))
-        return sum(nbytes * times for nbytes, times in once) * (plan.tp - 1) / plan.tp
+        passes = [(False, False), (True, False), *([(False, True)] if again else [])]
+        made = [crossings(model, tokens, ITEM[plan.precision], *each) for each in passes]
+        return sum(nbytes * times for one in made for nbytes, times in one) * (plan.tp - 1) / plan.tp
     whole = tokens * model.d_model * ITEM[plan.precision]
     times = block.reduces(model, plan.ep) * (2 + (0.5 if stack.sequence_parallel else 0) + share)
     return times * 2.0 * (plan.tp - 1) / plan.tp * whole

@@ -115,7 +115,7 @@ def column_backward_not_summed(patch):
         if ctx.back is not tensor.scatter_sum:
             return BACK(ctx, grad)
         size = grad.shape[1] // ctx.group.size
-        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None, None, None
+        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None, None, None, None
 
     patch(Crossing, "backward", staticmethod(backward))
 

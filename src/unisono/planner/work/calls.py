@@ -181,11 +181,11 @@ def _dealt_layers(
     """On tp."""
     wide, item, tokens = _item(plan), ITEM[plan.precision], micro_batch * model.context
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    gathered, scattered = crossings(model, tokens, item)
+    gathered, scattered = crossings(model, tokens, item, backward)
     yield Transfer("tp", op, gathered[0], own.blocks * gathered[1])
     yield Transfer("tp", other, scattered[0], own.blocks * scattered[1])
-    for way, there in ((op, own.head), (other, own.stem)):
-        yield Transfer("tp", way, tokens * model.d_model * wide, there)
+    for way, size, there in ((op, wide if backward else item, own.head), (other, wide, own.stem)):
+        yield Transfer("tp", way, tokens * model.d_model * size, there)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)

@@ -286,17 +286,19 @@ def transformer(model: Any, vocab: int) -> Transformer:
 
 
 def crossings(
-    model: Transformer, tokens: float, itemsize: float, again: bool = False
+    model: Transformer, tokens: float, itemsize: float, backward: bool = False, again: bool = False
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """((bytes, times) of what one block of ours gathers on tp in a forward pass, of what it scatters); backwards it is
-    the other way round.
+    """((bytes, times) of what one block of ours gathers on tp in a forward pass, of what it scatters); backwards what
+    is scattered, of what is gathered.
 
-    tokens: of a micro-batch. itemsize: of what products compute with; what norms give is never below fp32. again: in a
-    pass that is computed again, up to the last tensor that is kept: without dropout before the second half scatters.
+    tokens: of a micro-batch. itemsize: of what products compute with; gradients of what norms give are summed in fp32.
+    again: in a pass that is computed again, up to the last tensor that is kept: without dropout before the second half
+    scatters.
     """
     whole = tokens * model.d_model
     gathers = 3.0 if model.gated else 2.0  # queries, keys and values; gate and up, each its own
-    return (whole * max(4, itemsize), gathers), (whole * itemsize, 1.0 if again and not model.noisy else 2.0)
+    wide = max(4, itemsize) if backward else itemsize
+    return (whole * wide, gathers), (whole * itemsize, 1.0 if again and not model.noisy else 2.0)
 
 
 def block_bytes(
