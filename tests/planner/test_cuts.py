@@ -1,12 +1,19 @@
 """What is priced is the cut that the run makes."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.planner.published import gpt
 from unisono.config import ModelConfig
 from unisono.models.build import Facts, build
 from unisono.parallel.cut import cut
-from unisono.planner.cuts import balanced, even, head_share, rows_of
+from unisono.plan import Plan
+from unisono.planner.clusters import cluster
+from unisono.planner.cuts import balanced, even, head_share, rows_of, shares
+from unisono.planner.priced import price
+from unisono.planner.question import Question
+from unisono.planner.stack import stack
 from unisono.planner.work.transformer import transformer
 from unisono.programs.balance import balance
 
@@ -48,3 +55,17 @@ def test_the_dearest_row_of_a_balanced_cut_is_no_dearer() -> None:
         assert max(*better[:-1], better[-1] + last) <= max(*plain[:-1], plain[-1] + last)
     with pytest.raises(ValueError, match="cannot make"):
         balanced(3, 4, 0.0)
+
+
+def test_a_cut_of_several_stages_a_rank_has_its_price() -> None:
+    """Each stage takes what its blocks take: an even cut costs what no cut does, and uneven stages wait for each other."""
+    model, where = gpt(16, 16, 2048, 1024), cluster("dgx-a100:1")
+
+    def step(words: str) -> float:
+        plan = Plan.parse(f"pp=2 tp=4 micros=8 precision=bf16 schedule=interleaved:v=2{words}")
+        return price(Question(model, plan, where, replace(stack("plain"), balanced=False), 1, 8)).step
+
+    assert step(",cut=4/4/4/4") == pytest.approx(step(""), rel=1e-12)
+    assert step(",cut=4/4/4/4") < step(",cut=7/1/1/7") and step(",cut=4/4/4/4") < step(",cut=7/1/7/1")
+    assert rows_of(model, "interleaved:v=2,cut=3/5/5/3", 2, False) == (8, 8)
+    assert shares("interleaved:v=2,cut=3/5/5/3", 2) == (3 / 8, 5 / 8, 5 / 8, 3 / 8)

@@ -172,14 +172,14 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.pp > 1 and schedule is not None and schedule.alone:
         what = f"schedule={plan.schedule} is the timetable of one stage, pp={plan.pp} has {plan.pp}"
         yield Problem("P13", what, "plan.schedule, plan.pp", "schedule=1f1b or schedule=gpipe")
+    stages = plan.pp if schedule is None else len(schedule.placement(plan.pp)) // schedule.chains
     said = schedule.blocks if schedule is not None and plan.pp > 1 else ()
-    if said and (len(said) % plan.pp or depth not in (None, sum(said))):
+    if said and (len(said) != stages or depth not in (None, sum(said))):
         what = (
             f"schedule={plan.schedule} cuts {sum(said)} blocks into {len(said)} stages; the model has {depth}"
         )
-        fix = f"as many numbers as there are stages, {plan.pp} or some times that, whose sum is {depth}"
+        fix = f"as many numbers as there are stages, {stages}, whose sum is {depth}"
         yield Problem("P13", what, "plan.schedule, plan.pp", fix)
-    stages = plan.pp if schedule is None else len(schedule.placement(plan.pp)) // schedule.chains
     if depth is not None and stages > max(1, depth):
         each = f", {stages // plan.pp} on each of {plan.pp} ranks," if stages > plan.pp else ""
         what = f"{stages} pipeline stages{each} need at least {stages} blocks, the model has {depth}"

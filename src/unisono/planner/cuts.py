@@ -6,7 +6,6 @@ from functools import cache
 from unisono.planner.timetables import chunks, name_of, of
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.errors import Problem
 
 
 @cache
@@ -63,12 +62,28 @@ def is_cuttable(schedule: str) -> bool:
     return chunks(schedule) == 1 and of(schedule).chains == 1 and not of(schedule).alone
 
 
-def cut_problem(schedule: str) -> Problem | None:
-    """What keeps the cut that a plan says from being priced."""
-    if not given(schedule) or is_cuttable(schedule):
-        return None
-    what = f"schedule={schedule}: a cut has a price for timetables with one stage a rank"
-    return Problem("P13", what, "plan.schedule", "schedule=1f1b")
+@cache
+def shares(schedule: str, ranks: int) -> tuple[float, ...]:
+    """Of each stage of the timetable, its part of its row's blocks: as the plan cuts, else the same for all."""
+    placement, told, chains = of(schedule).placement(ranks), given(schedule), of(schedule).chains
+    if len(told) * chains != len(placement):
+        return (1.0 / chunks(schedule),) * len(placement)
+    blocks = [told[stage % len(told)] for stage in range(len(placement))]
+    rows = [0.0] * ranks
+    for row, count in zip(placement, blocks, strict=True):
+        rows[row] += count / chains
+    return tuple(count / rows[row] for row, count in zip(placement, blocks, strict=True))
+
+
+def stages_of(model: Transformer, schedule: str, ranks: int) -> tuple[int, ...]:
+    """Blocks of each stage of the model, as the program cuts it."""
+    length = len(of(schedule).placement(ranks)) // of(schedule).chains
+    told = given(schedule)
+    if len(told) == length and sum(told) == model.n_layer:
+        return told
+    if length > model.n_layer:
+        return even(model.n_layer, length)
+    return balanced(model.n_layer, length, head_share(model))
 
 
 def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
@@ -77,13 +92,11 @@ def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) ->
     Rows with several stages have the sum of theirs, where the timetable places them. A cut that the schedule says
     (`1f1b:cut=13/12/12/11`) is taken as it is.
     """
-    told = given(schedule)
-    if len(told) == ranks and sum(told) == model.n_layer:
-        return told
-    v = chunks(schedule)
-    if not is_balanced or ranks == 1 or ranks * v > model.n_layer:
+    v, told = chunks(schedule), given(schedule)
+    is_told = len(told) == ranks * v and sum(told) == model.n_layer
+    if not is_told and (not is_balanced or ranks == 1 or ranks * v > model.n_layer):
         return even(model.n_layer, ranks)
-    stages, found = balanced(model.n_layer, ranks * v, head_share(model)), [0] * ranks
+    stages, found = stages_of(model, schedule, ranks), [0] * ranks
     for stage, row in enumerate(of(schedule).placement(ranks)):
         found[row] += stages[stage % len(stages)]
     chains = of(schedule).chains

@@ -7,6 +7,7 @@ that waits for it.
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from unisono.planner.cuts import shares
 from unisono.planner.parts import Price, Rows, Traffic
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
@@ -79,20 +80,19 @@ def made(schedule: str, ranks: int, micros: int) -> Timetable:
 
 
 def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:
-    """A row's blocks shared evenly by its stages; stem and head where the first and the last stage are; its messages
-    with what waits for them."""
+    """A row's blocks shared by its stages as the plan cuts them, else evenly; stem and head where the first and last
+    stage are; its messages with what waits for them."""
     ranks = len(each.forward)
-    v = timetable.length // ranks
-    stems, heads = ends(schedule, ranks)
+    parted, (stems, heads) = shares(schedule, ranks), ends(schedule, ranks)
     split = timetable.splits_backward  # which reads all of its actions
     parts: list[tuple[float, float, float]] = []
     for stage, row in enumerate(timetable.placement):
         place = stage % timetable.length
         # Of the row's mean over micro-batches to what this stage takes.
-        stem = (place == 0) - (row in stems) / len(stems) / v
-        head = (place == timetable.length - 1) - (row in heads) / len(heads) / v
-        f = each.forward[row] / v + stem * each.stem[0] + head * each.head[0]
-        b = each.backward[row] / v + stem * each.stem[1] + head * each.head[1]
+        stem = (place == 0) - (row in stems) / len(stems) * parted[stage]
+        head = (place == timetable.length - 1) - (row in heads) / len(heads) * parted[stage]
+        f = each.forward[row] * parted[stage] + stem * each.stem[0] + head * each.head[0]
+        b = each.backward[row] * parted[stage] + stem * each.stem[1] + head * each.head[1]
         # Towards the weights a backward pass has the forward pass's products.
         w, send = min(f, b / 2) if split else 0.0, each.message(row)
         parts.append((f + send, b - w + send, w))

@@ -7,7 +7,7 @@ from unisono.plan.checks import divisors
 from unisono.planner import block, experts, gathering
 from unisono.planner.block import dealt
 from unisono.planner.collectives import message
-from unisono.planner.cuts import cut_problem, rows_of
+from unisono.planner.cuts import rows_of
 from unisono.planner.kernels import chip
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
@@ -174,13 +174,7 @@ def layers(model: Transformer, plan: Plan, is_balanced: bool) -> tuple[float, ..
 
 
 def problems(model: Transformer, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: what cp cannot deal, a cut that does not suit the schedule."""
-    wrong = cut_problem(plan.schedule)
-    return [*_context(model, plan), *([wrong] if wrong else [])]
-
-
-def _context(model: Transformer, plan: Plan) -> list[Problem]:
-    """What cp cannot deal out evenly."""
+    """What keeps a plan from being priced: what cp cannot deal out evenly."""
     if plan.cp == 1:
         return []
     ranks, found = plan.tp * plan.cp, list[Problem]()

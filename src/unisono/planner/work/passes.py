@@ -7,10 +7,10 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner import experts
-from unisono.planner.cuts import rows_of
+from unisono.planner.cuts import stages_of
 from unisono.planner.machines.cluster import Source
 from unisono.planner.memory import share_of
-from unisono.planner.timetables import chunks, ends, of
+from unisono.planner.timetables import ends, of
 from unisono.planner.work import kept
 from unisono.planner.work.stage import PassCall, PassCounts, RowWork, StageWork
 from unisono.planner.work.transformer import Transformer, block_bytes
@@ -22,13 +22,13 @@ END_TENSORS: Annotated[int, _ENDS] = 3
 
 def stages(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:
     """Every stage of the plan's timetable. Blocks are cut as the program cuts: the dearest row is cheapest."""
-    rows, schedule = rows_of(model, plan.schedule, plan.pp, True), of(plan.schedule)
+    blocks, schedule = stages_of(model, plan.schedule, plan.pp), of(plan.schedule)
     placement = schedule.placement(plan.pp)
     last, made = len(placement) // schedule.chains - 1, dict[tuple[float, bool, bool], StageWork]()
     found: list[StageWork] = []
-    for stage, row in enumerate(placement):
+    for stage in range(len(placement)):
         place = stage % (last + 1)
-        key = rows[row] / chunks(plan.schedule), place == 0, place == last
+        key = blocks[place], place == 0, place == last
         if key not in made:
             made[key] = _stage(model, plan, micro_batch, max(1, micros // schedule.chains), *key)
         found.append(made[key])
