@@ -123,8 +123,8 @@ def held(kind: str, plan: Plan) -> None:
         times = {key: n for key, (_, n) in mine.items()}
         assert {key: n for key, (_, n) in theirs.items()} == pytest.approx(times), f"{plan}: row {row}"
         for key, (nbytes, n) in mine.items():
-            # A bucket is filled up to a multiple of the replicas.
-            slack = 8 * plan.dp * n if key[0] == "dp" else 0.0
+            # A bucket is filled up to a multiple of the replicas; a part of what three ranks deal is no whole byte.
+            slack = 8 * plan.dp * n if key[0] == "dp" else n * (plan.shard == 3)
             assert theirs[key][0] == pytest.approx(nbytes, abs=slack), f"{plan}: row {row}: {key}"
 
 
