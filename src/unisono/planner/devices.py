@@ -1,12 +1,10 @@
 """Devices under a stack of software: a question's price, memory and timetable."""
 
-from dataclasses import replace
-
 from unisono.plan import Plan
 from unisono.planner.kinds import attending, kind
 from unisono.planner.memory import MemoryVerdict, fullest
 from unisono.planner.parts import Price, Rows
-from unisono.planner.played import span, stages, with_play
+from unisono.planner.played import costs, span, with_play
 from unisono.planner.price import price as composed
 from unisono.planner.question import Question
 from unisono.programs.pipeline import Placed, Timetable, play_costs
@@ -60,6 +58,5 @@ def placed(ask: Question, timetable: Timetable) -> list[Placed]:
 
 
 def drawn(ask: Question, timetable: Timetable, each: Rows) -> list[Placed]:
-    """The timetable against the clock, with messages between its computations."""
-    parts = stages(ask.plan.schedule, timetable, replace(each, send=0.0))
-    return play_costs(timetable, parts.forward, parts.backward, each.send, parts.weight)
+    """The timetable against the clock, as it is priced: each computation with the messages that wait for it."""
+    return play_costs(timetable, *costs(ask.plan.schedule, timetable, each))

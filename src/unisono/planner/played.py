@@ -4,6 +4,7 @@ A message keeps both of its rows, as the closed form has it and as blocking send
 that waits for it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -60,17 +61,23 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
-    v, timetable = chunks(schedule), made(schedule, len(each.forward), micros)
-    parts = stages(schedule, timetable, each)
-    together = None
+    timetable = made(schedule, len(each.forward), micros)
+    rows = play_rows(timetable, *costs(schedule, timetable, each))
+    return max(row[-1][1] - (row[0][0] if timetable.splits_backward else 0.0) for row in rows)
+
+
+def costs(
+    schedule: str, timetable: Timetable, each: Rows
+) -> tuple[Sequence[float], Sequence[float], float, Sequence[float], float | None]:
+    """What `play_rows` and `play_costs` are given: seconds of each stage, of what lies between two, of pairs."""
+    parts, together = stages(schedule, timetable, each), None
     if timetable.overlapped:
         # One number for all rows: the dearest's, which sets the pace.
         together = max(
-            (f + b) / v + 2 * each.message(row)
+            (f + b) / chunks(schedule) + 2 * each.message(row)
             for row, (f, b) in enumerate(zip(each.forward, each.backward, strict=True))
         )
-    rows = play_rows(timetable, parts.forward, parts.backward, 0.0, parts.weight, together)
-    return max(row[-1][1] - (row[0][0] if timetable.splits_backward else 0.0) for row in rows)
+    return parts.forward, parts.backward, 0.0, parts.weight, together
 
 
 @lru_cache(maxsize=16)
