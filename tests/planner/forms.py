@@ -113,7 +113,8 @@ def closed(name: str) -> list[tuple[float, float]]:
 
 
 def _made(schedule: str, ranks: int, micros: int, costs: Costs) -> Timetable:
-    return SCHEDULES.read(schedule).fitted(ranks, micros, costs)
+    own = SCHEDULES.read(schedule)
+    return own.fitted(ranks, micros, costs) if isinstance(own, Zb1p) else own.timetable(ranks, micros)
 
 
 def _waits(name: str, timetable: Timetable, costs: Costs) -> float:

@@ -8,6 +8,7 @@ from unisono.planner.timetables import chunks, copies, ends, idle, in_flight, se
 from unisono.programs.pipeline import Timetable, peak_held
 from unisono.programs.pricing import Costs, played, slowest
 from unisono.programs.schedules import SCHEDULES
+from unisono.programs.schedules.zb1p import Zb1p
 from unisono.spec.numbers import either, larger, smaller
 
 NAMES = (
@@ -20,7 +21,8 @@ EQUAL, PLAIN, AGAIN = Costs(1, 1, 1), Costs(2, 3, 1), Costs(1, 2, 1)
 
 
 def made(name: str, ranks: int, micros: int, costs: Costs) -> Timetable:
-    return SCHEDULES.read(name).fitted(ranks, micros, costs)
+    own = SCHEDULES.read(name)
+    return own.fitted(ranks, micros, costs) if isinstance(own, Zb1p) else own.timetable(ranks, micros)
 
 
 def waits(name: str, timetable: Timetable, costs: Costs) -> float:

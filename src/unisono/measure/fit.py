@@ -12,7 +12,7 @@ import numpy as np
 
 from unisono.measure.file import FittedHost
 from unisono.plan import Plan
-from unisono.planner.host import buckets, crowded, price_on_host
+from unisono.planner.host import crowded, price_on_host
 from unisono.planner.host_memory import memory_on_host, moved
 from unisono.planner.kinds import Model, declared, kind
 from unisono.planner.machines.cluster import Cluster, Device
@@ -104,7 +104,7 @@ def _sums(host: Host, rows: Sequence[Played]) -> dict[str, float]:
         if row.plan.dp > 1 and row.plan.pp > 1:
             more = row.parts["comm_exposed"] - _priced(host, row).comm["dp"].exposed
             key = crowded("dp", row.plan.world > host.cores)
-            found.setdefault(key, []).append(max(0.0, more / buckets(row.first[1].elements, row.plan)))
+            found.setdefault(key, []).append(max(0.0, more))
     return {key: statistics.median(each) for key, each in found.items()}
 
 

@@ -7,13 +7,12 @@ waited for without work.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.host_memory import memory_on_host
 from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
 from unisono.planner.kinds import Model, kind
-from unisono.planner.machines.cluster import Cluster, Source
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, MemoryVerdict
@@ -21,6 +20,7 @@ from unisono.planner.parts import Price, Traffic
 from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
+from unisono.planner.work.calls import FIRST_BUCKET
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork
 from unisono.programs.pipeline import Placed, Timetable
@@ -29,9 +29,6 @@ from unisono.programs.shared import SharedCosts, play_shared
 from unisono.spec.fidelity import Fidelity
 
 screened = ordered = False
-
-_REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
-FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,11 +288,6 @@ def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: f
     seconds = work + sum(wires)
     shown = work + max(0.0, done - backward)
     return {"dp": Traffic(sent_after(plan, elements), seconds, shown)}
-
-
-def buckets(elements: float, plan: Plan) -> int:
-    """How many of them meet on dp, on the first row, where all ranks are on one host."""
-    return len(_sizes(elements, plan, True))
 
 
 def _sizes(elements: float, plan: Plan, near: bool) -> list[float]:

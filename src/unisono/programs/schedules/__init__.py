@@ -6,7 +6,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from unisono.programs.pipeline import Timetable
-from unisono.programs.pricing import Costs
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
 
@@ -58,11 +57,6 @@ class Schedule(Member, ABC):
         """Seconds of a step in which a row waits, given seconds of one micro-batch on one row. weight: the part of
         backward that nobody waits for. All may be arrays."""
         return (ranks - 1) * (forward + backward)
-
-    def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
-        """The timetable for these costs, where the order depends on them. kept: the part of a micro-batch's activations
-        that its W still needs after its B."""
-        return self.timetable(ranks, micros)
 
     @property
     def later(self) -> bool:

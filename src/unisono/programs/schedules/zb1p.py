@@ -12,7 +12,7 @@ class Zb1p(Schedule):
     """Bubble (ranks-1)(F+B-W) with B towards the input alone, from micros >= ranks on; any number is served.
 
     In papers that count W within B this is (ranks-1)(F+B-2W). Each rank holds at most `ranks` micro-batches, from F
-    until W. The order is made for `costs`, equal ones if not given; see `zero_bubble.automatic` for `kept`.
+    until W. A run plays the order for equal costs; `fitted` makes it for others (`kept`: see `zero_bubble.automatic`).
     """
 
     name = "zb1p"
@@ -30,6 +30,7 @@ class Zb1p(Schedule):
         return self.fitted(ranks, micros, Costs())
 
     def fitted(self, ranks: int, micros: int, costs: Costs, kept: float = 1.0) -> Timetable:
+        """The order for these costs, which no run knows beforehand: what the paper's figures are made with."""
         return automatic(ranks, micros, self.memory, costs, kept)
 
     def by_hand(self, ranks: int, micros: int) -> Timetable:
