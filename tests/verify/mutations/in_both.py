@@ -15,7 +15,7 @@ from unisono.train.checkpoint.saver import Saver
 from unisono.train.data.dataset import TokenWindows
 from unisono.train.data.feed import Permuted
 
-AT, ATTEND, DRAW, FETCH = LearningRate.at, net.Attention._attend, init.draw, Permuted.fetch
+AT, ATTEND, DRAW, FETCH = LearningRate.at, net.Core.attend, init.draw, Permuted.fetch
 DROP, RULES, WINDOWS = Dropout.forward, net.GPT.initial_rules, TokenWindows.fetch
 PLAIN = "train/test_plain.py::test_five_steps_are_those_of_a_plain_loop"
 
@@ -48,7 +48,7 @@ def a17_causal_mask_off_by_one_with_dropout(patch: Patch):
         finally:
             torch.ones = ones
 
-    patch(net.Attention, "_attend", attend)
+    patch(net.Core, "attend", attend)
 
 
 @bug(test="models/test_gpt.py::test_no_two_layers_begin_alike")

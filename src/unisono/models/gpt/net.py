@@ -63,6 +63,33 @@ def rotate(x_BHTK: Tensor, theta: float) -> Tensor:
     return torch.cat((a * cos_TK - b * sin_TK, b * cos_TK + a * sin_TK), dim=-1)
 
 
+class Core(nn.Module):
+    """Causal attention of queries [B, H, T, K] to keys and values [B, G, T, K] → [B, H, T, K]; nothing is learned here,
+    so a pass over the model may put another way of computing it in this one's place."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.drop = Dropout(config.dropout)
+
+    def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, noise: Noise | None) -> Tensor:
+        queries = q_BHTK.shape[1] // k_BGTK.shape[1]
+        k_BHTK, v_BHTK = k_BGTK, v_BGTK
+        if queries > 1:
+            k_BHTK, v_BHTK = (t.repeat_interleave(queries, dim=1) for t in (k_BGTK, v_BGTK))
+        if noise is None or self.drop.p == 0.0:
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        # the fused kernels draw their own mask, which would depend on the layout
+        return self.attend(q_BHTK, k_BHTK, v_BHTK, noise)
+
+    def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, noise: Noise) -> Tensor:
+        """With dropout of the attention weights, by the noise of samples, heads and positions."""
+        T, width = q_BHTK.shape[-2:]
+        score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(width)
+        later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+        weight_BHTT = score_BHTT.masked_fill(later_TT, float("-inf")).softmax(-1)
+        return self.drop(weight_BHTT, noise).to(v_BHTK.dtype) @ v_BHTK
+
+
 class Attention(nn.Module):
     """Causal self-attention. Rows of `qkv` are grouped by key/value head: its queries, its key, its value, so
     that a contiguous slice of rows is a set of whole heads."""
@@ -74,31 +101,19 @@ class Attention(nn.Module):
         self.theta = config.rope_theta if config.positions == "rotary" else 0.0
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
+        self.core = Core(config)
         self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.drop = Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:
         qkv = self.qkv(x_BTD)
         B, T, _ = qkv.shape  # not x's T: under sequence parallelism qkv gathers the positions
         qkv_BTGQK = qkv.view(B, T, -1, self.queries + 2, self.width)
         q_BHTK = qkv_BTGQK[..., :-2, :].reshape(B, T, -1, self.width).transpose(1, 2)
-        k_BHTK, v_BHTK = (qkv_BTGQK[..., i, :].transpose(1, 2) for i in (-2, -1))
+        k_BGTK, v_BGTK = (qkv_BTGQK[..., i, :].transpose(1, 2) for i in (-2, -1))
         if self.theta:
-            q_BHTK, k_BHTK = rotate(q_BHTK, self.theta), rotate(k_BHTK, self.theta)
-        if self.queries > 1:
-            k_BHTK, v_BHTK = (t.repeat_interleave(self.queries, dim=1) for t in (k_BHTK, v_BHTK))
-        if noise is None or self.drop.p == 0.0:
-            y_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
-        else:  # the fused kernels draw their own mask, which would depend on the layout
-            y_BHTK = self._attend(q_BHTK, k_BHTK, v_BHTK, noise)
+            q_BHTK, k_BGTK = rotate(q_BHTK, self.theta), rotate(k_BGTK, self.theta)
+        y_BHTK = self.core(q_BHTK, k_BGTK, v_BGTK, noise)
         return self.proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
-
-    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, noise: Noise) -> Tensor:
-        T = q_BHTK.shape[-2]
-        score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(self.width)
-        later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
-        weight_BHTT = score_BHTT.masked_fill(later_TT, float("-inf")).softmax(-1)
-        return self.drop(weight_BHTT, noise).to(v_BHTK.dtype) @ v_BHTK
 
 
 class FeedForward(nn.Module):
@@ -178,7 +193,7 @@ def _anatomy(config: GPTConfig) -> Anatomy:
             "stem.pos": Split.POSITIONS,
             "stem.drop": Split.SEQUENCE_DROPOUT,
             "blocks.*.attn.qkv": Split.COLUMN,
-            "blocks.*.attn.drop": Split.HEAD_DROPOUT,
+            "blocks.*.attn.core.drop": Split.HEAD_DROPOUT,
             "blocks.*.attn.proj": Split.ROW,
             "blocks.*.mlp.up": Split.COLUMN,
             "blocks.*.mlp.gate": Split.COLUMN,
