@@ -13,7 +13,7 @@ from unisono.parallel.fill import fill
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.post import Wire
-from unisono.parallel.recompute import recompute_blocks
+from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tensor import split
@@ -36,11 +36,6 @@ class Pass:
     at_once: bool = False
 
 
-def _recompute(stages: Stages, site: Site) -> None:
-    for stage in stages.values():
-        recompute_blocks(stage.blocks.values())
-
-
 def _compile(stages: Stages, site: Site) -> None:
     for stage in stages.values():
         for block in stage.blocks.values():
@@ -60,7 +55,8 @@ PASSES = (
     Pass("split", lambda site: site.plan.tp > 1, split),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
-    Pass("recompute", lambda site: site.plan.recompute == "full", _recompute, at_once=True),
+    Pass("recompute parts", wants(lambda again: again.selective), recompute_parts),
+    Pass("recompute", wants(lambda again: again.full), recompute_blocks, at_once=True),
     Pass("compile", lambda site: site.compiled, _compile, at_once=True),
     Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
 )

@@ -62,6 +62,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         problems += [
             *_tensor(plan, recipe.model),
             *_experts(plan, recipe.model),
+            *_again(plan, recipe.model),
             *_stages(plan, recipe.model),
         ]
         if plan.dp != -1:
@@ -164,6 +165,12 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
             fits = " ".join(str(n) for n in divisors(size))
             what = f"ep={plan.ep} does not divide {name} {size}"
             yield Problem("P12", what, f"plan.ep, {keys}", f"ep one of {fits}")
+
+
+def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
+    if plan.recompute == "selective" and not getattr(model, "selective", True):
+        what = f"recompute=selective: a {model.kind} has no part that is dear to keep and quickly computed again"
+        yield Problem("P17", what, "plan.recompute, model.kind", "recompute=full, which computes whole blocks again")
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

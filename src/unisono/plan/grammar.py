@@ -11,7 +11,7 @@ imported by name, since they stand on higher floors.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
@@ -36,8 +36,16 @@ PACKAGES: Mapping[str, str] = {
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
     "precision": ("fp32", "bf16", "fp64"),
-    "recompute": ("none", "full"),
+    "recompute": ("none", "selective", "full", "auto"),
     "offload": ("none",),
+}
+_AWAY = {"to": ("host", "disk")}
+# Options of words that have no member: what they may say, and () where it is a whole number of at least 0.
+_TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "recompute=auto": {"full": (), "selective": ()},
+    "offload=optimizer": _AWAY,
+    "offload=params": _AWAY,
+    "offload=activations": _AWAY,
 }
 # What the contract knows and this version only prices, or refuses: each name with the option that it must have.
 LATER: Mapping[str, Mapping[str, str]] = {
@@ -52,13 +60,16 @@ LATER: Mapping[str, Mapping[str, str]] = {
         "block": "", "powersgd": "r",
     },
     "precision": {"fp16": ""},
-    "recompute": {"selective": "", "auto": ""},
     "offload": dict.fromkeys(("optimizer", "params", "activations"), ""),
 }  # fmt: skip
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in SIZES)
-MARKS = ("ef", "mc")
+MARKS: Mapping[str, Mapping[str, str]] = {
+    "codec": {"ef": "error feedback", "mc": "momentum correction"},
+    "offload": {"activations": "beside optimizer or params"},
+}
+_BUILT_MARKS = ("offload",)  # keys whose marks this version plays
 
 _COUNTS = ("v", "h", "k", "s", "r")
 _WORD = re.compile(r"[a-z0-9_]+")
@@ -135,7 +146,7 @@ def problem_of(key: str, text: str) -> Problem | None:
         return Problem(error.code, error.what, f"plan.{key}", error.fix)
     got = choice(text)
     later = got.name not in played(key) if found is None else getattr(found, "later", False)
-    if later or got.marks:
+    if later or (got.marks and key not in _BUILT_MARKS):
         what = f"{key}={text} is not yet in this version"
         return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
     return None
@@ -180,9 +191,8 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
         return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(known(key))}"),)
     got, body = choice(text), _apart(text)[0]
     problems = [
-        Problem("P05", f"{key}={text}: +{mark} is not known", where,
-                "codecs take +ef (error feedback) and +mc (momentum correction)")
-        for mark in got.marks if key != "codec" or mark not in MARKS
+        Problem("P05", f"{key}={text}: +{mark} is not known", where, _marks_fix())
+        for mark in got.marks if mark not in MARKS.get(key, ()) or got.name in (mark, "none")
     ]  # fmt: skip
     if key in PACKAGES and _OWN.fullmatch(got.name):
         return tuple(problems)
@@ -190,7 +200,9 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
         what = f"{key}={text} is not known{meant(got.name, known(key))}"
         own = ", or FILE.py:NAME" if key in PACKAGES else ""
         return (Problem("P04", what, where, f"one of: {' '.join(known(key))}{own}"),)
-    if ":" in body and (not got.options or key not in PACKAGES):
+    if takes := _TAKES.get(f"{key}={got.name}"):
+        problems += _word_problems(f"{key}={text}", got, takes, where)
+    elif ":" in body and (not got.options or key not in PACKAGES):
         what = f"{key}={text}: {got.name} takes no such options"
         problems.append(Problem("P05", what, where, f"write {key}={got.name}"))
     elif key in PACKAGES and got.name in names_in(PACKAGES[key]):
@@ -201,6 +213,28 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     else:
         problems += _later_problems(key, text, got, where)
     return tuple(problems)
+
+
+def _marks_fix() -> str:
+    said = (f"{key} takes {' and '.join(f'+{m} ({w})' for m, w in marks.items())}" for key, marks in MARKS.items())
+    return "; ".join(said)
+
+
+def _word_problems(
+    word: str, got: Choice, takes: Mapping[str, tuple[str, ...]], where: str
+) -> Iterator[Problem]:
+    """Options of a word that is no member's name."""
+    for option, value in got.options.items():
+        values = takes.get(option)
+        if values is None:
+            what, fix = f"{word}: {got.name} has no option {option or value}", f"options: {' '.join(takes)}"
+        elif values and value not in values:
+            what, fix = f"{word}: {option}={value} is none of {' '.join(values)}", f"{option}={values[0]}"
+        elif not values and not (value.isascii() and value.isdigit() and int(value) <= MOST):
+            what, fix = f"{word}: {option}={value} is not a whole number", f"{option}=N, N at least 0"
+        else:
+            continue
+        yield Problem("P05", what, where, fix)
 
 
 def _later_problems(key: str, text: str, got: Choice, where: str) -> list[Problem]:

@@ -32,6 +32,8 @@ class Anatomy:
     sequence: length of dim 1 of the residual stream, which `tp` deals between blocks; 0 if there is none.
     cross_entropy: the loss is the cross-entropy summed over targets and nothing else, so `tp` may take it without
     gathering the logits of VOCAB_OUT. A loss of another kind is given all logits.
+    again: globs of modules without weights that keep much and are quickly computed again, as `recompute=selective`
+    does; empty means that there are none.
     """
 
     splits: Mapping[str, Split] = field(default_factory=dict)
@@ -39,12 +41,17 @@ class Anatomy:
     ties: tuple[tuple[str, str], ...] = ()
     sequence: int = 0
     cross_entropy: bool = False
+    again: tuple[str, ...] = ()
+
+    def is_again(self, name: str) -> bool:
+        """Whether `recompute=selective` computes the module called `name` again."""
+        return any(_matches(glob, name) for glob in self.again)
 
     def split_of(self, name: str) -> Split | None:
         """The split of the module called `name`, or None where it stays whole."""
-        parts = name.split(".")
-        for glob, split in self.splits.items():
-            pattern = glob.split(".")
-            if len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)):
-                return split
-        return None
+        return next((split for glob, split in self.splits.items() if _matches(glob, name)), None)
+
+
+def _matches(glob: str, name: str) -> bool:
+    parts, pattern = name.split("."), glob.split(".")
+    return len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern))

@@ -46,7 +46,7 @@ class ModelConfig(Member):
     reads: what a sample is: "tokens", "pictures", "clicks"; "" where only the model's author knows. played: `train`
     plays it; others are priced alone. attends: a transformer, priced along every axis from its sizes. by_weights: pp
     deals equal weights to its stages when priced, as `train` does, rather than equal arithmetic. depth_key: the key
-    that says its depth.
+    that says its depth. selective: its anatomy says what `recompute=selective` computes again, or may say it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -57,6 +57,7 @@ class ModelConfig(Member):
     attends: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
     depth_key: ClassVar[str] = "model.n_layer"
+    selective: ClassVar[bool] = False
 
     kind: str = Field(default="gpt", description="which kind of model")
 
@@ -166,6 +167,7 @@ class OwnModel(ModelConfig):
     """A function of the user's own, FILE.py:FUNCTION; it gets all keys that any kind has."""
 
     name: ClassVar[str] = "FILE.py:FUNCTION"
+    selective: ClassVar[bool] = True
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
         return ()

@@ -205,4 +205,5 @@ def _anatomy(config: GPTConfig) -> Anatomy:
         divides={"heads": config.n_head, "key/value heads": config.kv_heads, "hidden width": config.ff_width},
         ties=(("head.out.weight", "stem.tok.weight"),) if config.tie_embeddings else (),
         sequence=config.context,
+        again=("blocks.*.attn.core",),
     )
