@@ -33,7 +33,8 @@ def weights(ctx: Any, told: Any, plan: str) -> list[float]:
 def test_the_same_bits_as_without(threads: World, tmp_path: Path, plan: str, ranks: int, mode: str) -> None:
     told = recipe(tmp_path, micro_batch=None)
     without, again = (
-        threads(weights, ranks, group=ranks > 1, told=told, plan=f"{plan} recompute={how}") for how in ("none", mode)
+        threads(weights, ranks, group=ranks > 1, told=told, plan=f"{plan} recompute={how}")
+        for how in ("none", mode)
     )
     assert without == again
 
@@ -43,10 +44,15 @@ def halves(ctx: Any, told: Any, plan: str) -> bool:
     return run.local.halves
 
 
-def test_attention_alone_may_be_computed_again_where_weights_come_later(threads: World, tmp_path: Path) -> None:
+def test_attention_alone_may_be_computed_again_where_weights_come_later(
+    threads: World, tmp_path: Path
+) -> None:
     """Whole blocks may not: the second half of their backward would compute them a third time."""
     told = recipe(tmp_path, micro_batch=None)
-    assert threads(halves, 2, told=told, plan="pp=2 schedule=zb1p recompute=selective micros=2") == [True, True]
+    assert threads(halves, 2, told=told, plan="pp=2 schedule=zb1p recompute=selective micros=2") == [
+        True,
+        True,
+    ]
     assert threads(halves, 2, told=told, plan="pp=2 schedule=zb1p recompute=full micros=2") == [False, False]
 
 

@@ -34,7 +34,11 @@ def recompute_parts(stages: Stages, site: Site) -> None:
     """Of the blocks after those, what the model's anatomy names. Raises UsageError P17 where it names nothing."""
     for stage in stages.values():
         many = again_of(site.plan, len(stage.blocks))
-        parts = [part for name in list(stage.blocks)[many.full :][: many.selective] for part in _parts(stage, name, site)]
+        parts = [
+            part
+            for name in list(stage.blocks)[many.full :][: many.selective]
+            for part in _parts(stage, name, site)
+        ]
         if many.selective and not parts:
             what = "recompute=selective: the model names nothing that is dear to keep and quickly computed"
             fix = "recompute=full, or `again` in the model's anatomy"

@@ -169,8 +169,12 @@ def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:
 
 def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
     if plan.recompute == "selective" and not getattr(model, "selective", True):
-        what = f"recompute=selective: a {model.kind} has no part that is dear to keep and quickly computed again"
-        yield Problem("P17", what, "plan.recompute, model.kind", "recompute=full, which computes whole blocks again")
+        what = (
+            f"recompute=selective: a {model.kind} has no part that is dear to keep and quickly computed again"
+        )
+        yield Problem(
+            "P17", what, "plan.recompute, model.kind", "recompute=full, which computes whole blocks again"
+        )
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

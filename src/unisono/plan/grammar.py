@@ -216,7 +216,9 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
 
 
 def _marks_fix() -> str:
-    said = (f"{key} takes {' and '.join(f'+{m} ({w})' for m, w in marks.items())}" for key, marks in MARKS.items())
+    said = (
+        f"{key} takes {' and '.join(f'+{m} ({w})' for m, w in marks.items())}" for key, marks in MARKS.items()
+    )
     return "; ".join(said)
 
 
