@@ -1,6 +1,7 @@
 """A plan is a value and, equally, its text; what the contract does not know is refused, all of it at once."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -109,6 +110,11 @@ def test_a_value_comes_apart() -> None:
         ("codec=topk:ratio=2", "P05", "share"),
         ("codec=topk:ratio=0.1+xx", "P05", "+xx"),
         ("precision=fp32:x=1", "P05", "no such options"),
+        ("zero=3:wire=int4", "P05", "other options"),
+        ("zero=3:", "P05", "other options"),
+        ("zero=4:wire=int8", "P03", "none of 1, 2, 3"),
+        ("precision=bf16:params,stochastic", "P05", "other options"),
+        ("precision=fp16:scale=3", "P05", "other options"),
         ("schedule=interleaved:v=0", "P05", "v: input should be greater"),
         ("schedule=interleaved:w=2", "P05", "takes no option w"),
         ("schedule=1f1b:ctu=1/1", "P05", "did you mean cut?"),
@@ -171,7 +177,7 @@ def test_what_meets_on_dp_needs_a_dp(text: str) -> None:
 
 def test_every_key_has_a_kind() -> None:
     assert set(KEYS) == set(SIZES) | set(NAMED)
-    assert set(KEYS) == {f.name for f in dataclasses.fields(Plan)} - {"said"}
+    assert set(KEYS) == {f.name for f in dataclasses.fields(Plan)} - {"said", "options"}
 
 
 OWN = '''
@@ -239,3 +245,22 @@ def test_reading_a_plan_runs_no_code_of_a_users() -> None:
 def test_a_users_own_member_says_whether_it_means_something_alone(own) -> None:
     assert {p.code for p in Plan.parse(f"sync={own}:Patient:h=2").check()} == {"P16"}
     assert {p.code for p in Plan.parse(f"codec={own}:Halved").check()} == {"P16"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["shard=2 zero=3:wire=int8,prefetch=2", "dp=2 precision=bf16:params", "dp=1 precision=fp16:scale=1024"],
+)
+def test_options_of_plain_values_travel_with_them(text: str) -> None:
+    plan = Plan.parse(text)
+    assert str(plan) == text and Plan.parse(str(plan)) == plan and hash(Plan.parse(text)) == hash(plan)
+    bare = Plan.parse(" ".join(word.partition(":")[0] for word in text.split()))
+    assert plan != bare and (plan.zero, plan.precision) == (bare.zero, bare.precision)
+    assert replace(plan, micros=2).options == plan.options
+
+
+def test_options_belong_to_the_value_behind_which_they_stand() -> None:
+    plan = Plan.parse("shard=2 zero=3:wire=int8 precision=bf16:params")
+    assert str(replace(plan, zero=2, precision="fp64")) == "shard=2 zero=2 precision=fp64"
+    assert plan.wires.gather == plan.wires.scatter == "int8" and plan.arithmetic.params
+    assert not Plan().wires.gather and not Plan().arithmetic.params

@@ -28,7 +28,7 @@ def answered(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 0
         ("dgx-a100", "bf16"),
         ("dgx-h100:8", "bf16"),
         ("tpu-v4", "bf16"),
-        ("dgx-v100", "fp32"),
+        ("dgx-v100", "fp16"),
         ("laptop", None),
     ],
 )
@@ -58,7 +58,7 @@ def test_what_is_named_is_not_assumed(tmp_path: Path, capsys: pytest.CaptureFixt
     got = config.load(None, [("train.dtype", "float64"), ("train.global_batch", "8")])
     assert assuming(got, Plan(), cluster("dgx-a100")) == (Plan(precision="fp64"), ())
     both = assuming(config.load(None, []), Plan(), mixture("dgx-a100+dgx-v100"))
-    assert both[0].precision == "fp32" and "v100" in both[1][0]
+    assert both[0].precision == "fp16" and "v100" in both[1][0]
 
 
 def test_a_batch_that_nobody_named_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,9 +76,9 @@ def test_what_train_cannot_play_is_priced_when_asked_for_and_marked(
     words = [*GPT, *BATCH, "--cluster", "dgx-a100"]
     assert answered(["simulate", *words, "--plan", "dp=8 precision=bf16"], capsys)["not_built"] == []
     told = answered(["simulate", *words, "--plan", "dp=8 precision=fp16 recompute=selective"], capsys)
-    assert told["not_built"] == ["precision=fp16"]
-    assert main(["simulate", *words, "--plan", "dp=8 precision=fp16"]) == 0
-    assert "train cannot play yet: precision=fp16" in capsys.readouterr().out
+    assert told["not_built"] == []
+    assert main(["simulate", *words, "--plan", "cp=2 dp=4"]) == 0
+    assert "train cannot play yet: cp=2" in capsys.readouterr().out
     every = answered(["plan", *words, "--plan", "cp=2", "--all-keys"], capsys)["plans"]
     assert every and all("cp=2" in row["not_built"] for row in every)
     assert all(row["not_built"] == [] for row in answered(["plan", *words], capsys)["plans"])
@@ -88,7 +88,7 @@ def test_what_train_cannot_play_is_priced_when_asked_for_and_marked(
 
 @pytest.mark.parametrize(
     ("held", "flags", "code"),
-    [("precision=fp16", [], "P10"), ("cp=2", [], "P10"), ("precision=fp64", [], "P15"),
+    [("cp=2", [], "P10"), ("precision=fp64", [], "P15"),
      ("precision=bf16", ["--train.dtype", "float64"], "P15")],
 )  # fmt: skip
 def test_a_held_key_that_nothing_can_be_played_with_is_refused_for_that_reason(

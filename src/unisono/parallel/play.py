@@ -28,7 +28,7 @@ class StagePlayer(Player):
     wires: by the stage before the boundary. computing() is the context of a forward (autocast or nothing); what crosses
     a wire, and a loss, is of `dtype`. before_backward(turn) is told of each backward towards weights;
     after_backward(micro) when its gradients are there. halves: whether backward may go in two, as W asks; else B does
-    all of it.
+    all of it. scale: with what a loss begins its backward; 1 if None.
     """
 
     def __init__(
@@ -43,11 +43,12 @@ class StagePlayer(Player):
         dtype: torch.dtype,
         device: torch.device,
         halves: bool = True,
+        scale: Tensor | None = None,
     ) -> None:
         self.stages, self.recorder, self.computing = stages, recorder, computing
         self.post = Post(wires, recorder, device)
         self.before_backward, self.after_backward = before_backward, after_backward
-        self.dtype, self.device, self.halves = dtype, device, halves
+        self.dtype, self.device, self.halves, self.scale = dtype, device, halves, scale
 
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
         self._leaves, self._weight, self._seed = leaves, weight, seed
@@ -122,7 +123,7 @@ class StagePlayer(Player):
     def _roots(self, action: Action) -> tuple[list[Tensor], list[Tensor | None]]:
         """What backward begins from: outputs that depend on what learns, and their gradients."""
         outputs = [y for y in self._outputs.pop((action.stage, action.micro)) if y.is_floating_point()]
-        grads = self._grads.pop((action.stage, action.micro), [None] * len(outputs))
+        grads = self._grads.pop((action.stage, action.micro), [self.scale] * len(outputs))
         pairs = [(y, g) for y, g in zip(outputs, grads, strict=True) if y.requires_grad]
         return [y for y, _ in pairs], [g for _, g in pairs]
 

@@ -1,8 +1,11 @@
-"""Compute precision: master weights and optimiser stay as they are, matrix products run in bf16 if asked."""
+"""Compute precision: master weights and optimiser stay as they are, matrix products run in bf16 or fp16 if asked."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+
+HALF: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_of(precision: str) -> torch.dtype:
@@ -12,6 +15,6 @@ def dtype_of(precision: str) -> torch.dtype:
 
 def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass (Micikevicius et al., Mixed precision training, 2018)."""
-    if precision == "bf16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision in HALF:
+        return torch.autocast(device.type, dtype=HALF[precision])
     return nullcontext()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.plan.grammar import NAMED, member, problem_of
 from unisono.spec.errors import Problem, UsageError
+from unisono.spec.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from unisono.plan.plan import Plan
@@ -56,7 +57,7 @@ class Batch:
 
 def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
-    problems = [*_not_built(plan), *_meaningless(plan)]
+    problems = [*_not_built(plan), *_meaningless(plan), *_rounded(plan)]
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
@@ -97,6 +98,19 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
+
+
+def _rounded(plan: "Plan") -> Iterator[Problem]:
+    """An overflow is seen in what all replicas sum alike; what each keeps for itself would keep it."""
+    for key in ("sync", "codec") if plan.precision == "fp16" and plan.dp != 1 else ():
+        found = _member(key, getattr(plan, key))
+        if found is not None and found.fidelity is Fidelity.LOSSY:
+            what = f"precision=fp16 with {key}={getattr(plan, key)}: replicas would not all see an overflow of one"
+            fix = f"precision=bf16, or {key}={getattr(type(plan)(), key)}"
+            yield Problem("P16", what, f"plan.precision, plan.{key}", fix)
+    if plan.options and plan.precision != "fp16":
+        what = f"{' '.join(sorted(plan.options))} is not yet in this version"
+        yield Problem("P10", what, "plan", "leave these options out")
 
 
 def _member(key: str, text: str) -> Any:

@@ -35,7 +35,7 @@ PACKAGES: Mapping[str, str] = {
 }
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
-    "precision": ("fp32", "bf16", "fp64"),
+    "precision": ("fp32", "bf16", "fp16", "fp64"),
     "recompute": ("none", "selective", "full", "auto"),
     "offload": ("none",),
 }
@@ -59,7 +59,6 @@ LATER: Mapping[str, Mapping[str, str]] = {
         "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "", "topk": "", "threshold": "", "randomk": "",
         "block": "", "powersgd": "r",
     },
-    "precision": {"fp16": ""},
     "offload": dict.fromkeys(("optimizer", "params", "activations"), ""),
 }  # fmt: skip
 MOST = 10_000_000

@@ -11,6 +11,7 @@ from typing import Any, Self
 from unisono.plan import checks
 from unisono.plan.checks import Batch, Devices, RecipeLike
 from unisono.plan.grammar import KEYS, NAMED, SIZES, meant, size_problem, value_problems
+from unisono.plan.options import Arithmetic, Wires, arithmetic_of, options_problem, wires_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 
 __all__ = ["Batch", "Plan"]
@@ -22,6 +23,7 @@ class Plan:
 
     dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
     micros: micro-batches of a step on one data rank; None until derived from the batch.
+    options: what stands behind a value of `zero` or `precision`, as it is written: `zero=3:wire=int8`.
     said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart; and `auto`.
 
     Raises ConfigProblems, with everything that is wrong, when a value is not in the contract.
@@ -43,12 +45,22 @@ class Plan:
     precision: str = "fp32"
     recompute: str = "none"
     offload: str = "none"
+    options: frozenset[str] = frozenset()
     said: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        problems = _problems({key: getattr(self, key) for key in KEYS}, "plan")
+        problems = _problems(
+            {key: self.text(key) if key in OPTIONED else getattr(self, key) for key in KEYS}, "plan"
+        )
         if problems:
             raise ConfigProblems(problems)
+        texts = {key: self.text(key) for key in OPTIONED}
+        if any(":" in str(getattr(self, key)) for key in OPTIONED) or self.options:
+            for key, text in texts.items():
+                word = str(text).partition(":")[0]
+                object.__setattr__(self, key, _number(word) if key in SIZES else word)
+            kept = frozenset(f"{key}={text}" for key, text in texts.items() if ":" in str(text))
+            object.__setattr__(self, "options", kept)
 
     @classmethod
     def parse(cls, text: str, where: str = "plan") -> Self:
@@ -67,16 +79,32 @@ class Plan:
             raise ConfigProblems(problems)
         return cls(**values, said=frozenset(values) | auto)
 
+    def text(self, key: str) -> Any:
+        """The value of a key as it is written: with its options, if it has any."""
+        value = getattr(self, key)
+        stands = (text.partition("=")[2] for text in self.options if text.startswith(f"{key}={value}:"))
+        return next(stands, value)
+
+    @property
+    def wires(self) -> Wires:
+        """The options of `zero`."""
+        return wires_of(str(self.text("zero")))
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The options of `precision`."""
+        return arithmetic_of(self.text("precision"))
+
     @property
     def auto(self) -> bool:
         """Whether the planner is to choose what the text does not name; see `verbs.train.auto`."""
         return "auto" in self.said
 
     def __str__(self) -> str:
-        changed = [key for key in KEYS if getattr(self, key) != DEFAULTS[key]]
+        changed = [key for key in KEYS if self.text(key) != DEFAULTS[key]]
         if not any(key in ("dp", "shard", "pp", "tp", "cp") for key in changed):
             changed = ["dp", *changed]
-        return " ".join(f"{key}={getattr(self, key)}" for key in changed)
+        return " ".join(f"{key}={self.text(key)}" for key in changed)
 
     @property
     def inner(self) -> int:
@@ -121,6 +149,7 @@ class Plan:
         return checks.check(self, recipe, cluster)
 
 
+OPTIONED = ("zero", "precision")
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
 
 
@@ -158,6 +187,12 @@ def _number(text: str) -> int | str:
 def _problems(values: dict[str, Any], where: str) -> list[Problem]:
     def each() -> Iterable[Problem]:
         for key, value in values.items():
+            if key in OPTIONED and (problem := options_problem(key, str(value), where)):
+                yield problem
+                continue
+            if key in OPTIONED and ":" in str(value):
+                word = str(value).partition(":")[0]
+                value = _number(word) if key in SIZES else word
             if key in NAMED:
                 yield from value_problems(key, value, where)
             elif problem := size_problem(key, value, where):

@@ -10,7 +10,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ class StepRecord:
     step: the first of a run is 1. loss: nats per target over the global batch. grad_norm: before clipping. tokens:
     targets over all ranks. times: seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but
     for what was hidden. nbytes: sent by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
+    says: what else there is to tell, by name.
     """
 
     step: int
@@ -36,6 +37,7 @@ class StepRecord:
     times: Mapping[str, float]
     nbytes: Mapping[str, int]
     mem_mib: float
+    says: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,11 +87,18 @@ def blame(run: Run, leaves: Sequence[Leaf], report: Report, rank: int, saved: st
         return None
     what = f"step {report.step + 1}: the loss is {report.loss}, the gradient norm {report.norm}"
     kept = f"; {saved} is kept" if saved else ""
+    likely, fix = (
+        "a learning rate that is too high, or bad input",
+        "a lower --train.lr, more --train.warmup_steps",
+    )
+    if (scale := report.says.get("loss_scale")) is not None:
+        what += f"; the scale of the loss has fallen to its least, {scale:g}"
+        likely, fix = f"numbers beyond fp16's largest, 65504, or {likely}", f"precision=bf16, {fix}"
     return UserCodeError(
         what,
         where=f"first in {words}",
-        likely="a learning rate that is too high, or bad input",
-        fix=f"a lower --train.lr, more --train.warmup_steps, or --train.clip{kept}",
+        likely=likely,
+        fix=f"{fix}, or --train.clip{kept}",
         rank=rank,
         code="N01",
     )

@@ -27,6 +27,7 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.join import Replica, join, timetable_of
 from unisono.train.run import Run
+from unisono.train.scaling import scaler_of
 from unisono.train.update import update_of
 
 
@@ -90,7 +91,8 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         leafwise=policy.leafwise,
         compiled=train.compile,
     )
-    update = update_of(train, local.slots, place.device, even=policy.leafwise)
+    scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
+    update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler)
     return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
 
 

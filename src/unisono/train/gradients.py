@@ -58,9 +58,8 @@ class Gradients:
         self.slots = [slot for slot in held if slot.live.requires_grad]
         self.ties = [tie for tie in ties if tie.here[0].live.requires_grad]
         self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
-        self.trees = trees or {}
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
-        self._final, self._next = False, 0
+        self.trees, self._final, self._next = trees or {}, False, 0
         leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees))
         self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
         self._hooks = [

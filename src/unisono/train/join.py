@@ -61,7 +61,6 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     cannot be dealt to them, UsageError where the policy cannot be played so.
     """
     replica, mesh = part.replica if isinstance(part, Run) else part, part.mesh
-    step = part.step if isinstance(part, Run) else 0
     if isinstance(part, Run):
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
@@ -101,6 +100,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
             dtype=replica.dtype,
             device=local.device,
             halves=local.halves,
+            scale=replica.update.scaler.factor,
         ),
         timetable=timetable,
         row=timetable.rows[row],
@@ -111,7 +111,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         update=replica.update,
         seed=replica.seed,
         recorder=replica.recorder,
-        step=step,
+        step=part.step if isinstance(part, Run) else 0,
     )
 
 

@@ -37,16 +37,24 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
 
 
 def kept_of(run: Run) -> list[Box]:
-    """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own."""
-    return [box for _, box in _kept(run, run.sync.state())]
+    """What the policy keeps between steps, as `sync/KEY`, or `sync/REPLICA/KEY` where replicas keep each their own; and
+    the loss's scale, as `scaler/KEY`."""
+    return [*_scale_of(run), *(box for _, box in _kept(run, run.sync.state()))]
+
+
+def _scale_of(run: Run) -> list[Box]:
+    """The same on all ranks, so the first writes it."""
+    first = not any(run.mesh.at.values())
+    return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
 
 
 def restore(run: Run, folder: Path) -> dict[str, Any]:
-    """Fill the run from a checkpoint, its step too; returns the saved state. What the policy keeps and the checkpoint
-    does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
+    """Fill the run from a checkpoint, its step too; returns the saved state. What policy or scale keep
+    and the checkpoint does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
     state, known = dict(run.sync.state()), set(tensor_names(folder))
     kept = [(key, box) for key, box in _kept(run, state) if box.name in known]
-    saved = load(folder, [*pieces_of(run), *(box for _, box in kept)])
+    scale = [box for box in _scale_of(run) if box.name in known]
+    saved = load(folder, [*pieces_of(run), *scale, *(box for _, box in kept)])
     run.sync.load({key: state[key] for key, _ in kept})
     run.step = int(saved.get("step", run.step))
     return saved

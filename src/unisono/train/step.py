@@ -10,14 +10,14 @@ from unisono.train.update import Report
 
 
 def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
-    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a number
-    is not finite (then nothing was changed, and the caller decides)."""
+    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a number is
+    not finite (then nothing was changed, and the caller decides). What overflows is played again, and told then."""
     while run.step < until:
         run.recorder.step = run.step + 1
         with run.recorder.span("data"):
             leaves = feed.fetch(run.step, run.leaves)
         report = train_step(run, leaves, stop())
-        yield report
+        yield from () if report.again else (report,)
         if report.stop or not report.finite:
             return
 
@@ -25,8 +25,7 @@ def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: F
 def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     """Forward, backward, meet, clip, update. Every rank calls it, or it hangs.
 
-    stop: this rank was asked to stop; the report says whether any rank was. A step whose loss or norm is not finite
-    changes nothing.
+    stop: whether this rank was asked to; the report says whether any was. A step that is not finite changes nothing.
     """
     gradients = run.gradients
     weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
@@ -34,6 +33,7 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     with run.recorder.span("backward", op="close"):
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
+        run.update.scaler.unscale(gradients.slots)
         report = run.update(run.step, verdict, gradients.numbers(run.measure))
         gradients.forget()
     run.step += report.verdict is not Verdict.DISCARD

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from unisono.parallel.params import Slot
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
 from unisono.train.numbers import Numbers
+from unisono.train.scaling import Unscaled
 
 LANES = 64  # bytes of the widest vector register
 
@@ -21,7 +22,9 @@ LANES = 64  # bytes of the widest vector register
 @dataclass(frozen=True, slots=True)
 class Report:
     """What one step did. loss: nats per target over the global batch. norm: before clipping. verdict: DISCARD where
-    nothing was changed. finite: whether loss and norm are numbers; if not, the run cannot go on."""
+    nothing was changed. finite: whether loss and norm are numbers; if not, the run cannot go on. again: they were not,
+    and the step is played once more, with a smaller scale, before anyone may stop. says: what else there is to
+    tell, by name."""
 
     step: int
     loss: float
@@ -30,6 +33,8 @@ class Report:
     verdict: Verdict
     stop: bool = False
     finite: bool = True
+    again: bool = False
+    says: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -37,28 +42,39 @@ class Update:
     """Learning rate, clipping and the optimiser of one rank.
 
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
+    scaler: of the losses.
     """
 
     optimizer: Optimizer
     slots: Sequence[Slot]
     rate: Callable[[int], float]
     max_norm: float
+    scaler: Unscaled = field(default_factory=Unscaled)
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
         lr = self.rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
+        again = self.scaler.overflowed(finite)
         if not finite:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:
             set_rate(self.optimizer, lr)
             clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
-        return Report(step, numbers.loss, numbers.norm, lr, verdict, numbers.stop, finite)
+        stop, says = numbers.stop and not again, self.scaler.says()
+        return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite or again, again, says)
 
 
-def update_of(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: bool = False) -> Update:
+def update_of(
+    train: TrainConfig,
+    slots: Sequence[Slot],
+    device: torch.device,
+    even: bool = False,
+    scaler: Unscaled | None = None,
+) -> Update:
     """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
-    return Update(make(train, slots, device, even=even), slots, train.rate(), train.clip)
+    optimizer = make(train, slots, device, even=even)
+    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled())
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

@@ -29,6 +29,7 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed
 from unisono.train.numbers import Numbers
 from unisono.train.run import Run
+from unisono.train.scaling import Unscaled
 from unisono.train.state import pieces_of
 from unisono.train.step import train, train_step
 from unisono.train.update import Report, Update
@@ -74,6 +75,11 @@ class Updating:
 
     inner: Update
     seen: Observed
+
+    @property
+    def scaler(self) -> Unscaled:
+        """That of the update inside."""
+        return self.inner.scaler
 
     @property
     def optimizer(self) -> Optimizer:

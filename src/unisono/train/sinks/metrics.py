@@ -37,6 +37,7 @@ class _Metrics(Observer):
                     "time": one.times,
                     "bytes_sent": sum(one.nbytes.values()),
                     "mem_mib": one.mem_mib,
+                    **one.says,
                 }
                 for one in steps
             )
