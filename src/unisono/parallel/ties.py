@@ -90,7 +90,10 @@ def ties_of(slots: Sequence[Slot], site: Site) -> tuple[Tie, ...]:
     for alias, owner in site.owners.items():
         here = tuple(by_name[name] for name in (owner, alias) if name in by_name)
         if here:
-            rows = [site.placement[stage_of(name, site.blocks)] for name in (owner, alias)]
+            # Uses in a second copy of the model (DualPipe) meet each other; where both are here, nobody else is asked.
+            chain = len(site.blocks) * (len(here) == 1 and here[0].copy)
+            rows = [site.placement[chain + stage_of(name, site.blocks)] for name in (owner, alias)]
+            rows = rows if len(here) == 1 else [mesh.at["pp"]]
             ranks = {mesh.members.ranks[mesh.shape.rank({**mesh.at, "pp": row})] for row in rows}
             ties.append(Tie(here, mesh.group_of("pp", sorted(ranks))))
     return tuple(ties)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.plan.grammar import NAMED, member, problem_of
+from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
 
@@ -215,11 +216,15 @@ def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
 def _served(plan: "Plan", batch: Batch) -> Iterator[Problem]:
     """Some timetables exist for some numbers of micro-batches alone."""
     schedule = _member("schedule", plan.schedule)
+    where = "plan.schedule, plan.pp, plan.micros"
     if schedule is not None and not schedule.alone and not schedule.serves(plan.pp, batch.micros):
         try:
             schedule.timetable(plan.pp, batch.micros)
         except UsageError as error:
-            yield Problem("P13", error.what, "plan.schedule, plan.pp, plan.micros", error.fix)
+            yield Problem("P13", error.what, where, error.fix)
+    elif schedule is not None and ".py:" in plan.schedule:  # ours are checked by tests, a user's here
+        for wrong in complete(schedule.timetable(plan.pp, batch.micros))[:3]:
+            yield Problem("P13", f"{plan.schedule}: {wrong}", where, "each F and B once, in an order that ends")
 
 
 def divisors(n: int) -> list[int]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -31,7 +32,8 @@ class Finder(Generic[C]):
 
     noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
     key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
-    folders: every member is a folder, and files beside them are their tools.
+    folders: every member is a folder, and files beside them are their tools. wrap: (module, name) of what makes a member
+    of a user's plain function; None where a member must be a class.
     """
 
     noun: str
@@ -40,6 +42,7 @@ class Finder(Generic[C]):
     key: str
     codes: tuple[str, str] = ("C04", "C04")
     folders: bool = False
+    wrap: tuple[str, str] | None = None
 
     def names(self) -> tuple[str, ...]:
         """All members' names, as the contract spells them; nothing is imported for it."""
@@ -50,11 +53,15 @@ class Finder(Generic[C]):
         if ".py:" in name:
             path, _, attribute = name.rpartition(":")
             member = getattr(_loaded(path, self.noun, where or self.key), attribute, None)
+            if isfunction(member) and self.wrap is not None:
+                module, wrap = self.wrap
+                return getattr(importlib.import_module(module), wrap)(member, attribute)
             if not (isinstance(member, type) and issubclass(member, self.base)):
+                function = "" if self.wrap is None else "a function, or "
                 raise UsageError(
                     f"{path} has no {self.noun} {attribute}",
                     where=where or self.key,
-                    fix=f"a subclass of {self.base.__module__}.{self.base.__name__} under this name",
+                    fix=f"{function}a subclass of {self.base.__module__}.{self.base.__name__} under this name",
                     code=self.codes[0],
                 )
             return member

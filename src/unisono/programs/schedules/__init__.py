@@ -88,5 +88,10 @@ class Looped(Schedule):
 
 
 SCHEDULES: Family[Schedule] = Family(
-    "schedule", "unisono.programs.schedules", Schedule, "plan.schedule", ("P04", "P05")
+    "schedule",
+    "unisono.programs.schedules",
+    Schedule,
+    "plan.schedule",
+    ("P04", "P05"),
+    wrap=("unisono.programs.written", "of_function"),
 )
