@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
-from unisono.parallel.cut import Stage, boundaries, cut
+from unisono.parallel.cut import Stage, boundaries, cut, distinct
 from unisono.parallel.fill import fill
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.params import Slot, slots_of
@@ -165,7 +165,8 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
             shape[1] //= mesh.tp.size
         return x.new_empty(shape, dtype=site.dtype if x.is_floating_point() else x.dtype)
 
-    carries = [tuple(map(crossing, carry)) for carry in boundaries(model, site.blocks, sample)]
+    carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]
+    packed = [(tuple(map(crossing, once)), places) for once, places in carries]
     stages, length = range(len(site.placement)), len(site.blocks)
     ends = [i for i in stages if (i + 1) % length and (i in owned or i + 1 in owned)]
-    return {i: Wire(mesh.pp, mesh.pp_back, carries[i % length]) for i in ends}
+    return {i: Wire(mesh.pp, mesh.pp_back, *packed[i % length]) for i in ends}

@@ -50,6 +50,14 @@ def carry_of(tensors: tuple[Tensor, ...]) -> Carry:
     return tensors if more else first
 
 
+def distinct(tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """(each tensor once, where each of `tensors` stands among them). One that is handed on twice, as a skip connection
+    is by its encoder, crosses a boundary once, and its gradients are added up in the order of one device."""
+    once = {id(x): x for x in tensors}
+    at = {key: i for i, key in enumerate(once)}
+    return tuple(once.values()), tuple(at[id(x)] for x in tensors)
+
+
 def cut(model: nn.Module, stages: int) -> list[range]:
     """The blocks of each stage, balanced by cost."""
     costs = [matrix_cost(block) for block in model.blocks]  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ from torch import nn
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.parallel.params import Slot
+from unisono.parallel.ties import Tie
 from unisono.programs.pipeline import Timetable
 
 AT_ONCE = 25 << 20  # bytes of gradients that are sent as one tensor
@@ -23,10 +24,12 @@ class Mirror:
     group: Group | None
 
     @torch.no_grad()
-    def add_up(self, slots: Iterable[Slot]) -> None:
+    def add_up(self, slots: Iterable[Slot], ties: Iterable[Tie] = ()) -> None:
         """Sum the gradients of both copies, in place. A parameter that neither copy has used keeps no gradient; where
-        one has, zeros stand for the other's. slots: those that learn. Both ranks call it, or it hangs."""
-        learning = {id(slot) for slot in slots}
+        one has, zeros stand for the other's. slots: those that learn. ties: whose two uses are added up already, where
+        both are here. Both ranks call it, or it hangs."""
+        done = {id(tie.here[1]) for tie in ties if len(tie.here) == 2}
+        learning = {id(slot) for slot in slots} - done
         masters = [slot.master for slot in self.here if id(slot) in learning]
         if self.group is None or not masters:
             return

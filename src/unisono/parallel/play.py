@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
-from unisono.parallel.cut import Stage, carry_of, tensors_of
+from unisono.parallel.cut import Stage
 from unisono.parallel.player import Leaf, Player, Turn
 from unisono.parallel.post import Carried, Post, Wire
 from unisono.parallel.split import backward_in_halves
@@ -81,7 +81,7 @@ class StagePlayer(Player):
         stage, leaf = self.stages[action.stage], self._leaves[action.micro]
         noise = None if self._seed is None else Noise(self._seed, leaf.samples)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
-            x = leaf.inputs if stage.first else carry_of(self._inputs[key])
+            x = leaf.inputs if stage.first else self.post.wires[key[0] - 1].unpacked(self._inputs[key])
             with self.computing():
                 y = stage(x, noise)
                 if stage.last:
@@ -92,7 +92,7 @@ class StagePlayer(Player):
                         self._losses[action.micro] = y.detach()
                     self._outputs[key] = (y,)
                     return
-                made = tuple(t.to(self.dtype) if t.is_floating_point() else t for t in tensors_of(y))
+                made = self.post.wires[action.stage].packed(y, self.dtype)
         self._outputs[key] = made
         if action.stage + 1 in self.stages:  # no message: both are here
             self._enter(action.stage + 1, action.micro, [t.detach() for t in made])

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unisono.comm.group import Group, Pending
 from unisono.observe.span import Recorder
+from unisono.parallel.cut import Carry, carry_of, tensors_of
 from unisono.programs.pipeline import COMPUTE, RECEIVES, Action
 
 Carried = tuple[Tensor, ...]  # the tensors of a carry
@@ -18,12 +19,23 @@ class Wire:
     """The boundary between a stage and the next, of which at least one is here.
 
     ahead carries activations on, back their gradients. carry: a meta tensor like each that crosses; every one that is
-    floating has its gradient sent back.
+    floating has its gradient sent back. places: of each tensor of the block's carry among these; () where they are it.
     """
 
     ahead: Group
     back: Group
     carry: Carried
+    places: tuple[int, ...] = ()
+
+    def packed(self, carry: Carry, dtype: torch.dtype) -> Carried:
+        """What crosses, of what a block hands on; what is floating as `dtype`."""
+        given = tensors_of(carry)
+        once = [given[self.places.index(i)] for i in range(len(self.carry))] if self.places else given
+        return tuple(t.to(dtype) if t.is_floating_point() else t for t in once)
+
+    def unpacked(self, crossed: Carried) -> Carry:
+        """What the next block is handed, of what crossed."""
+        return carry_of(tuple(crossed[i] for i in self.places) if self.places else crossed)
 
 
 class Post:

@@ -142,7 +142,7 @@ class Gradients:
         verdict = self.sync.settle()
         self.line.told(telling)
         self._drop_unused({id(p) for p in lacking})
-        (ALONE if self.trees else self.mirror).add_up(slot for slot in self.slots if not slot.alias)
+        (ALONE if self.trees else self.mirror).add_up(self.slots, self.ties)
         for tie in self.ties if self.trees else ():
             tie.add_uses()  # one order for all layouts: replicas first, then the uses
         self._halves = [tie.join() for tie in self.ties]
