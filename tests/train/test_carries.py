@@ -54,12 +54,14 @@ def test_two_copies_are_one_device_to_rounding_and_to_the_bit_in_canonical_mode(
     )
 
 
-@pytest.mark.parametrize("plan", ["dp=2 pp=2", "dp=2 pp=2 sync=canonical", "shard=2 zero=2 pp=2", "pp=2 recompute=full"])
+@pytest.mark.parametrize(
+    "plan", ["dp=2 pp=2", "dp=2 pp=2 sync=canonical", "shard=2 zero=2 pp=2", "pp=2 recompute=full"]
+)
 def test_beside_other_axes_too(text, plan):
     recipe = recipe_of(text, "tied_inside")
     wanted = whole(on_ranks(recipe, plan, "1f1b", trained))
     for schedule in ("interleaved:v=2", "zbv"):
-        numbers, loss, sums = whole(on_ranks(recipe, plan, schedule, trained))
+        numbers, loss, _ = whole(on_ranks(recipe, plan, schedule, trained))
         # Uses of a tied weight that share a rank are added up before replicas meet, others after.
         assert loss == pytest.approx(wanted[1], rel=1e-13)
         assert sum(numbers, ()) == pytest.approx(sum(wanted[0], ()), rel=1e-12)

@@ -224,7 +224,9 @@ def _served(plan: "Plan", batch: Batch) -> Iterator[Problem]:
             yield Problem("P13", error.what, where, error.fix)
     elif schedule is not None and ".py:" in plan.schedule:  # ours are checked by tests, a user's here
         for wrong in complete(schedule.timetable(plan.pp, batch.micros))[:3]:
-            yield Problem("P13", f"{plan.schedule}: {wrong}", where, "each F and B once, in an order that ends")
+            yield Problem(
+                "P13", f"{plan.schedule}: {wrong}", where, "each F and B once, in an order that ends"
+            )
 
 
 def divisors(n: int) -> list[int]:

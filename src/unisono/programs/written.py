@@ -46,7 +46,9 @@ class Written(Schedule):
                 raise ValueError(f"it gives {len(rows)} rows for {ranks} ranks")
             made = Timetable(rows, _placement(rows), micros)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{self.name}: {error}", where=where, fix="a row of actions a rank", code="P13") from None
+            raise UsageError(
+                f"{self.name}: {error}", where=where, fix="a row of actions a rank", code="P13"
+            ) from None
         wrong = check(made) or unordered(made)
         if wrong:
             more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""

@@ -32,8 +32,8 @@ class Finder(Generic[C]):
 
     noun: for messages, "policy". package: where the members lie, "unisono.sync". base: what a member is a subclass of.
     key: where its names are written, "plan.sync". codes: of the errors for an unknown name and for a wrong option.
-    folders: every member is a folder, and files beside them are their tools. wrap: (module, name) of what makes a member
-    of a user's plain function; None where a member must be a class.
+    folders: every member is a folder, and files beside them are their tools. wrap: (module, name) of what makes a
+    member of a user's plain function; None where a member must be a class.
     """
 
     noun: str
