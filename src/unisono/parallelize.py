@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage, boundaries, cut, distinct
+from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.params import Slot, slots_of
@@ -22,7 +23,7 @@ from unisono.plan import Plan
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
-from unisono.spec.layout import Anatomy
+from unisono.spec.layout import Anatomy, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,13 @@ def _compile(stages: Stages, site: Site) -> None:
 def _shard(stages: Stages, site: Site) -> None:
     for i, stage in stages.items():
         blocks = stage.blocks.values()
-        site.sharding[i] = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, each=site.leafwise)
+        apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
+        sharded = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, each=site.leafwise, apart=apart)
+        site.sharding[i] = sharded
+
+
+def _deals_experts(site: Site) -> bool:
+    return site.plan.ep * site.plan.tp > 1 and Split.EXPERTS in site.anatomy.splits.values()
 
 
 # Values are drawn by name, so names and cuts come before; wrappers of forward before FSDP2, which hooks them; storage
@@ -53,6 +60,7 @@ def _shard(stages: Stages, site: Site) -> None:
 PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
     Pass("split", lambda site: site.plan.tp > 1, split),
+    Pass("experts", _deals_experts, deal_experts),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
     Pass("recompute parts", wants(lambda again: again.selective), recompute_parts),
@@ -65,7 +73,7 @@ PASSES = (
 @dataclass(frozen=True, slots=True)
 class Local:
     """What one rank holds of the model: stages by their number, slots of all of them. owners: alias → owner of tied
-    weights. halves: whether their backward may go in two."""
+    weights. halves: whether their backward may go in two. routers: experts of each of the whole model's."""
 
     stages: Mapping[int, Stage]
     owners: Mapping[str, str]
@@ -77,6 +85,7 @@ class Local:
     wires: Mapping[int, Wire]  # by the stage before the boundary
     device: torch.device
     halves: bool
+    routers: Mapping[str, int]
 
     @property
     def holds_loss(self) -> bool:
@@ -126,14 +135,37 @@ def parallelize(
         slot
         for i, stage in stages.items()
         for slot in slots_of(
-            stage, shapes, site.cuts, mesh.shard, mesh.tp, anatomy.sequence > 0, aliases, i >= length
+            stage,
+            shapes,
+            site.cuts,
+            mesh.shard,
+            mesh.tp,
+            anatomy.sequence > 0,
+            aliases,
+            i >= length,
+            site.dealt,
         )
     ]
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
+    routers = {
+        router: shape[0]
+        for name, shape in shapes.items()
+        if anatomy.split_of(router := name.rpartition(".")[0]) is Split.ROUTER
+    }
     return Local(
-        stages, site.owners, tuple(slots), counted, site.sharding, ties, mirror, wires, device, halves
+        stages,
+        site.owners,
+        tuple(slots),
+        counted,
+        site.sharding,
+        ties,
+        mirror,
+        wires,
+        device,
+        halves,
+        routers,
     )
 
 

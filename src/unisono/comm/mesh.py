@@ -61,6 +61,10 @@ class Mesh:
             self._over[axes] = self.group("+".join(sorted(axes)), axes)
         return self._over[axes]
 
+    def keep(self, axes: frozenset[str], group: Group) -> None:
+        """Let `over` give this group for a name that is no axis of the mesh."""
+        self._over[axes] = group
+
     def joined(self, members: Members) -> Self:
         """This mesh among other replicas: groups across them are new, those inside this one stay as they are.
 

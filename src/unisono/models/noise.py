@@ -16,14 +16,17 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Where this micro-batch's randomness comes from.
+    """Where this micro-batch's randomness comes from, and what else a block is told of it.
 
     seed: of the run. samples: int64 [B], the global position of each sample in the run's order, which is
-    unique over steps and so carries the step too.
+    unique over steps and so carries the step too. weight: what one target's loss counts for, 0 where nothing is learnt.
+    micro: its number among those of this rank in this step.
     """
 
     seed: int
     samples: Tensor
+    weight: float = 0.0
+    micro: int = 0
 
 
 def _mix(x: Tensor) -> Tensor:

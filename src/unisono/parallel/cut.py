@@ -12,8 +12,12 @@ Carry = Tensor | tuple[Tensor, ...]  # what one block hands to the next: one ten
 
 
 def matrix_cost(module: nn.Module) -> float:
-    """Multiplications per position, by the number of matrix elements; tables that are only looked up are free."""
-    return float(sum(m.weight.numel() for m in module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))))
+    """Multiplications per position, by the number of matrix elements; tables that are only looked up are free. What is
+    no plain layer says itself how many elements a position meets, as `met`."""
+    plain = (nn.Linear, nn.Conv2d)
+    return float(
+        sum(m.weight.numel() if isinstance(m, plain) else getattr(m, "met", 0) for m in module.modules())  # type: ignore[operator]
+    )
 
 
 class Stage(nn.Module):

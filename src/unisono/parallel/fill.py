@@ -12,8 +12,12 @@ def fill(stages: Stages, site: Site) -> None:
     for stage in stages.values():
         if any(p.is_meta for p in stage.parameters()):
             stage.to_empty(device=site.device)
+            for buffer in stage.buffers():
+                buffer.zero_()
         stage.to(device=site.device, dtype=site.dtype)
         for name, parameter in stage.named_parameters():
             full = site.values(owners.get(name, name))
-            cut = site.cuts.get(name)
-            parameter.copy_(full if cut is None else full.narrow(cut.dim, cut.start, cut.size))
+            cuts = site.dealt[name].cuts if name in site.dealt else filter(None, [site.cuts.get(name)])
+            for cut in cuts:
+                full = full.narrow(cut.dim, cut.start, cut.size)
+            parameter.copy_(full)

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from unisono.comm.group import Group
-from unisono.parallel.tensor import Cut
+from unisono.parallel.tensor import Cut, Dealt
 
 NO_AXES: frozenset[str] = frozenset()
 
@@ -23,7 +24,7 @@ class Slot:
     sum_over: axes of the replica over which a gradient here is one rank's part of a sum. repeated_on: axes of the
     replica whose ranks all hold this same box, such as a norm's weight on `tp`.
     alias: a second use of a tied weight, updated together with its owner and counted there.
-    copy: of a pipeline's second copy of the model; the first one counts.
+    copy: of a pipeline's second copy of the model, or of experts that a rank before holds too; the first one counts.
     """
 
     name: str
@@ -69,20 +70,21 @@ def slots_of(
     sequence: bool,
     aliases: frozenset[str],
     copy: bool = False,
+    dealt: Mapping[str, Dealt] = MappingProxyType({}),
 ) -> list[Slot]:
     """The slots of a built stage, in the model's own order.
 
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
     whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere. copy: see
-    `Slot`.
+    `Slot`. dealt: this rank's parts of experts.
     """
     slots = []
     for name, live in stage.named_parameters():
         shape = shapes[name]
         start = [0] * len(shape)
-        cut = cuts.get(name)
-        if cut is not None:
-            start[cut.dim] = cut.start
+        own, cut = dealt.get(name), cuts.get(name)
+        for one in own.cuts if own else [cut] if cut else []:
+            start[one.dim] = one.start
         master = live
         if isinstance(live, DTensor):
             rows = live.shape[0]
@@ -90,6 +92,12 @@ def slots_of(
             start[0] += min(chunk * shard.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
         whole = frozenset({"tp"}) if tp.size > 1 and cut is None else NO_AXES
+        if own is not None:
+            many, first = own.group.size > 1, own.group.index == 0
+            over = frozenset({own.sum_over}) if many else NO_AXES
+            box = tuple(start)
+            slots.append(Slot(name, live, master, shape, box, sum_over=over, copy=copy or not first))
+            continue
         slots.append(
             Slot(
                 name=name,

@@ -79,7 +79,7 @@ class StagePlayer(Player):
     def _forward(self, action: Action) -> None:
         key = action.stage, action.micro
         stage, leaf = self.stages[action.stage], self._leaves[action.micro]
-        noise = None if self._seed is None else Noise(self._seed, leaf.samples)
+        noise = None if self._seed is None else Noise(self._seed, leaf.samples, self._weight, action.micro)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
             x = leaf.inputs if stage.first else self.post.wires[key[0] - 1].unpacked(self._inputs[key])
             with self.computing():

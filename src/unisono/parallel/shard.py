@@ -68,8 +68,15 @@ class Sharded(Whole):
     """A stage whose parameters FSDP2 has sharded in place."""
 
     def __init__(
-        self, stage: nn.Module, blocks: Iterable[nn.Module], group: Group, zero: int, each: bool = False
+        self,
+        stage: nn.Module,
+        blocks: Iterable[nn.Module],
+        group: Group,
+        zero: int,
+        each: bool = False,
+        apart: set[nn.Parameter] | None = None,
     ) -> None:
+        """apart: parameters that stay as they are."""
         device = next(stage.parameters()).device
         if group.pg is None:
             raise ValueError("a group of one shards nothing")
@@ -78,7 +85,12 @@ class Sharded(Whole):
         self._each = each  # scatter the gradients of each backward, whatever the stage
         blocks = tuple(blocks)
         for module in (*blocks, stage):
-            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3 and module is not stage)
+            fully_shard(
+                module,
+                mesh=mesh,
+                reshard_after_forward=zero == 3 and module is not stage,
+                ignored_params=apart,
+            )
         if not isinstance(stage, FSDPModule):
             raise TypeError("fully_shard did not take the stage")
         if blocks and isinstance(blocks[0], FSDPModule):

@@ -9,7 +9,7 @@ from torch import Tensor
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage
 from unisono.parallel.shard import Whole
-from unisono.parallel.tensor import Cut
+from unisono.parallel.tensor import Cut, Dealt
 from unisono.plan import Plan
 from unisono.spec.layout import Anatomy
 
@@ -22,7 +22,8 @@ class Site:
 
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
     pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
-    is wanted by itself. cuts: by name, what `tp` took of a parameter. sharding: by stage.
+    is wanted by itself. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of
+    experts. sharding: by stage.
     """
 
     plan: Plan
@@ -37,6 +38,7 @@ class Site:
     leafwise: bool = False
     compiled: bool = False
     cuts: dict[str, Cut] = field(default_factory=dict)
+    dealt: dict[str, Dealt] = field(default_factory=dict)
     sharding: dict[int, Whole] = field(default_factory=dict)
 
     @property

@@ -32,6 +32,17 @@ class Cut:
     full: int
 
 
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """This rank's part of one parameter of experts: `cuts` of the whole, one after the other. apart: it stays outside
+    of FSDP. sum_over, group: the ranks that hold it too, each with a part of its gradient."""
+
+    cuts: tuple[Cut, ...]
+    apart: bool
+    sum_over: str
+    group: Group
+
+
 def part_of(full: int, group: Group) -> tuple[int, int]:
     """(start, size) of this rank's part; the first `full % size` ranks hold one more."""
     base, more = divmod(full, group.size)

@@ -83,7 +83,7 @@ def _not_built(plan: "Plan") -> Iterator[Problem]:
     for key in NAMED:
         if problem := problem_of(key, getattr(plan, key)):
             yield problem
-    for key in ("cp", "ep"):
+    for key in ("cp",):
         if getattr(plan, key) != 1:
             what = f"{key}={getattr(plan, key)} is not yet in this version"
             yield Problem("P10", what, f"plan.{key}", f"leave {key} out; dp, shard, tp and pp are here")

@@ -20,6 +20,8 @@ class Split(Enum):
     SEQUENCE_DROPOUT = "sequence_dropout"  # a dropout on the residual stream: sees a slice of positions
     HEAD_DROPOUT = "head_dropout"  # a dropout on attention weights: sees a slice of heads
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
+    EXPERTS = "experts"  # a stack of feed-forward layers: `ep` deals them, the rest of `tp` cuts their width
+    ROUTER = "router"  # sends tokens to experts: whole, sees a slice of positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from unisono.observe.span import Recorder
 from unisono.spec.family import Family, Member
@@ -37,7 +37,7 @@ class StepRecord:
     times: Mapping[str, float]
     nbytes: Mapping[str, int]
     mem_mib: float
-    says: Mapping[str, float] = field(default_factory=dict)
+    says: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

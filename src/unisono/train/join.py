@@ -28,6 +28,7 @@ from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor
 from unisono.train.gradients import Gradients
 from unisono.train.numbers import LossPlaces
+from unisono.train.routing import routed
 from unisono.train.run import Run
 from unisono.train.update import Update
 
@@ -108,7 +109,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sync=sync,
         gradients=gradients,
         measure=(ByRow if policy.leafwise else ByTensor)(local.shapes, mesh.replica, mesh.at),
-        update=replica.update,
+        update=routed(replica.update, local, mesh.world),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,

@@ -16,6 +16,7 @@ from unisono.train.update import Update
 
 if TYPE_CHECKING:
     from unisono.train.join import Replica
+    from unisono.train.routing import BalancedUpdate
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class Run:
     sync: Sync
     gradients: Gradients
     measure: Measure
-    update: Update
+    update: "Update | BalancedUpdate"
     seed: int
     recorder: Recorder
     step: int = 0

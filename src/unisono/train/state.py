@@ -12,7 +12,7 @@ from unisono.train.update import state_of
 
 
 def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
-    """Parameters and optimiser state of this rank as boxes of logical tensors, gradients too if asked.
+    """Parameters and optimiser state of this rank as boxes of logical tensors, routers' votes, gradients if asked.
 
     Names: `model/NAME`, `optim/NAME/KEY`, `grad/NAME`. An alias of a tied weight appears under its owner's name and
     is loaded, never saved.
@@ -33,6 +33,12 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
                 pieces.append(Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
         if gradients and slot.master.grad is not None:
             pieces.append(Box(f"grad/{name}", slot.shape, slot.start, slot.master.grad, saved))
+    first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
+    for i, stage in run.local.stages.items():
+        routers = [pair for pair in stage.named_buffers() if pair[0].rpartition(".")[0] in run.local.routers]
+        for name, buffer in routers:
+            counted = first and i < run.timetable.length
+            pieces.append(Box(f"model/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer, counted))
     return pieces
 
 

@@ -34,7 +34,7 @@ class Report:
     stop: bool = False
     finite: bool = True
     again: bool = False
-    says: Mapping[str, float] = field(default_factory=dict)
+    says: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

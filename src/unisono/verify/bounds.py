@@ -7,7 +7,9 @@ taken in another order. Which sums these are follows from the plan:
 - `dp` and `shard` change the order in which the gradients of micro-batches are added; so does a timetable with two
   copies of the model, of which each adds up half of them (`dualpipe`). Inside a micro-batch nothing changes, so its
   loss has the same bits, and so has its gradient.
-- `tp` and `cp` cut sums inside a layer, so every number behind the first layer may differ.
+- `tp` and `cp` cut sums inside a layer, and `ep` puts tokens of several ranks, and of several micro-batches, into one
+  product of an expert; so every number behind the first layer may differ. Which expert a token takes is the same as
+  long as no two of its scores are nearer than the error: prove such plans in float64.
 
 **One sum.** Adding n numbers in floating point commits at most n - 1 rounding errors, each at most u (the unit
 roundoff of the dtype) of the partial sum. They have no common sign. With random signs the error of the whole stays
@@ -23,7 +25,7 @@ We assume that layers pass an error on without magnifying it, which normalised n
 **Cancellation.** A weight's gradient is a sum over tokens whose terms have random signs: t terms of size s add up to
 about s * sqrt(t), while their errors may add up to t * u * s. Relative to the result that is sqrt(t) times more.
 
-    gradient  lambda * sqrt(path) * u * sqrt(tokens)      where tp or cp cut sums inside a layer
+    gradient  lambda * sqrt(path) * u * sqrt(tokens)      where tp, cp or ep cut sums inside a layer
             + lambda * sqrt(4 * leaves) * u * sqrt(leaves)  where micro-batches are added in another order
     loss      the first term without sqrt(tokens): losses are positive, nothing cancels
 
@@ -99,7 +101,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     unit = ROUNDOFF[plan.precision]
     spread = math.sqrt(2 * math.log(2 * max(sizes.elements, 1) / FALSE_ALARM))
     inside = between = 0.0
-    if plan.tp * plan.cp > 1:
+    if plan.tp * plan.cp * plan.ep > 1:
         rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
         inside = spread * (math.sqrt(sizes.path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")

@@ -55,4 +55,4 @@ def _length(module: nn.Module) -> int:
     if isinstance(module, nn.GroupNorm):
         return 2 * PASSES * module.num_channels // module.num_groups * 64  # positions of a small picture
     own = list(module.parameters(recurse=False))
-    return 1 if own else 0
+    return int(getattr(module, "additions", 1)) if own else 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -94,14 +94,18 @@ class GPTConfig(ModelConfig):
             DealtSize("the context (positions are dealt between blocks)", "model.context", self.context),
         )
 
-    def build(self, facts: Facts) -> "nn.Module":
+    def with_vocab(self, facts: Facts) -> Self:
+        """These settings with the size of the vocabulary. Raises UsageError where nobody knows it."""
         vocab = self.sized(facts).vocab
         if not vocab:
             what = "the size of the vocabulary is not known"
             raise UsageError(what, where="model.vocab", fix="--model.vocab N")
+        return self.model_copy(update={"vocab": vocab})
+
+    def build(self, facts: Facts) -> "nn.Module":
         from unisono.models.gpt.net import GPT
 
-        return GPT(self.model_copy(update={"vocab": vocab}))
+        return GPT(self.with_vocab(facts))
 
     def layout(self) -> str:
         misfits = {

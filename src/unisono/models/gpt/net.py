@@ -4,7 +4,7 @@ Shapes: B batch, T positions, D width, H query heads, G key/value heads, K head 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -119,12 +119,13 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two layers with GELU, or three with a SiLU gate (SwiGLU, Shazeer, 2020)."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, width: int | None = None) -> None:
         super().__init__()
-        self.up = nn.Linear(config.d_model, config.ff_width, bias=config.bias)
+        width = width or config.ff_width
+        self.up = nn.Linear(config.d_model, width, bias=config.bias)
         gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.d_model, config.ff_width, bias=config.bias) if gated else None
-        self.down = nn.Linear(config.ff_width, config.d_model, bias=config.bias)
+        self.gate = nn.Linear(config.d_model, width, bias=config.bias) if gated else None
+        self.down = nn.Linear(width, config.d_model, bias=config.bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.gate is None:
@@ -164,10 +165,11 @@ class Head(nn.Module):
 class GPT(Chain):
     """Stem, blocks, head; `forward(tokens [B, T] int64, noise) → logits [B, T, V]`."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, blocks: Iterable[nn.Module] | None = None) -> None:
+        """blocks: in the place of dense ones."""
         stem, head = Stem(config), Head(config)
-        blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        super().__init__(stem, blocks, head, _anatomy(config))
+        made = nn.ModuleList(blocks or (Block(config) for _ in range(config.n_layer)))
+        super().__init__(stem, made, head, anatomy_of(config))
         self.config = config
         if config.tie_embeddings:
             head.out.weight = stem.tok.weight
@@ -185,7 +187,7 @@ class GPT(Chain):
         return rules
 
 
-def _anatomy(config: GPTConfig) -> Anatomy:
+def anatomy_of(config: GPTConfig) -> Anatomy:
     return Anatomy(
         cross_entropy=True,
         splits={

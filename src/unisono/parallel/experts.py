@@ -1,0 +1,174 @@
+"""Expert parallelism: `ep` deals experts to ranks that a replica has already, and tokens travel to them and back.
+
+The ranks of shard · cp · tp are numbered as the mesh numbers them, tp fastest, and `ep` takes as many neighbours of
+them as it says. Where it is smaller than tp, the rest of tp cuts the width of each expert: those ranks gather their
+tokens first and add up what they have made (Shoeybi et al., 2019). Where it is larger, it reaches over cp and shard:
+then a rank's experts see tokens of several micro-batches, and other ranks of the replica hold the same ones as often as
+`ep` fits into shard · cp · tp.
+
+Experts that are dealt over `shard` stay outside of FSDP, since no two shards hold the same ones: ranks that do hold
+the same ones keep them whole and add up their gradients (`Slot.sum_over`). Other experts are sharded as all else is.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from unisono.comm.group import Group
+from unisono.comm.mesh import Mesh
+from unisono.comm.rows import exchange_rows
+from unisono.models.moe.dispatch import Dispatch, Experts
+from unisono.models.moe.routing import Choice, LeafTokens
+from unisono.parallel.site import Site, Stages
+from unisono.parallel.tensor import Crossing, Cut, Dealt, enter, gather_sequence, leave, part_of, scatter_sum
+from unisono.spec.layout import Split
+
+HOLDERS, SHARERS = "experts", "expert"
+"""Names of groups in `Slot.sum_over`: of ranks that hold the same parts of experts; of all that hold the same experts,
+whichever parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Groups of one rank. ep: who hold all experts together, one part each. width: who cut the same experts by width.
+    holders, sharers: see `HOLDERS`. over_shard: whether ranks of `shard` hold different experts."""
+
+    ep: Group
+    width: Group
+    holders: Group
+    sharers: Group
+    over_shard: bool
+
+
+def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
+    """Every rank of the mesh calls it, or it hangs."""
+    inner, tp = mesh.shape.cp * mesh.shape.tp, mesh.shape.tp
+    over_shard = inner % ep > 0
+    axes = ("shard", "cp", "tp") if over_shard else ("cp", "tp")
+    ranks = mesh.peers(axes)  # by place: tp fastest
+    width = max(1, tp // ep)  # ranks to an expert
+    at = ranks.index(mesh.rank)
+
+    def part(place: int) -> tuple[int, int, int]:
+        """(which time all experts are held, which part of the experts, which part of their width)."""
+        among, slot = divmod(place, ep * width)
+        return among, *divmod(slot, width)
+
+    own = part(at)
+
+    def alike(*fields: int) -> list[int]:
+        return [rank for i, rank in enumerate(ranks) if all(part(i)[f] == own[f] for f in fields)]
+
+    def made(name: str, peers: list[int]) -> Group:
+        return mesh.group_of(name, sorted(peers))  # as torch orders them
+
+    holders = made(HOLDERS, alike(1, 2))
+    sharers = made(SHARERS, alike(1)) if width > 1 else holders
+    groups = ExpertGroups(made("ep", alike(0, 2)), made("tp", alike(0, 1)), holders, sharers, over_shard)
+    mesh.keep(frozenset({HOLDERS}), holders)
+    mesh.keep(frozenset({SHARERS}), sharers)
+    return groups
+
+
+class SlicedLeaf(LeafTokens):
+    """A leaf whose positions are dealt over `tp`, each rank a stretch of them."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.parts = group, group.size
+
+    @torch.no_grad()
+    def sum(self, x: Tensor) -> Tensor:
+        return self.group.all_reduce(x.clone())
+
+    @torch.no_grad()
+    def gather(self, x_Bt: Tensor) -> Tensor:
+        return gather_sequence(x_Bt, self.group)
+
+    def own(self, x_BT: Tensor) -> Tensor:
+        return x_BT.chunk(self.parts, 1)[self.group.index]
+
+
+class Rows(torch.autograd.Function):
+    """Rows to the ranks that compute on them; gradients come back the same way."""
+
+    @staticmethod
+    def forward(ctx, x_MD, to, come, group):  # type: ignore[override]
+        ctx.way = come, to, group
+        return exchange_rows(x_MD, to, come, group)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        return exchange_rows(grad, *ctx.way), None, None, None
+
+
+class DealtDispatch(Dispatch):
+    """Experts are on the ranks of `ep`; those of `width` share each of them."""
+
+    def __init__(self, groups: ExpertGroups) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, x_BtD: Tensor, choice: Choice, experts: Experts) -> Tensor:
+        width = self.groups.width
+        if width.size == 1:
+            return super().forward(x_BtD, choice, experts)
+        expert, kept = (gather_sequence(x, width) for x in (choice.expert, choice.kept))
+        weight = choice.weight
+        weight = Crossing.apply(weight, width, gather_sequence, scatter_sum, weight.dtype)
+        y_BTD = super().forward(enter(x_BtD, width, True), Choice(expert, weight, kept), experts)  # type: ignore[arg-type]
+        return leave(y_BTD, width, True)
+
+    def compute(self, x_MD: Tensor, expert_M: Tensor, experts: Experts) -> Tensor:
+        ep = self.groups.ep
+        if ep.size == 1:
+            return super().compute(x_MD, expert_M, experts)
+        own = len(experts.up)
+        counts = torch.bincount(expert_M, minlength=own * ep.size)
+        coming, pending = ep.start_exchange(counts)
+        pending.wait()
+        to, come = counts.view(ep.size, own).sum(1).tolist(), coming.sum(1).tolist()
+        rows: Tensor = Rows.apply(x_MD, to, come, ep)  # type: ignore[assignment]
+        # what comes lies by rank, then by expert
+        order = torch.arange(own, device=rows.device).repeat(ep.size).repeat_interleave(coming.flatten())
+        order = order.argsort(stable=True)
+        back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+        y = experts(rows[order], coming.sum(0).tolist())[back]
+        return Rows.apply(y, come, to, ep)  # type: ignore[return-value]
+
+
+def deal_experts(stages: Stages, site: Site) -> None:
+    """Leave this rank its experts, or its part of their width, and tell each router whose tokens its leaf has."""
+    groups = expert_groups(site.mesh, site.plan.ep)
+    for stage in stages.values():
+        for name, module in list(stage.named_modules()):
+            split = site.anatomy.split_of(name)
+            if split is Split.ROUTER and site.mesh.tp.size > 1:
+                module.leaf = SlicedLeaf(site.mesh.tp)  # type: ignore[assignment]
+            elif split is Split.EXPERTS:
+                stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups)
+                _cut(name, module, groups, site)  # type: ignore[arg-type]
+
+
+def _cut(name: str, experts: Experts, groups: ExpertGroups, site: Site) -> None:
+    ep, width, full = groups.ep, groups.width, len(experts.up)
+    first, own = part_of(full, ep)
+    start, size = part_of(experts.full_width, width)
+    experts.bias_from, experts.adds_bias = start, width.index == 0
+    for key, whole in list(experts.named_parameters(recurse=False)):
+        flat = whole.dim() == 1
+        each = whole.shape[0] // full if flat else 1
+        cuts = [Cut(0, first * each, own * each, full * each)] if ep.size > 1 else []
+        if width.size > 1 and not flat:
+            cuts.append(Cut(2 if key == "down" else 1, start, size, experts.full_width))
+        value = whole.detach()
+        for cut in cuts:
+            value = value.narrow(cut.dim, cut.start, cut.size)
+        made = nn.Parameter(value.clone(), requires_grad=whole.requires_grad)
+        setattr(experts, key, made)
+        site.dealt[f"{name}.{key}"] = Dealt(
+            tuple(cuts),
+            groups.over_shard,
+            SHARERS if flat else HOLDERS,
+            groups.sharers if flat else groups.holders,
+        )
