@@ -130,30 +130,10 @@ def parallelize(
     chosen = [one for one in PASSES if one.wanted(site)]
     for one in chosen:
         one.apply(stages, site)
-    aliases = frozenset(site.owners)
-    slots = [
-        slot
-        for i, stage in stages.items()
-        for slot in slots_of(
-            stage,
-            shapes,
-            site.cuts,
-            mesh.shard,
-            mesh.tp,
-            anatomy.sequence > 0,
-            aliases,
-            i >= length,
-            site.dealt,
-        )
-    ]
+    aliases, slots = frozenset(site.owners), _slots(stages, site)
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
-    routers = {
-        router: shape[0]
-        for name, shape in shapes.items()
-        if anatomy.split_of(router := name.rpartition(".")[0]) is Split.ROUTER
-    }
     return Local(
         stages,
         site.owners,
@@ -165,8 +145,38 @@ def parallelize(
         wires,
         device,
         halves,
-        routers,
+        _routers(site),
     )
+
+
+def _slots(stages: Stages, site: Site) -> list[Slot]:
+    """Of all stages of this rank; those of a pipeline's second copy of the model are numbered on."""
+    mesh, aliases, sequence = site.mesh, frozenset(site.owners), site.anatomy.sequence > 0
+    return [
+        slot
+        for i, stage in stages.items()
+        for slot in slots_of(
+            stage,
+            site.shapes,
+            site.cuts,
+            mesh.shard,
+            mesh.tp,
+            sequence,
+            aliases,
+            i >= len(site.blocks),
+            site.dealt,
+        )
+    ]
+
+
+def _routers(site: Site) -> dict[str, int]:
+    """Experts of each router of the whole model, in its order."""
+    owners = {name: name.rpartition(".")[0] for name in site.shapes}
+    return {
+        router: site.shapes[name][0]
+        for name, router in owners.items()
+        if site.anatomy.split_of(router) is Split.ROUTER
+    }
 
 
 def _blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:

@@ -117,7 +117,7 @@ def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        ({"kind": "moe"}, {}, "not yet in this version"),
+        ({"kind": "dlrm"}, {}, "not yet in this version"),
         ({"kind": "hf:gpt2"}, {}, "not yet in this version"),
         ({"kind": "none.py:model"}, {}, "no such model file"),
         ({"kind": "mlp"}, {}, "reads pictures"),
@@ -127,6 +127,8 @@ def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({}, {"tokenizer": "bpe"}, "not known"),
         ({}, {"tokenizer": "hf:x"}, "not yet in this version"),
         ({"n_kv_head": 3}, {}, "n_kv_head 3"),
+        ({"kind": "moe", "router": "switch"}, {}, "sends a token to one expert, top_k is 2"),
+        ({"kind": "moe", "router": "expert_choice", "aux_loss": 0.1}, {}, "without aux_loss"),
         ({"positions": "rotary", "d_model": 12, "n_head": 4}, {}, "rotary"),
     ],
 )

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.comm.rows import exchange_rows
-from unisono.models.moe.dispatch import Dispatch, Experts
-from unisono.models.moe.routing import Choice, LeafTokens
+from unisono.models.moe.dispatch import Dispatch, ExpertStack
+from unisono.models.moe.routing import LeafTokens, TokenChoice
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tensor import Crossing, Cut, Dealt, enter, gather_sequence, leave, part_of, scatter_sum
 from unisono.spec.layout import Split
@@ -89,8 +89,8 @@ class SlicedLeaf(LeafTokens):
         return x_BT.chunk(self.parts, 1)[self.group.index]
 
 
-class Rows(torch.autograd.Function):
-    """Rows to the ranks that compute on them; gradients come back the same way."""
+class RowsAcross(torch.autograd.Function):
+    """RowsAcross to the ranks that compute on them; gradients come back the same way."""
 
     @staticmethod
     def forward(ctx, x_MD, to, come, group):  # type: ignore[override]
@@ -109,17 +109,17 @@ class DealtDispatch(Dispatch):
         super().__init__()
         self.groups = groups
 
-    def forward(self, x_BtD: Tensor, choice: Choice, experts: Experts) -> Tensor:
+    def forward(self, x_BtD: Tensor, choice: TokenChoice, experts: ExpertStack) -> Tensor:
         width = self.groups.width
         if width.size == 1:
             return super().forward(x_BtD, choice, experts)
         expert, kept = (gather_sequence(x, width) for x in (choice.expert, choice.kept))
         weight = choice.weight
         weight = Crossing.apply(weight, width, gather_sequence, scatter_sum, weight.dtype)
-        y_BTD = super().forward(enter(x_BtD, width, True), Choice(expert, weight, kept), experts)  # type: ignore[arg-type]
+        y_BTD = super().forward(enter(x_BtD, width, True), TokenChoice(expert, weight, kept), experts)  # type: ignore[arg-type]
         return leave(y_BTD, width, True)
 
-    def compute(self, x_MD: Tensor, expert_M: Tensor, experts: Experts) -> Tensor:
+    def compute(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
         ep = self.groups.ep
         if ep.size == 1:
             return super().compute(x_MD, expert_M, experts)
@@ -128,13 +128,13 @@ class DealtDispatch(Dispatch):
         coming, pending = ep.start_exchange(counts)
         pending.wait()
         to, come = counts.view(ep.size, own).sum(1).tolist(), coming.sum(1).tolist()
-        rows: Tensor = Rows.apply(x_MD, to, come, ep)  # type: ignore[assignment]
+        rows: Tensor = RowsAcross.apply(x_MD, to, come, ep)  # type: ignore[assignment]
         # what comes lies by rank, then by expert
         order = torch.arange(own, device=rows.device).repeat(ep.size).repeat_interleave(coming.flatten())
         order = order.argsort(stable=True)
         back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         y = experts(rows[order], coming.sum(0).tolist())[back]
-        return Rows.apply(y, come, to, ep)  # type: ignore[return-value]
+        return RowsAcross.apply(y, come, to, ep)  # type: ignore[return-value]
 
 
 def deal_experts(stages: Stages, site: Site) -> None:
@@ -150,7 +150,7 @@ def deal_experts(stages: Stages, site: Site) -> None:
                 _cut(name, module, groups, site)  # type: ignore[arg-type]
 
 
-def _cut(name: str, experts: Experts, groups: ExpertGroups, site: Site) -> None:
+def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, site: Site) -> None:
     ep, width, full = groups.ep, groups.width, len(experts.up)
     first, own = part_of(full, ep)
     start, size = part_of(experts.full_width, width)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models.moe import MoEConfig
-from unisono.models.moe.routing import Choice
+from unisono.models.moe.routing import TokenChoice
 
 
 class GroupedLinear(torch.autograd.Function):
@@ -70,7 +70,7 @@ def _collected(y_MD: Tensor, slots_M: Tensor, size: int, width: int) -> Tensor:
     return room.index_copy_(0, slots_M, y_MD).view(size, width, -1).sum(1)
 
 
-class Experts(nn.Module):
+class ExpertStack(nn.Module):
     """A stack of feed-forward layers, as `gpt.net.FeedForward`. Rows x [M, D] in the order of experts → [M, D].
 
     A rank may hold some of the experts, and of each some of its hidden width. Biases lie flat, one expert's after the
@@ -130,10 +130,10 @@ def _each(bias_EF: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 class Dispatch(nn.Module):
-    """x [B, t, D] and a Choice → [B, t, D]. Nothing is learned here, so a pass over the model may put another way of
-    reaching the experts in this one's place."""
+    """x [B, t, D] and a TokenChoice → [B, t, D]. Nothing is learned here, so a pass over the model may put another way
+    of reaching the experts in this one's place."""
 
-    def forward(self, x_BtD: Tensor, choice: Choice, experts: Experts) -> Tensor:
+    def forward(self, x_BtD: Tensor, choice: TokenChoice, experts: ExpertStack) -> Tensor:
         expert_NW, kept_NW = choice.expert.flatten(0, 1), choice.kept.flatten(0, 1)
         size, width = expert_NW.shape
         slots_M = kept_NW.flatten().nonzero().flatten()
@@ -144,6 +144,6 @@ class Dispatch(nn.Module):
         weight_M = choice.weight.flatten()[slots_M].to(y_MD.dtype)
         return Collect.apply(y_MD * weight_M[:, None], slots_M, size, width).view(x_BtD.shape)  # type: ignore[union-attr]
 
-    def compute(self, x_MD: Tensor, expert_M: Tensor, experts: Experts) -> Tensor:
+    def compute(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
         """Rows in the order of their experts expert_M, all of which are here → what they make of them."""
         return experts(x_MD, torch.bincount(expert_M, minlength=len(experts.up)).tolist())

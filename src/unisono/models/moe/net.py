@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from unisono.models.gpt.net import GPT, Block, FeedForward
 from unisono.models.init import Rule
 from unisono.models.moe import MoEConfig
-from unisono.models.moe.dispatch import Dispatch, Experts
+from unisono.models.moe.dispatch import Dispatch, ExpertStack
 from unisono.models.moe.routing import Router
 from unisono.models.noise import Noise
 from unisono.spec.layout import Anatomy, Split
@@ -24,7 +24,7 @@ class SparseLayer(nn.Module):
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
         self.router = Router(config)
-        self.experts = Experts(config)
+        self.experts = ExpertStack(config)
         self.dispatch = Dispatch()
         width = config.n_shared_experts * config.expert_width
         self.shared = FeedForward(config, width) if width else None

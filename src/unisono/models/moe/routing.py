@@ -41,7 +41,7 @@ class LeafTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """What a router says of tokens [B, t]. expert: int64 [B, t, W]. weight: of that expert's result, [B, t, W]. kept:
     bool [B, t, W], False where the expert has no room, or the token fewer experts than others."""
 
@@ -65,7 +65,7 @@ class Attached(torch.autograd.Function):
 
 
 class Router(nn.Module):
-    """x [B, t, D] → Choice.
+    """x [B, t, D] → TokenChoice.
 
     votes: int64 [E], how many more steps found an expert under the mean load than over it. `bias_rate` of them are
     added to its scores where a token chooses, not where its result is weighed (Wang et al., Auxiliary-loss-free load
@@ -94,7 +94,7 @@ class Router(nn.Module):
         """Of one token, forward and backward: the product, a softmax, the weights' sum."""
         return self.config.d_model + 5 * self.config.n_experts + 4 * self.config.top_k
 
-    def forward(self, x_BtD: Tensor, noise: Noise | None) -> Choice:
+    def forward(self, x_BtD: Tensor, noise: Noise | None) -> TokenChoice:
         config = self.config
         with torch.autocast(x_BtD.device.type, enabled=False):  # few numbers decide: they are not rounded
             z_BtE = F.linear(x_BtD.to(self.weight.dtype), self.weight)
@@ -105,11 +105,13 @@ class Router(nn.Module):
                 chosen = choice.expert if config.router != "expert_choice" else choice.expert[choice.kept]
                 counts_E = torch.bincount(chosen.flatten(), minlength=config.n_experts)
                 loss = self._loss(z_BtE, score_BtE, counts_E) * noise.weight
-                choice = Choice(choice.expert, Attached.apply(choice.weight, loss, self.scale), choice.kept)  # type: ignore[arg-type]
+                choice = TokenChoice(
+                    choice.expert, Attached.apply(choice.weight, loss, self.scale), choice.kept
+                )  # type: ignore[arg-type]
                 self.loads[noise.micro] = self._load(score_BtE, counts_E, choice)
         return choice
 
-    def _tokens_choose(self, score_BtE: Tensor) -> Choice:
+    def _tokens_choose(self, score_BtE: Tensor) -> TokenChoice:
         config, K = self.config, self.config.top_k
         ranked_BtE = score_BtE.detach()
         if config.bias_rate:
@@ -124,9 +126,9 @@ class Router(nn.Module):
             all_BTK = self.leaf.gather(expert_BtK)
             room = math.ceil(config.capacity_factor * all_BTK.numel() / config.n_experts)
             kept_BtK = self.leaf.own(places(all_BTK, config.n_experts) < room)
-        return Choice(expert_BtK, weight_BtK, kept_BtK)
+        return TokenChoice(expert_BtK, weight_BtK, kept_BtK)
 
-    def _experts_choose(self, score_BtE: Tensor) -> Choice:
+    def _experts_choose(self, score_BtE: Tensor) -> TokenChoice:
         """The best tokens of the leaf for each expert (Zhou et al., Mixture-of-experts with expert choice routing,
         2022), of equal ones the first."""
         config, E = self.config, self.config.n_experts
@@ -138,7 +140,7 @@ class Router(nn.Module):
         taken_BtE = self.leaf.own(taken_BTE)
         # the experts that took a token come first, in their order
         expert_BtW = (~taken_BtE).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :most]
-        return Choice(expert_BtW, score_BtE.gather(-1, expert_BtW), taken_BtE.gather(-1, expert_BtW))
+        return TokenChoice(expert_BtW, score_BtE.gather(-1, expert_BtW), taken_BtE.gather(-1, expert_BtW))
 
     def _loss(self, z_BtE: Tensor, score_BtE: Tensor, counts_E: Tensor) -> Tensor:
         """What this rank's tokens add to the leaf's losses for balance (Fedus et al., Switch transformers, 2021) and
@@ -155,7 +157,7 @@ class Router(nn.Module):
         return loss
 
     @torch.no_grad()
-    def _load(self, score_BtE: Tensor, counts_E: Tensor, choice: Choice) -> Tensor:
+    def _load(self, score_BtE: Tensor, counts_E: Tensor, choice: TokenChoice) -> Tensor:
         chance_BtE = score_BtE / score_BtE.sum(-1, keepdim=True)
         entropy = torch.special.entr(chance_BtE).sum()
         tokens, made = score_BtE.shape[0] * score_BtE.shape[1], counts_E.sum()
