@@ -8,42 +8,29 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from unisono.comm.group import Group
 from unisono.models.moe.routing import PARTS, Router
 from unisono.parallelize import Local
 from unisono.sync import Verdict
 from unisono.train.numbers import Numbers
-from unisono.train.scaling import Unscaled
 from unisono.train.update import Report, Update
 
 
-@dataclass(slots=True)
-class BalancedUpdate:
+@dataclass(kw_only=True)
+class BalancedUpdate(Update):
     """An update after which routers vote, and whose report tells what they did. routers: experts of each of the whole
     model's, in its order. here: this rank's. world: all ranks of the run."""
 
-    inner: Update
     routers: Mapping[str, int]
     here: Sequence[tuple[str, Router]]
     world: Group
     device: torch.device
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """That of the update inside."""
-        return self.inner.optimizer
-
-    @property
-    def scaler(self) -> Unscaled:
-        """That of the update inside."""
-        return self.inner.scaler
-
     @torch.no_grad()
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
-        """As the update inside. Every rank calls it, or it hangs."""
-        report = self.inner(step, verdict, numbers)
+        """As any update's. Every rank calls it, or it hangs."""
+        report = super().__call__(step, verdict, numbers)
         loads = self.world.all_reduce(self._loads())
         if report.verdict is Verdict.APPLY:
             for name, router in self.here:
@@ -75,7 +62,7 @@ def told(loads: Tensor) -> Mapping[str, list[float]]:
     return {name: [round(row[i], 4) for row in rows] for i, name in enumerate(names)}
 
 
-def routed(update: Update, local: Local, world: Group) -> Update | BalancedUpdate:
+def routed(update: Update, local: Local, world: Group) -> Update:
     """`update` itself where the model has no routers. Every rank calls it."""
     if not local.routers:
         return update
@@ -87,4 +74,14 @@ def routed(update: Update, local: Local, world: Group) -> Update | BalancedUpdat
     ]
     for _, router in here:
         router.scale = update.scaler.factor
-    return BalancedUpdate(update, local.routers, here, world, local.device)
+    return BalancedUpdate(
+        update.optimizer,
+        update.slots,
+        update.rate,
+        update.max_norm,
+        update.scaler,
+        routers=local.routers,
+        here=here,
+        world=world,
+        device=local.device,
+    )

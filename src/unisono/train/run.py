@@ -16,7 +16,6 @@ from unisono.train.update import Update
 
 if TYPE_CHECKING:
     from unisono.train.join import Replica
-    from unisono.train.routing import BalancedUpdate
 
 
 @dataclass(slots=True)
@@ -39,7 +38,7 @@ class Run:
     sync: Sync
     gradients: Gradients
     measure: Measure
-    update: "Update | BalancedUpdate"
+    update: Update
     seed: int
     recorder: Recorder
     step: int = 0
