@@ -17,6 +17,7 @@ from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
+from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
@@ -47,6 +48,7 @@ def _shard(stages: Stages, site: Site) -> None:
     for i, stage in stages.items():
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
+        apart |= ignored(stage, site)
         sharded = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, each=site.leafwise, apart=apart)
         site.sharding[i] = sharded
 
@@ -59,6 +61,7 @@ def _deals_experts(site: Site) -> bool:
 # is shared once there is any, and before FSDP2 takes it.
 PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
+    Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
     Pass("split", lambda site: site.plan.tp > 1, split),
     Pass("experts", _deals_experts, deal_experts),
     Pass("fill", lambda site: True, fill),
@@ -130,7 +133,7 @@ def parallelize(
     chosen = [one for one in PASSES if one.wanted(site)]
     for one in chosen:
         one.apply(stages, site)
-    aliases, slots = frozenset(site.owners), _slots(stages, site)
+    aliases, slots = frozenset(site.owners), marked(_slots(stages, site), site)
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)

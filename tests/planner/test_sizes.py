@@ -153,7 +153,6 @@ def test_mistakes_have_a_remedy(
 def test_training_goes_on_refusing_what_is_only_priced(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--model.kind", "moe"],
-        ["--model.kind", "dlrm"],
         ["--model.kind", "convnet", "--model.resnet", "50"],
     ):
         assert main(["train", *words, "--dry-run", "--json"]) == 2

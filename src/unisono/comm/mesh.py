@@ -65,6 +65,19 @@ class Mesh:
         """Let `over` give this group for a name that is no axis of the mesh."""
         self._over[axes] = group
 
+    def dealt(self, ep: int) -> tuple[Group, Group]:
+        """Of the ranks of shard, cp and tp in this rank's stage, the innermost first: those `ep` among which experts or
+        tables are dealt, and those that hold the same part as this one. All their members call it the first time, or it
+        hangs."""
+        axes = ("shard", "cp", "tp")
+        ranks = self.peers(axes)
+        part, place = divmod(ranks.index(self.rank), ep)
+        for name, some in (("ep", ranks[part * ep : part * ep + ep]), ("holders", ranks[place::ep])):
+            key = frozenset({name, str(ep)})
+            if key not in self._over:
+                self._over[key] = self.group_of(name, some)
+        return self._over[frozenset({"ep", str(ep)})], self._over[frozenset({"holders", str(ep)})]
+
     def joined(self, members: Members) -> Self:
         """This mesh among other replicas: groups across them are new, those inside this one stay as they are.
 

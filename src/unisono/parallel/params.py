@@ -24,7 +24,9 @@ class Slot:
     sum_over: axes of the replica over which a gradient here is one rank's part of a sum. repeated_on: axes of the
     replica whose ranks all hold this same box, such as a norm's weight on `tp`.
     alias: a second use of a tied weight, updated together with its owner and counted there.
-    copy: of a pipeline's second copy of the model, or of experts that a rank before holds too; the first one counts.
+    copy: of a pipeline's second copy of the model, or of experts or tables that a rank before holds too; the first one
+    counts.
+    lazy: rows without a gradient are not stepped. sparse: its gradient holds the rows that were read alone.
     """
 
     name: str
@@ -36,6 +38,8 @@ class Slot:
     repeated_on: frozenset[str] = NO_AXES
     alias: bool = False
     copy: bool = False
+    lazy: bool = False
+    sparse: bool = False
 
     def counted(self, at: Mapping[str, int]) -> bool:
         """Whether the rank at these coordinates is the one of its replica whose box counts, in the norm of the whole
@@ -58,6 +62,16 @@ class Slot:
 def local_of(x: Tensor) -> Tensor:
     """This rank's part of a DTensor; any other tensor as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
+
+
+def dense_of(grad: Tensor) -> Tensor:
+    """A gradient with all its rows, those that were not read as zeros."""
+    return grad.to_dense() if grad.is_sparse else grad
+
+
+def values_of(grad: Tensor) -> Tensor:
+    """A gradient's own numbers, without rows that were not read; in place."""
+    return grad.values() if grad.is_sparse else grad
 
 
 @torch.no_grad()

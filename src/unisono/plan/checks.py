@@ -64,6 +64,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         problems += [
             *_tensor(plan, recipe.model),
             *_experts(plan, recipe.model),
+            *_refused(plan, recipe.model),
             *_again(plan, recipe.model),
             *_stages(plan, recipe.model),
         ]
@@ -190,6 +191,11 @@ def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield Problem(
             "P17", what, "plan.recompute, model.kind", "recompute=full, which computes whole blocks again"
         )
+
+
+def _refused(plan: "Plan", model: Any) -> Iterator[Problem]:
+    """What the model's own kind says; sizes alone say nothing."""
+    yield from model.refuses(plan) if hasattr(model, "refuses") else ()
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

@@ -36,6 +36,8 @@ class Anatomy:
     gathering the logits of VOCAB_OUT. A loss of another kind is given all logits.
     again: globs of modules without weights that keep much and are quickly computed again, as `recompute=selective`
     does; empty means that there are none.
+    tables: name of the module whose parameters are tables that are looked up, of which a sample touches few rows; ""
+    where there is none. table_cut: how `ep` deals them, "table", "row" or "column".
     """
 
     splits: Mapping[str, Split] = field(default_factory=dict)
@@ -44,6 +46,8 @@ class Anatomy:
     sequence: int = 0
     cross_entropy: bool = False
     again: tuple[str, ...] = ()
+    tables: str = ""
+    table_cut: str = "table"
 
     def is_again(self, name: str) -> bool:
         """Whether `recompute=selective` computes the module called `name` again."""

@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the data decides about a model: size of the vocabulary, number of classes, shape of a sample; None where
-    it is not known."""
+    it is not known. rows: of each table that a sample's indices point into."""
 
     vocab: int | None = None
     classes: int | None = None
     sample_shape: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None = None
 
 
 class DealtSize(NamedTuple):
@@ -109,10 +110,14 @@ class ModelConfig(Member):
         """What `tp` or `ep` deals out among its ranks; None: nothing that it could; (): the module knows."""
         return None
 
+    def refuses(self, plan: Any) -> Iterator[Problem]:
+        """What of a plan a model of this kind cannot be played with."""
+        yield from ()
+
     def sized(self, facts: Facts) -> Facts:
         """`facts`, and in their place what the recipe says itself."""
         own = [getattr(self, key, None) for key in ("vocab", "classes", "image")]
-        return Facts(own[0] or facts.vocab, own[1] or facts.classes, own[2] or facts.sample_shape)
+        return Facts(own[0] or facts.vocab, own[1] or facts.classes, own[2] or facts.sample_shape, facts.rows)
 
     def workload(self, facts: Facts) -> Workload:
         """Products, weights and activations, part by part, for prices. Raises UsageError C22 where a size is open."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class DataSource(Member, ABC):
     """Where samples come from.
 
-    gives: what a sample is, as `ModelConfig.reads` says it: "tokens" or "pictures". worded: it holds text, of which
-    `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages.
+    gives: what a sample is, as `ModelConfig.reads` says it: "tokens", "pictures", "clicks". worded: it holds text, of
+    which `data.tokenizer` makes tokens. moves: why it may be other data at another time, for messages.
     """
 
     gives: ClassVar[str]

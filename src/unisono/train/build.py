@@ -59,7 +59,7 @@ def connect(place: Place, store: dist.Store | None) -> None:
 
 def facts_of(corpus: Corpus) -> Facts:
     """What the data decides about the model."""
-    return Facts(corpus.vocab, corpus.classes, corpus.sample_shape)
+    return Facts(corpus.vocab, corpus.classes, corpus.sample_shape, corpus.rows)
 
 
 def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:

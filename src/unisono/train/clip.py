@@ -14,7 +14,7 @@ from torch import Tensor
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group
 from unisono.comm.tree import fold_
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, values_of
 
 _CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most CPUs
 
@@ -53,7 +53,9 @@ class ByTensor:
         """Squared norms of what this rank holds, zeros for the rest, then `extra`."""
         if not held:
             return torch.cat((extra.new_zeros(self.length, dtype=torch.float64), extra))
-        norms = torch.stack(torch._foreach_norm([s.master.grad for s in held])).double()  # type: ignore[misc]
+        norms = torch.stack(
+            torch._foreach_norm([values_of(g) for s in held if (g := s.master.grad) is not None])
+        ).double()
         places, whole = self._places(held, extra.device)
         norms.square_()
         if not whole:
@@ -114,7 +116,7 @@ def _squares(rows: Tensor) -> Tensor:
 @torch.no_grad()
 def clip(slots: Sequence[Slot], norm: float, limit: float) -> None:
     """Scale all gradients so that the norm of the whole is at most `limit`; 0: off (Pascanu et al., 2013)."""
-    grads = [s.master.grad for s in slots if s.master.grad is not None]
+    grads = [values_of(s.master.grad) for s in slots if s.master.grad is not None]
     if not limit or norm <= limit or not grads:
         return
     if is_apart(grads[0]):

@@ -55,6 +55,8 @@ def departures(
     partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
     early, late = [], []
     for slot in slots:
+        if slot.sparse:
+            continue  # see train.rows
         is_twin = any(slot is twin for twin in twins)
         if slot.alias and is_twin and not leafwise:
             continue  # travels with its owner

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from unisono.parallel.params import dense_of
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import Leaf, Player, Turn
 from unisono.programs.pipeline import Action, part_of
@@ -195,7 +196,7 @@ class _Watch:
 
         def made(grad: Tensor) -> None:
             if self._now == self.micro:
-                total = checksum(grad)
+                total = checksum(dense_of(grad))
                 self._sums[name] = self._sums[name] + total if name in self._sums else total
 
         self._handles.append(parameter.register_hook(made))

@@ -29,6 +29,7 @@ from unisono.train.clip import ByRow, ByTensor
 from unisono.train.gradients import Gradients
 from unisono.train.numbers import LossPlaces
 from unisono.train.routing import routed
+from unisono.train.rows import with_rows
 from unisono.train.run import Run
 from unisono.train.update import Update
 
@@ -72,6 +73,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     sync = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
+    sync = with_rows(sync, local.slots, lambda: (mesh.dealt(plan.ep)[1], mesh.dp))
     counted = mesh.tp.index == 0
     gradients = Gradients(
         local.slots,

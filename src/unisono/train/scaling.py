@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, values_of
 from unisono.plan.options import Arithmetic
 
 LEAST, MOST = 1.0, 2.0**24
@@ -55,7 +55,7 @@ class DynamicScale(Unscaled):
 
     @torch.no_grad()
     def unscale(self, slots: Sequence[Slot]) -> None:
-        grads = [slot.master.grad for slot in slots if slot.master.grad is not None]
+        grads = [values_of(slot.master.grad) for slot in slots if slot.master.grad is not None]
         if grads:
             torch._foreach_mul_(grads, (1.0 / self.factor).to(grads[0].dtype))
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from unisono.parallel.params import dense_of
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.run import Run
 from unisono.train.update import state_of
@@ -32,7 +33,8 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
             else:
                 pieces.append(Box(f"optim/{name}/{key}", slot.shape, slot.start, value, saved))
         if gradients and slot.master.grad is not None:
-            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, slot.master.grad, saved))
+            grad = dense_of(slot.master.grad)
+            pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, saved))
     first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
     for i, stage in run.local.stages.items():
         routers = [pair for pair in stage.named_buffers() if pair[0].rpartition(".")[0] in run.local.routers]

@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, values_of
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
+from unisono.train.lazy import step_rows
 from unisono.train.numbers import Numbers
 from unisono.train.scaling import Unscaled
 
@@ -93,10 +94,12 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
     # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
     owned = {s.master.data_ptr() for s in slots if not s.alias}
     own = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
-    pairs = {s.master: _evened(s.master) for s in own if even and s.master.nbytes % LANES}
+    pairs = {s.master: _evened(s.master) for s in own if even and s.master.nbytes % LANES and not s.lazy}
+    lazy = {s.master: _lanes(s.master) for s in own if s.lazy}
+    stand_ins = pairs | lazy
     groups = [
         {
-            "params": [pairs.get(s.master, s.master) for s in own if (len(s.shape) >= 2) == matrix],
+            "params": [stand_ins.get(s.master, s.master) for s in own if (len(s.shape) >= 2) == matrix],
             "weight_decay": train.weight_decay if matrix else 0.0,
         }
         for matrix in (True, False)
@@ -109,6 +112,10 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
         optimizer.state[parameter] = member.state(parameter)
     if pairs:
         _pair(optimizer, pairs)
+    for master in lazy:
+        optimizer.state[master] = member.state(master)
+    if lazy:
+        step_rows(optimizer, lazy, LANES // next(iter(lazy)).element_size())
     return optimizer
 
 
@@ -117,6 +124,11 @@ def _evened(master: nn.Parameter) -> nn.Parameter:
     (those that do not fill a register) in another way than the rest, and which those are depends on the cut."""
     lanes = LANES // master.element_size()
     return nn.Parameter(master.new_zeros(-(-master.numel() // lanes) * lanes))
+
+
+def _lanes(master: nn.Parameter) -> nn.Parameter:
+    """A stand-in for rows of a table, one register long until there are some."""
+    return nn.Parameter(master.new_zeros(LANES // master.element_size()))
 
 
 def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> None:
@@ -161,7 +173,7 @@ def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tens
 def clip_and_step(optimizer: Optimizer, slots: Sequence[Slot], norm: float, limit: float) -> None:
     """As `clip` and then the optimiser's step, to the last bit; a fused optimiser divides while it has the gradients in
     its registers, and they need not be gone through twice. Either way the gradients are clipped afterwards."""
-    grads = [s.master.grad for s in slots if s.master.grad is not None]
+    grads = [values_of(s.master.grad) for s in slots if s.master.grad is not None]
     fused = optimizer.defaults.get("fused") and all(g.dtype == torch.float32 for g in grads)
     if not limit or norm <= limit or not fused or not grads:
         clip(slots, norm, limit)

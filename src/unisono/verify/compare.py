@@ -60,12 +60,14 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class CompareTerms:
-    """What a comparison has to know. owners: alias → owner of tied weights."""
+    """What a comparison has to know. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
+    they have a gradient alone."""
 
     train: TrainConfig
     bounds: Bounds
     exact: bool
     owners: Mapping[str, str]
+    lazy: frozenset[str] = frozenset()
 
 
 def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
@@ -247,7 +249,7 @@ class _Step:
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
-        out = update(self.terms.train, param, moments, grad, error, **sizes)
+        out = update(self.terms.train, param, moments, grad, error, **sizes, lazy=name in self.terms.lazy)
         return {
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
             for key, value in out.items()

@@ -14,6 +14,7 @@ from unisono.config import Resolved
 from unisono.models.build import build as build_model
 from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.layout import Anatomy
 from unisono.train.blame import odd_loss
 from unisono.train.build import Place, facts_of
 from unisono.train.data.dataset import Corpus
@@ -33,8 +34,10 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     exact = fidelity_of(resolved.plan) is Fidelity.EXACT
     bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
     model = build_model(resolved.recipe.model, facts_of(corpus))
-    ties = getattr(getattr(model, "anatomy", None), "ties", ())
-    return CompareTerms(resolved.recipe.train, bounds, exact, dict(ties))
+    anatomy: Anatomy = getattr(model, "anatomy", Anatomy())  # type: ignore[assignment]
+    tables = f"{anatomy.tables}." if anatomy.tables else "\n"
+    lazy = frozenset(name for name, _ in model.named_parameters() if name.startswith(tables))
+    return CompareTerms(resolved.recipe.train, bounds, exact, dict(anatomy.ties), lazy)
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from unisono.config import Resolved, TrainConfig
+from unisono.config import Resolved
 from unisono.verify.compare import CompareTerms, Divergence, judge, state_before
 from unisono.verify.laws import clip_factor, update
 from unisono.verify.record import Record
@@ -30,14 +30,20 @@ def lawful(terms: CompareTerms, step: int, seen: Record, before: Record | None) 
         made[f"grad/{name}"] = raw.double() * clip_factor(norm, train.clip)
         state = None if name in terms.owners else state_before(seen, before, name)
         if state is not None:
-            made |= _updated(train, name, state, made[f"grad/{name}"], seen.notes[0].lr, step)
+            made |= _updated(terms, name, state, made[f"grad/{name}"], seen.notes[0].lr, step)
     return seen.with_tensors(made, norm)
 
 
 def _updated(
-    train: TrainConfig, name: str, state: tuple[Tensor, dict[str, Tensor]], grad: Tensor, lr: float, step: int
+    terms: CompareTerms,
+    name: str,
+    state: tuple[Tensor, dict[str, Tensor]],
+    grad: Tensor,
+    lr: float,
+    step: int,
 ) -> dict[str, Tensor]:
-    law = update(train, *state, grad, 0.0, lr=lr, step=step, unit=0.0)
+    lazy = name in terms.lazy
+    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy)
     return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
 
 

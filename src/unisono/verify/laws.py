@@ -31,18 +31,27 @@ def update(
     lr: float,
     step: int,
     unit: float,
+    lazy: bool = False,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """key → (value, largest absolute error), float64, for "param" and every tensor of the optimiser's state; nothing
     for an optimiser that has no law.
 
     error: absolute, of `grad`, by element. step: updates made before. unit: roundoff of the run that is predicted.
+    lazy: a row without a gradient stays as it is.
     """
     decay = train.weight_decay if param.dim() >= 2 else 0.0  # matrices decay, vectors do not
     g = grad.double()
-    return train.optimiser().law(
+    after = train.optimiser().law(
         UpdateSizes(lr, decay, step, OPERATIONS * unit),
         param.double(),
         {key: value.double() for key, value in state.items()},
         g,
         torch.as_tensor(error, dtype=torch.float64).expand_as(g),
     )
+    read, old = (g != 0).any(-1, keepdim=True), {"param": param, **state}
+    return {
+        key: (torch.where(read, value, old[key].double()), torch.where(read, off, 0.0))
+        if lazy and value.dim()
+        else (value, off)
+        for key, (value, off) in after.items()
+    }

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from unisono.config import Resolved
 from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import Leaf, Player
 from unisono.parallel.precision import computing
@@ -193,7 +193,7 @@ def play_leaves(
     def done(_: int) -> None:
         for slot in chosen:
             grad = slot.live.grad
-            kept[slot.name].append(torch.zeros_like(slot.live) if grad is None else grad.clone())
+            kept[slot.name].append(torch.zeros_like(slot.live) if grad is None else dense_of(grad).clone())
         for slot in run.local.slots:
             slot.drop_gradient()
 

@@ -28,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
 from unisono.train.run import Run
 from unisono.train.update import state_of
@@ -71,7 +71,7 @@ class Observed:
         for slot in self._run.local.slots:
             if kind in ("raw", "grad"):
                 if slot.master.grad is not None:
-                    self._put(f"{kind}/{slot.name}", slot, slot.master.grad)
+                    self._put(f"{kind}/{slot.name}", slot, dense_of(slot.master.grad))
             elif kind == "optim":
                 for key, value in state_of(self._run.update.optimizer, slot.master).items():
                     self._put(f"optim/{slot.name}/{key}", slot, value)

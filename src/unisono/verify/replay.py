@@ -18,7 +18,7 @@ import torch
 
 from unisono.config import Resolved
 from unisono.observe.span import Recorder
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, values_of
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.spec.fidelity import Fidelity
@@ -110,7 +110,8 @@ def make_twin(run: Run, bound: float) -> Run:
 def _push(run: Run, bound: float, noise: torch.Generator) -> None:
     """Move each gradient element by bound times its tensor's largest entry; a tensor of mere rounding by bound times
     the model's largest."""
-    grads = [slot.master.grad for slot in run.local.slots if slot.master.grad is not None and not slot.alias]
+    held = [slot.master.grad for slot in run.local.slots if slot.master.grad is not None and not slot.alias]
+    grads = [values_of(grad) for grad in held]
     tops = [grad.abs().max().item() if grad.numel() else 0.0 for grad in grads]
     least = bound * max(tops, default=0.0)
     for grad, top in zip(grads, tops, strict=True):

@@ -1,14 +1,19 @@
-"""A recommender (Naumov et al., "Deep learning recommendation model", 2019): priced, not yet played."""
+"""A recommender (Naumov et al., "Deep learning recommendation model", 2019)."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from unisono.spec.errors import UsageError
+from unisono.plan.grammar import member
+from unisono.spec.errors import Problem, UsageError
 from unisono.spec.model import DealtSize, Facts, ModelConfig
 from unisono.spec.training import Count
-from unisono.spec.workload import Product, Tables, Workload, WorkPart
+from unisono.spec.workload import Product, Tables, Workload, WorkPart, joined
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class DLRMConfig(ModelConfig):
@@ -16,10 +21,11 @@ class DLRMConfig(ModelConfig):
 
     name: ClassVar[str] = "dlrm"
     reads: ClassVar[str] = "clicks"
-    played: ClassVar[bool] = False
 
     kind: Literal["dlrm"] = Field(default="dlrm", description="dlrm")
-    tables: tuple[Count, ...] = Field(default=(), description="dlrm: rows of each embedding table")
+    tables: tuple[Count, ...] = Field(
+        default=(), description="dlrm: rows of each embedding table; from the data when absent"
+    )
     d_table: Count = Field(default=64, description="dlrm: width of an embedding")
     lookups: Count = Field(default=1, description="dlrm: rows that a sample reads from each table")
     n_dense: Count = Field(default=13, description="dlrm: continuous features of a sample")
@@ -29,22 +35,55 @@ class DLRMConfig(ModelConfig):
     top: tuple[Count, ...] = Field(
         default=(512, 256), description="dlrm: layers on the interactions, before the last of 1"
     )
+    table_sharding: Literal["table", "row", "column"] = Field(
+        default="table",
+        description="dlrm: how ep deals the tables: whole ones | rows of each | columns of each",
+    )
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
         return () if axis == "ep" else None  # tables of any number of rows
+
+    def refuses(self, plan: Any) -> Iterator[Problem]:
+        have = {"table": len(self.tables), "row": min(self.tables, default=0), "column": self.d_table}
+        most = have[self.table_sharding]
+        if plan.ep > most > 0:
+            what = f"ep={plan.ep} deals {most} {self.table_sharding}s of the tables"
+            yield Problem("P12", what, "plan.ep, model.tables, model.table_sharding", f"ep={most} or less")
+        policy, schedule = member("sync", plan.sync), member("schedule", plan.schedule)
+        if plan.ep > 1 and getattr(policy, "leafwise", False):
+            what = f"sync={plan.sync} wants the gradient of each micro-batch by itself, and with ep={plan.ep} a rank"
+            yield Problem(
+                "P16", f"{what} looks up rows for several", "plan.sync, plan.ep", "ep=1, or sync=every_step"
+            )
+        if plan.ep > 1 and getattr(schedule, "chains", 1) > 1:
+            what = f"schedule={plan.schedule} holds the model twice, and ep={plan.ep} deals the tables of one"
+            yield Problem("P13", what, "plan.schedule, plan.ep", "ep=1, or schedule=1f1b")
+
+    @property
+    def depth(self) -> int | None:
+        return 1 + len(self.top)  # the interaction with the layers below, and each layer above
 
     @property
     def record(self) -> tuple[int, int]:
         return self.n_dense, self.lookups * len(self.tables)
 
+    def rows(self, facts: Facts) -> tuple[int, ...]:
+        """Rows of each table. Raises UsageError C22 where neither recipe nor data says them."""
+        if rows := self.tables or facts.rows:
+            return rows
+        what = "a dlrm has embedding tables, and their rows are not given"
+        raise UsageError(what, where="model.tables", fix="--model.tables 1000000,200000", code="C22")
+
     def workload(self, facts: Facts) -> Workload:
-        if not self.tables:
-            what = "a dlrm has embedding tables, and their rows are not given"
-            raise UsageError(what, where="model.tables", fix="--model.tables 1000000,200000", code="C22")
         return dlrm(
-            tables=self.tables, width=self.d_table, lookups=self.lookups, dense=self.n_dense,
+            tables=self.rows(facts), width=self.d_table, lookups=self.lookups, dense=self.n_dense,
             bottom=self.bottom, top=self.top,
         )  # fmt: skip
+
+    def build(self, facts: Facts) -> "nn.Module":
+        from unisono.models.dlrm.net import DLRM
+
+        return DLRM(self, self.rows(facts))
 
 
 def dlrm(
@@ -61,9 +100,9 @@ def dlrm(
         "tables", sum(tables) * width, 0, given, given + dense,
         # Rows are read, sums written, and an index of 8 bytes for each row.
         moved=len(tables) * lookups * (width + 2) + given, kernels=len(tables),
-        tables=Tables(sum(tables) * width, len(tables) * lookups * width, given),
+        tensors=len(tables), tables=Tables(sum(tables) * width, len(tables) * lookups * width, given),
     )  # fmt: skip
-    first = _perceptron("bottom", dense, (*bottom, width), carried=given)
+    first = _perceptron("bottom", dense, *bottom, width, carried=given)
     count = len(tables) + 1
     pairs = count * (count - 1) // 2
     cross = WorkPart(
@@ -71,15 +110,16 @@ def dlrm(
         products=(Product(count, width, count, batched=True),),
         moved=2 * count * width + 2 * (pairs + width) + count * count, kernels=3,
     )  # fmt: skip
-    last = _perceptron("top", pairs + width, top)
-    before = top[-1] if top else pairs + width
+    above = (pairs + width, *top)
+    last = [_perceptron(f"top.{i}", *pair) for i, pair in enumerate(pairwise(above))]
+    before = above[-1]
     head = WorkPart(
-        "head", before + 1, 2 * before, 2, 1, products=(Product(1, before, 1),), moved=8, kernels=3
+        "head", before + 1, 2 * before, 2, 2, products=(Product(1, before, 1),), moved=8, kernels=3, tensors=2
     )
-    return Workload((stem, first, cross, last, head))
+    return Workload((stem, joined("interaction", (first, cross)), *last, head))
 
 
-def _perceptron(name: str, features: int, widths: Sequence[int], carried: int = 0) -> WorkPart:
+def _perceptron(name: str, features: int, *widths: int, carried: int = 0) -> WorkPart:
     """Layers with ReLU after each; carried: elements that pass by to the next part."""
     sizes = (features, *widths)
     products = tuple(Product(1, a, b) for a, b in zip(sizes, widths, strict=False))
@@ -92,4 +132,5 @@ def _perceptron(name: str, features: int, widths: Sequence[int], carried: int = 
         products=products,
         moved=2 * sum(widths),
         kernels=2 * len(widths),
+        tensors=2 * len(widths),
     )

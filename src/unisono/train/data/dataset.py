@@ -82,6 +82,7 @@ class Corpus:
 
     vocab: number of different tokens; None for images. classes: what a target may be (text: vocab).
     sample_shape: of one input: (context,) or (C, H, W).
+    rows: of each table that the indices of a sample point into.
     decode, encode: tokens to text and back, where there is text. fingerprint: 16 hex digits of the data.
     """
 
@@ -94,6 +95,7 @@ class Corpus:
     encode: Callable[[str], list[int]] | None
     fingerprint: str
     origin: str = ""
+    rows: tuple[int, ...] | None = None
 
 
 def require_samples(have: int, need: int, origin: str, fix: str = "") -> None:

@@ -46,7 +46,7 @@ def samples_at(seed: int, positions: np.ndarray, samples: int) -> np.ndarray:
     return _permute(line % size, _round_keys(seed, epoch), samples).astype(np.int64)
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix(x: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea, Flood, 2014): each bit of x touches all of the result."""
     x = (x ^ (x >> _S30)) * _MULTIPLY_1
     x = (x ^ (x >> _S27)) * _MULTIPLY_2
@@ -56,9 +56,9 @@ def _mix(x: np.ndarray) -> np.ndarray:
 def _round_keys(seed: int, epoch: np.ndarray) -> np.ndarray:
     """One key per round and epoch: uint64 [_ROUNDS, len(epoch)]."""
     start = np.array([(seed ^ (_DOMAIN << 20)) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
-    of_epoch = _mix(_mix(start + _GOLDEN) ^ (epoch * _GOLDEN))
+    of_epoch = mix(mix(start + _GOLDEN) ^ (epoch * _GOLDEN))
     rounds = np.arange(1, _ROUNDS + 1, dtype=np.uint64)[:, None]
-    return _mix(of_epoch[None, :] + rounds * _GOLDEN)
+    return mix(of_epoch[None, :] + rounds * _GOLDEN)
 
 
 def _permute(values: np.ndarray, keys: np.ndarray, samples: int) -> np.ndarray:
@@ -80,6 +80,6 @@ def _scramble(values: np.ndarray, keys: np.ndarray, rows: int, columns: int) -> 
     row, column = values // b, values % b
     for r in range(0, _ROUNDS, 2):
         # 48 bits of hash: the sum cannot overflow, which would break the bijection.
-        row = (row + (_mix(column ^ keys[r]) >> _S16)) % a
-        column = (column + (_mix(row ^ keys[r + 1]) >> _S16)) % b
+        row = (row + (mix(column ^ keys[r]) >> _S16)) % a
+        column = (column + (mix(row ^ keys[r + 1]) >> _S16)) % b
     return row * b + column

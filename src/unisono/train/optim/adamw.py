@@ -18,7 +18,7 @@ class AdamW(Optimiser):
 
     name: ClassVar[str] = "adamw"
     betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
-    eps: Positive = Field(default=1e-8, description="adamw: added to the root of the second moment")
+    eps: Positive = Field(default=1e-8, description="adamw, adagrad: added to the root of the squares")
 
     @property
     def kept(self) -> int:

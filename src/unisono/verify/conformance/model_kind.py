@@ -7,7 +7,7 @@ from unisono.models.build import build
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig, model_keys
 
-FACTS = Facts(vocab=64, classes=10, sample_shape=(1, 8, 8))
+FACTS = Facts(vocab=64, classes=10, sample_shape=(1, 8, 8), rows=(7, 5))
 
 
 def faults(member: ModelConfig, folder: Path, text: str = "") -> Iterator[str]:
