@@ -72,9 +72,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    sync = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
-    sync = with_rows(sync, local.slots, lambda: (mesh.dealt(plan.ep)[1], mesh.dp))
-    counted = mesh.tp.index == 0
+    bound = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
+    sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
     gradients = Gradients(
         local.slots,
         mesh.dp,

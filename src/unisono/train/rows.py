@@ -4,13 +4,14 @@ They are gathered, rows and their numbers, and added in the order of the ranks: 
 what travels grows with the rows that were read instead of with the table.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
+from unisono.comm.mesh import Mesh
 from unisono.parallel.params import Slot
 from unisono.sync import Sync, Verdict
 
@@ -45,10 +46,10 @@ class RowSync(Sync):
         self.inner.load(state)
 
 
-def with_rows(sync: Sync, slots: Sequence[Slot], groups: Callable[[], Sequence[Group]]) -> Sync:
-    """The policy, which adds up sparse gradients too where there are any. groups: as of RowSync, made where needed."""
+def with_rows(sync: Sync, slots: Sequence[Slot], mesh: Mesh, ep: int) -> Sync:
+    """The policy, which adds up sparse gradients too where there are any: inside a replica, then over `dp`."""
     sparse = [slot for slot in slots if slot.sparse and slot.live.requires_grad]
-    return RowSync(sync, sparse, groups()) if sparse else sync
+    return RowSync(sync, sparse, (mesh.dealt(ep)[1], mesh.dp)) if sparse else sync
 
 
 @torch.no_grad()
