@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.fitting.constants import constants
-from unisono.planner.machines.cluster import ORIGINS
+from unisono.planner.source import ORIGINS
 
 
 def main(words: list[str]) -> None:

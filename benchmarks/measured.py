@@ -21,9 +21,9 @@ from unisono.launch.context import NullChannel
 from unisono.measure.kernels import copies, products
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import Block
-from unisono.planner.block import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from unisono.planner.clusters import device
 from unisono.planner.stack import stack
+from unisono.planner.work.blocks import BACKWARD_LAUNCHES, FORWARD_LAUNCHES
 from unisono.train.build import connect
 from unisono.train.data.load import load
 from unisono.train.session import place_of

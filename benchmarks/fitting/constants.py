@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import unisono.planner
-from unisono.planner.machines.cluster import Source
+from unisono.planner.source import Source
 from unisono.planner.tables import Table, bundled
 
 PLANNER = Path(unisono.planner.__file__).parent

@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from unisono.planner.kernels import chip, matmul
+from unisono.planner.machines.chip import chip, matmul
 from unisono.planner.machines.cluster import Device
 from unisono.planner.stack import Stack
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.planner.published import gpt
 from unisono.plan import Plan
 from unisono.planner import clusters, stack
-from unisono.planner.kernels import chip, matmul
+from unisono.planner.machines.chip import chip, matmul
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.parts import Price
 from unisono.planner.price import price

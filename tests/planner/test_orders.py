@@ -14,10 +14,10 @@ from unisono.cli import main
 from unisono.comm.members import Shape, ordered
 from unisono.models.dlrm import dlrm
 from unisono.plan import Plan
-from unisono.planner.block import dealt
 from unisono.planner.clusters import device
 from unisono.planner.collectives import Bus
 from unisono.planner.kinds import Model
+from unisono.planner.machines.chip import networks
 from unisono.planner.machines.cluster import TOPOLOGIES, Cluster, Link
 from unisono.planner.machines.order import USUAL, evenly, stride
 from unisono.planner.price import price
@@ -181,8 +181,8 @@ def test_two_axes_on_two_levels_by_hand() -> None:
     inside = price(DENSE, plan, where, made, micro_batch=1, micros=1).comm
     turned = replace(where, order=orders.read("dp,tp"))
     across = price(DENSE, plan, turned, made, micro_batch=1, micros=1).comm
-    assert dealt(DENSE, plan, where, made, 1).tp_bus == Bus(2, 100e9 * made.tp_bus, 1e-6)
-    assert dealt(DENSE, plan, turned, made, 1).tp_bus == Bus(2, 10e9 * made.tp_bus, 10e-6)
+    assert networks(plan, where, made).tp == Bus(2, 100e9 * made.tp_bus, 1e-6)
+    assert networks(plan, turned, made).tp == Bus(2, 10e9 * made.tp_bus, 10e-6)
     # Four replicas in four nodes: three hops there, each way, and one card for a ring.
     sent = inside["dp"].bytes
     assert inside["dp"].seconds == pytest.approx(2 * 3 * 10e-6 + sent / (10e9 * made.dp_bus))

@@ -10,7 +10,7 @@ from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.planner import replicas
 from unisono.planner.clusters import cluster
-from unisono.planner.parts import Traffic
+from unisono.planner.machines.chip import Traffic
 from unisono.planner.priced import price
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack

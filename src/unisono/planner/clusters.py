@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
-from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader, Source
+from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader
 from unisono.planner.machines.host_file import host_from
+from unisono.planner.source import Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 

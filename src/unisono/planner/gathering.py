@@ -1,12 +1,12 @@
 """Weights that are gathered, and gradients that are scattered, on `shard` under zero=3: of blocks, of stem and head."""
 
 from unisono.plan import Plan
-from unisono.planner import experts
 from unisono.planner.collectives import bus, uncovered
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
+from unisono.planner.work import sparse
 from unisono.planner.work.transformer import Transformer
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
@@ -19,7 +19,7 @@ def deals(plan: Plan) -> bool:
 
 def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
     """To gather one block's weights once, and to scatter its gradients."""
-    held, ranks = experts.elements(model, plan)
+    held, ranks = sparse.elements(model, plan)
     dealt, whole = model.block_parameters
     groups = [(dealt / plan.tp + whole, owners(plan)[0])]
     if held:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
-from unisono.planner.block import PassSeconds
-from unisono.planner.collectives import exchange, message, uncovered
+from unisono.planner.collectives import message, uncovered
 from unisono.planner.gathering import Sent, deals, moved
-from unisono.planner.kernels import chip, elementwise, matmul
+from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET, ITEM, Memory, RowShare, item_of, states, stored
-from unisono.planner.parts import Passes, Rows, Traffic
+from unisono.planner.memory import BUCKET, Memory, RowShare, item_of, states, stored
+from unisono.planner.parts import Passes, Rows
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import copies, in_flight
 from unisono.planner.work.networks import (
@@ -24,11 +23,13 @@ from unisono.planner.work.networks import (
     cut,
     kept_by,
     matrix_elements,
+    part_pass,
     read_elements,
     row_works,
     stages,
     tied,
 )
+from unisono.planner.work.stage import ITEM
 from unisono.spec.errors import Problem
 from unisono.spec.workload import WorkPart
 
@@ -56,7 +57,8 @@ class PartSeconds:
 
 
 def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples: int) -> PartSeconds:
-    ahead, back = (_way(part, plan, cluster, stack, samples, backward=way) for way in (False, True))
+    on = timer(plan, cluster, stack)
+    ahead, back = (on.of(part_pass(part, plan, samples, backward=way)) for way in (False, True))
     # All of a part between stem and head is computed again, or nothing.
     again = ahead if plan.recompute == "full" and not part.tables else PassSeconds()
     weights = (
@@ -66,29 +68,6 @@ def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples:
     if deals(plan) and weights:
         gathered, scattered = moved([(weights, plan.shard)], plan, cluster, stack)
     return PartSeconds(ahead, back + again, again, gathered, scattered)
-
-
-def _way(
-    part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples: int, *, backward: bool
-) -> PassSeconds:
-    on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
-    products = 0.0
-    for rows, inner, columns, many, read, batched in part.products:
-        # Another sample adds rows to a product with weights, and products where both factors are activations.
-        rows, many = (rows, many * samples) if batched else (rows * samples, many)
-        seen = float(read * samples) if read else None
-        if not backward:
-            products += matmul(on, rows, inner, columns, many, seen)
-        else:
-            products += matmul(on, rows, columns, inner, many) + matmul(on, inner, rows, columns, many, seen)
-    # Backwards a kernel reads what came back and what was kept, and writes what goes on.
-    others = elementwise(on, part.moved * samples * on.item * (2 if backward else 1))
-    routing = 0.0
-    if part.tables and plan.ep > 1:
-        net = exchange(cluster, stride(plan, "ep", cluster.order), plan.ep, stack.tp_bus)
-        routing = net.all_to_all(part.tables.given * samples * on.item)
-    host = part.kernels * stack.launch * (2 if backward else 1)
-    return PassSeconds(products, products + others, host=host, routing=routing)
 
 
 def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int) -> Passes:
@@ -121,10 +100,8 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
             for parts in cuts
         ),
         inside=inside(
-            [part for parts in cuts for part in parts],
             every,
             plan,
-            samples,
             share,
             share * sum(map(sum, waits)),
         ),
@@ -144,16 +121,12 @@ def shared(cuts: list[tuple[WorkPart, ...]], plan: Plan, samples: float) -> RowS
     return RowShare(dense * times, 0.0, 1.0, 1.0, float(plan.pp == 1), times, read * times, ranks=left)
 
 
-def inside(
-    parts: list[WorkPart], each: list[PartSeconds], plan: Plan, samples: int, share: float, waited: float
-) -> dict[str, Traffic]:
+def inside(each: list[PartSeconds], plan: Plan, share: float, waited: float) -> dict[str, Traffic]:
     """What crosses inside the passes over parts, `share` times: results of dealt tables, weights and gradients."""
     found: dict[str, Traffic] = {}
-    if plan.ep > 1:
-        crossed = share * sum(one.ahead.routing + one.back.routing for one in each)
-        given = sum(part.tables.given for part in parts if part.tables)
-        sent = 2 * share * given * samples * ITEM[plan.precision] * (plan.ep - 1) / plan.ep
-        found["ep"] = Traffic(sent, crossed, crossed)
+    for one in each:
+        found = joined(found, joined(one.ahead.talk, one.back.talk))
+    found = {axis: traffic * share for axis, traffic in found.items()}
     if deals(plan):
         nbytes, seconds = (sum(2 * one.gathered[i] + one.scattered[i] for one in each) for i in (0, 1))
         found["shard"] = Traffic(share * nbytes, share * seconds, waited)

@@ -12,11 +12,12 @@ from unisono.plan import Plan
 from unisono.planner.host_memory import memory_on_host
 from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
 from unisono.planner.kinds import Model, kind
+from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import BUCKET, MemoryVerdict
-from unisono.planner.parts import Price, Traffic
+from unisono.planner.parts import Price
 from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies

@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from unisono.planner.machines.cluster import Cluster, Source
+from unisono.planner.machines.cluster import Cluster
+from unisono.planner.source import Source
 
 _FRAME = Source(
     "specification", "of 1,538 bytes of an Ethernet frame on a wire, IP and TCP with time stamps leave 1,448"

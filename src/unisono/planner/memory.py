@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from unisono.plan import Plan
-from unisono.planner import experts
 from unisono.planner.cuts import rows_of
-from unisono.planner.machines.cluster import Device, Source
+from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners
+from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import kept as own
+from unisono.planner.work import sparse
+from unisono.planner.work.blocks import own_list
+from unisono.planner.work.stage import ITEM
 from unisono.planner.work.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.spec.numbers import smaller
 
-ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
-    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
-}  # fmt: skip
 _REDUCER = Source("specification", "our own reducer's buckets, in bytes: train.departures; as PyTorch's DDP")
 BUCKET: Annotated[float, _REDUCER] = float(25 << 20)
 _HELD = "the most that PyTorch's allocator held in 10 logged runs, 14 % of what was asked for; `slack` is the median"
@@ -226,11 +226,11 @@ def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float
         return 0.0, 0
     first = sum(layers[:row])
     if chunks(plan.schedule) == 1 and first == int(first) and layers[row] == int(layers[row]):
-        sparse = float(model.experts.layers(int(first), int(first + layers[row])))
+        layered = float(model.experts.layers(int(first), int(first + layers[row])))
     else:
-        sparse = layers[row] * model.sparse_share
-    one, ranks = experts.elements(model, plan)
-    return sparse * one, ranks
+        layered = layers[row] * model.sparse_share
+    one, ranks = sparse.elements(model, plan)
+    return layered * one, ranks
 
 
 def of_row(
@@ -262,11 +262,6 @@ def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict
     """The fullest of some rows against the device."""
     row, memory = max(rows, key=lambda pair: pair[1].total)
     return MemoryVerdict(row, memory, device.room)
-
-
-def own_list(model: Transformer, stack: Stack) -> bool:
-    """Whether activations are counted as our own GPT keeps them: the stack is ours, and the model one that we play."""
-    return stack.autograd and model.experts is None and model.latent is None
 
 
 def stored(plan: Plan, stack: Stack) -> str:
@@ -308,7 +303,7 @@ def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: 
     item = item_of(plan, stack)
     if plan.shard > 1 and plan.zero == 3:
         block = model.block_parameters[0] / plan.tp
-        held, ranks = experts.elements(model, plan)
+        held, ranks = sparse.elements(model, plan)
         block += held if ranks > 1 else 0.0
         return item * (2 * block + ends + block)
     if plan.shard > 1 or plan.dp > 1:

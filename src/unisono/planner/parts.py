@@ -3,28 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 from unisono.plan import Plan
-from unisono.planner.block import PassSeconds
+from unisono.planner.machines.chip import PassSeconds, Traffic
 from unisono.planner.machines.order import owners
 from unisono.planner.memory import RowShare
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """One axis: bytes that a rank sends in a step, seconds that they take, seconds of them that nothing hides. after:
-    of these, what gradients show, beside the passes over blocks."""
-
-    bytes: float = 0.0
-    seconds: float = 0.0
-    exposed: float = 0.0
-    after: float = 0.0
-
-    def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            self.bytes + other.bytes,
-            self.seconds + other.seconds,
-            self.exposed + other.exposed,
-            self.after + other.after,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from unisono.planner.cuts import shares
-from unisono.planner.parts import Price, Rows, Traffic
+from unisono.planner.machines.chip import Traffic
+from unisono.planner.parts import Price, Rows
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
 from unisono.programs.schedules import SCHEDULES

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from unisono.planner.clusters import cluster, cluster_of, link_of
-from unisono.planner.machines.cluster import Cluster, Link, Source
+from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.machines.mixture import Mixture
+from unisono.planner.source import Source
 from unisono.planner.tables import from_file, is_file
 from unisono.spec.errors import UsageError
 

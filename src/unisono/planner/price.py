@@ -7,7 +7,8 @@ from unisono.plan import Plan
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
 from unisono.planner.kinds import Model, kind
-from unisono.planner.machines.cluster import Cluster, Device, Source
+from unisono.planner.machines.chip import Traffic, joined
+from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride
 from unisono.planner.memory import RowShare, item_of
 from unisono.planner.parts import (
@@ -15,8 +16,8 @@ from unisono.planner.parts import (
     PipelineSeconds,
     Price,
     RowSeconds,
-    Traffic,
 )
+from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, handovers, idle, of
 from unisono.planner.work.calls import leafwise
@@ -235,8 +236,3 @@ def covered(
         else 0.0 * micros
     )
     return replicas.Cover(whole.ahead, whole.cover, hidden, stages, ahead)
-
-
-def joined(some: Mapping[str, Traffic], more: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    """Both, by axis."""
-    return {axis: some.get(axis, Traffic()) + more.get(axis, Traffic()) for axis in {**some, **more}}

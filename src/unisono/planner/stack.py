@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from unisono.plan.grammar import meant
-from unisono.planner.machines.cluster import Source
+from unisono.planner.source import Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
 

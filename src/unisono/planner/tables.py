@@ -9,7 +9,7 @@ from typing import Any
 
 from unisono.config.toml import key_lines, line_of
 from unisono.plan.grammar import meant
-from unisono.planner.machines.cluster import ORIGINS, Source
+from unisono.planner.source import ORIGINS, Source
 from unisono.spec.errors import UsageError
 
 _FIELDS = ("value", "origin", "source")

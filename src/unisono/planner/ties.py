@@ -9,8 +9,8 @@ from math import inf
 from typing import Annotated
 
 from unisono.planner.kinds import kind
-from unisono.planner.machines.cluster import Source
 from unisono.planner.simulate import Answer, Question
+from unisono.planner.source import Source
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.programs.schedules import SCHEDULES
 

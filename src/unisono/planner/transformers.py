@@ -1,22 +1,22 @@
-"""A transformer on devices: what each row of the pipeline takes for one micro-batch, and what its passes send."""
+"""A transformer on devices: what each row of the pipeline takes for one micro-batch, of what its passes do."""
 
 from collections.abc import Iterator
 
 from unisono.plan import Plan
 from unisono.plan.checks import divisors
-from unisono.planner import block, experts, gathering
-from unisono.planner.block import dealt
+from unisono.planner import gathering
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
-from unisono.planner.kernels import chip
+from unisono.planner.machines.chip import Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import ITEM, Memory, item_of, of_row, own_list, rows_seen, share_of
-from unisono.planner.parts import Blocks, Detail, Kernels, Passes, Rows, Totals, Traffic, owned
+from unisono.planner.memory import Memory, item_of, of_row, rows_seen, share_of
+from unisono.planner.parts import Blocks, Detail, Kernels, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends
+from unisono.planner.work import blocks as work
 from unisono.planner.work.passes import row_works, stages, tied
-from unisono.planner.work.transformer import Transformer, crossings
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import Problem
 
 __all__ = ["row_works", "stages", "tied"]
@@ -24,14 +24,19 @@ __all__ = ["row_works", "stages", "tied"]
 
 def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Kernels:
     """What depends on tp, cp, ep, the micro-batch, recompute and precision alone."""
-    on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
-    how = dealt(model, plan, cluster, stack, micro_batch)
-    back, more = block.backward(model, stack, on, how), block.again(model, stack, on, how, plan.recompute)
-    stem = [block.stem(model, on, how, backward=way) for way in (False, True)]
-    head = [block.head(model, stack, on, how, backward=way) for way in (False, True)]
-    ahead = block.forward(model, stack, on, how)
-    products = sum(block.classifier(model, on, how, backward=way) for way in (False, True))
-    return Kernels(ahead, back + more, more, (stem[0], stem[1]), (head[0], head[1]), products)
+    on, ways = timer(plan, cluster, stack), (False, True)
+    ahead, back = (on.of(work.block(model, plan, stack, micro_batch, backward=way)) for way in ways)
+    more = on.of(work.again(model, plan, stack, micro_batch))
+    stem = [on.of(work.stem(model, plan, micro_batch, backward=way)).device for way in ways]
+    head = [on.of(work.head(model, plan, stack, micro_batch, backward=way)) for way in ways]
+    return Kernels(
+        ahead,
+        back + more,
+        more,
+        (stem[0], stem[1]),
+        (head[0].device, head[1].device),
+        sum(one.arithmetic for one in head),
+    )
 
 
 def blocks(
@@ -90,7 +95,7 @@ def passes(
         first=first,
         every=first,
         owned=owned(plan, first),
-        inside=inside_blocks(model, plan, cluster, stack, each, micro_batch, micros),
+        inside=inside_blocks(model, plan, cluster, stack, each, micros),
         arithmetic=each.once("arithmetic") * layers + share * each.kernels.products,
         device=each.both("device") * layers + share * ends_,
         again=each.kernels.more.device * layers,
@@ -112,52 +117,17 @@ def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: flo
 
 
 def inside_blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Detail, micro_batch: int, micros: int
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, each: Detail, micros: int
 ) -> dict[str, Traffic]:  # fmt: skip
     """What is sent, and what of it shows, inside the passes over blocks, by axis."""
-    layers, again = model.n_layer / plan.pp * micros, float(plan.recompute == "full")
-    found: dict[str, Traffic] = {}
-
-    def add(axis: str, sent: float, shows: str, hides: str) -> None:
-        exposed, hidden = each.both(shows), each.both(hides)
-        found[axis] = Traffic(sent * layers, (exposed + hidden) * layers, exposed * layers)
-
-    if plan.tp > 1:
-        add("tp", _tensor_bytes(model, plan, stack, micro_batch, again), "exposed", "hidden")
-    if plan.cp > 1:
-        how, item = dealt(model, plan, cluster, stack, micro_batch), ITEM[plan.precision]
-        once = block.context_bytes(model, how, item, 1)
-        add("cp", once + block.context_bytes(model, how, item, 2) + once * again, "context", "ringed")
-    if plan.ep > 1:
-        add("ep", _routed_bytes(model, plan, micro_batch, again), "routing", "routed")
+    layers = model.n_layer / plan.pp * micros
+    both = joined(each.kernels.ahead.talk, each.kernels.back.talk)
+    found = {axis: traffic * layers for axis, traffic in both.items()}
     if gathering.deals(plan):
         (sent, seconds), rims = gathering.total(model, plan, cluster, stack)
         found["shard"] = Traffic(sent * layers, seconds * layers, each.blocks.shard * layers)
         found["shard"] += Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
     return found
-
-
-def _tensor_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on tp for one block, both ways. share: of blocks that are wholly computed again."""
-    tokens, again = micro_batch * model.context / plan.cp, share > 0.0
-    if own_list(model, stack):
-        passes = [(False, False), (True, False), *([(False, True)] if again else [])]
-        made = [crossings(model, tokens, ITEM[plan.precision], *each) for each in passes]
-        return sum(nbytes * times for one in made for nbytes, times in one) * (plan.tp - 1) / plan.tp
-    whole = tokens * model.d_model * ITEM[plan.precision]
-    times = block.reduces(model, plan.ep) * (2 + (0.5 if stack.sequence_parallel else 0) + share)
-    return times * 2.0 * (plan.tp - 1) / plan.tp * whole
-
-
-def _routed_bytes(model: Transformer, plan: Plan, micro_batch: int, share: float) -> float:
-    """Bytes that a rank sends on ep for one block, forward and backward: to the experts and back, twice.
-    share: of blocks that are computed again as a whole."""
-    if model.experts is None or plan.ep == 1:
-        return 0.0
-    tokens = micro_batch * model.context / plan.cp
-    held = experts.exchanged(model, model.experts, tokens, plan.tp, ITEM[plan.precision])
-    times = 4 + 2 * share
-    return times * model.sparse_share * (plan.ep - 1) / plan.ep * held
 
 
 def memories(

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.kinds import Model
-from unisono.planner.machines.cluster import Cluster, Source
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
+from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, of
 

@@ -14,11 +14,12 @@ from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
 from unisono.planner.devices import layers, modes, ordered, screened, unmeasured
 from unisono.planner.kinds import attending
+from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of
-from unisono.planner.parts import Passes, Price, Rows, Traffic, owned
-from unisono.planner.price import composed, joined
+from unisono.planner.parts import Passes, Price, Rows, owned
+from unisono.planner.price import composed
 from unisono.planner.question import Question
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends, in_flight

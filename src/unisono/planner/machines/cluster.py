@@ -10,29 +10,11 @@ from typing import Literal
 
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import USUAL, Order
+from unisono.planner.source import Source
 
 Topology = Literal["switched", "rail-only", "ring", "torus2d", "torus3d"]
 TOPOLOGIES: tuple[Topology, ...] = ("switched", "rail-only", "ring", "torus2d", "torus3d")
 DTYPES = ("fp8", "bf16", "fp16", "fp32", "fp64")  # the narrower first
-Origin = Literal["specification", "fitted", "measured here", "assumed", "given"]
-ORIGINS: tuple[Origin, ...] = ("specification", "fitted", "measured here", "assumed", "given")
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a constant comes from.
-
-    specification: a data sheet, the vendor's page, the program itself. fitted: to published measurements, which `text`
-    names, with the device that they are carried over from, if another. measured here: on the machine that `text`
-    names, or the user's own. Users' files alone may also say assumed, of which `text` says on what ground, and given,
-    which is what a number without a source counts as.
-    """
-
-    origin: Origin
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.origin}: {self.text}" if self.text else self.origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from operator import itemgetter
 from typing import Annotated, Any
 
 from unisono.plan.checks import divisors
-from unisono.planner.machines.cluster import Source
 from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, closed
+from unisono.planner.source import Source
 from unisono.planner.studies.sensitivity import dealt
 from unisono.planner.tell import Column, Told, figure, many, share, table
 

@@ -7,8 +7,8 @@ Failures are independent, and as likely at any moment: exponential times between
 from math import exp, expm1, sqrt
 from typing import Annotated
 
-from unisono.planner.machines.cluster import Source
 from unisono.planner.simulate import Answer
+from unisono.planner.source import Source
 from unisono.planner.tell import Told, lasting, share
 
 _SAVED = Source(

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from unisono.planner.machines.cluster import Link, Source
+from unisono.planner.machines.cluster import Link
 from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, rate
+from unisono.planner.source import Source
 from unisono.planner.tell import Row, Told
 
 _STEP = Source(

@@ -12,42 +12,19 @@ from typing import Annotated, Any
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.cuts import balanced, given, head_share
-from unisono.planner.machines.cluster import Source
-from unisono.planner.memory import BUCKET, ITEM
+from unisono.planner.memory import BUCKET
+from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
+from unisono.planner.work.blocks import own_tensor_calls
 from unisono.planner.work.networks import Network, cut
-from unisono.planner.work.transformer import Transformer, crossings
+from unisono.planner.work.stage import ITEM, Transfer
+from unisono.planner.work.transformer import Transformer
 from unisono.programs.pipeline import SENDS, lower
 from unisono.spec.work import Call
 
 _REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 WIDE = 8.0  # bytes of a loss, of a squared norm: they are summed in fp64
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One kind of collective or message. axis: whose ranks meet, `replica` for all ranks of a replica. nbytes: of the
-    whole tensor that they add up, deal or bring together; of a message, the message. times: a step. later: others
-    compute until it has come."""
-
-    axis: str
-    op: str
-    nbytes: float
-    times: float = 1.0
-    later: bool = False
-
-    def ranks(self, plan: Plan) -> int:
-        """How many meet."""
-        if self.axis == "pp":
-            return 2
-        return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
-
-    def sent(self, ranks: int) -> float:
-        """Bytes that one of the ranks sends in one of them, where links are kept busy both ways."""
-        if self.op == "send":
-            return self.nbytes
-        return self.nbytes * (ranks - 1) / ranks * (2 if self.op == "all_reduce" else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +158,15 @@ def _dealt_layers(
     """On tp."""
     wide, item, tokens = _item(plan), ITEM[plan.precision], micro_batch * model.context
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    gathered, scattered = crossings(model, tokens, item, backward)
-    yield Transfer("tp", op, gathered[0], own.blocks * gathered[1])
-    yield Transfer("tp", other, scattered[0], own.blocks * scattered[1])
+    made = own_tensor_calls(model, plan, tokens, backward)
+    if backward and plan.recompute == "full":
+        made += own_tensor_calls(model, plan, tokens, backward=False, again=True)
+    yield from (call._replace(times=own.blocks * call.times) for call in made)
     for way, size, there in ((op, wide if backward else item, own.head), (other, wide, own.stem)):
         yield Transfer("tp", way, tokens * model.d_model * size, there)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)
-    if backward and plan.recompute == "full":
-        for way, (nbytes, times) in zip((other, op), crossings(model, tokens, item, again=True), strict=True):
-            yield Transfer("tp", way, nbytes, own.blocks * times)
 
 
 def _item(plan: Plan) -> float:

@@ -6,7 +6,16 @@ from unisono.plan import Plan
 from unisono.planner.timetables import of
 from unisono.planner.work.passes import ITEM, sharded
 from unisono.planner.work.sample import UNSAID, Sample
-from unisono.planner.work.stage import PassCall, PassCounts, RowWork, StageWork
+from unisono.planner.work.stage import ITEM as ITEMS
+from unisono.planner.work.stage import (
+    MatrixProduct,
+    PartPass,
+    PassCall,
+    PassCounts,
+    RowWork,
+    StageWork,
+    Transfer,
+)
 from unisono.programs.balance import balance
 from unisono.spec.workload import Workload, WorkPart
 
@@ -110,6 +119,23 @@ def kept_by(part: WorkPart, plan: Plan) -> int:
     """Elements of one sample that a part keeps for the backward pass."""
     again = plan.recompute == "full" and part.kernels and not part.tables
     return part.output if again else part.activations
+
+
+def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> PartPass:
+    """One pass over one part. Backwards a kernel reads what came back and what was kept, and writes what goes on."""
+    ways, item = 2 if backward else 1, ITEMS[plan.precision]
+    found: list[MatrixProduct] = []
+    for rows, inner, columns, many, read, batched in part.products:
+        # Another sample adds rows to a product with weights, and products where both factors are activations.
+        rows, many = (rows, many * samples) if batched else (rows * samples, many)
+        one = MatrixProduct(rows, inner, columns, many, float(read * samples) if read else None)
+        found += one.gradients if backward else (one,)
+    calls: tuple[Transfer, ...] = ()
+    if part.tables and plan.ep > 1:
+        calls = (Transfer("ep", "all_to_all", part.tables.given * samples * float(item)),)
+    return PartPass(
+        tuple(found), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
+    )
 
 
 def stages(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:

@@ -6,12 +6,11 @@ Bytes of elementwise kernels are those of the program's own: norms, residual sum
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner import experts
 from unisono.planner.cuts import stages_of
-from unisono.planner.machines.cluster import Source
 from unisono.planner.memory import share_of
+from unisono.planner.source import Source
 from unisono.planner.timetables import ends, of
-from unisono.planner.work import kept
+from unisono.planner.work import kept, sparse
 from unisono.planner.work.stage import PassCall, PassCounts, RowWork, StageWork
 from unisono.planner.work.transformer import Transformer, block_bytes
 
@@ -59,7 +58,7 @@ def counted(
     """What one pass over `layers` blocks computes, and stem and head if they are here."""
     n, h, k = micro_batch * model.context, model.d_model, 2.0 if backward else 1.0
     shared = 2.0 * n * h / tp  # norms and sums are dealt over tp by positions
-    dense, sparse = 1.0 - model.sparse_share, model.sparse_share
+    dense, share = 1.0 - model.sparse_share, model.sparse_share
     products = sum(inner * columns for inner, columns, _, _ in model.attention_products)
     products += dense * (3 if model.gated else 2) * h * model.d_ff
     # Both products of attention; half is masked, unless it is drawn.
@@ -68,10 +67,10 @@ def counted(
     moved = shared * (7 if backward else 5) + n * (active * dense * model.d_ff + 2 * model.qkv_width) / tp
     flops, launch = 2.0 * n * products / tp, 30.0 if backward else 14.0
     if model.experts:
-        shapes = experts.products(model, model.experts, n, tp, 1)
-        flops += sparse * sum(2.0 * rows * inner * columns * many for rows, inner, columns, many in shapes)
-        moved += sparse * experts.moved(model, model.experts, n, tp, 1, int(ITEM), active * int(ITEM)) / ITEM
-        launch += sparse * experts.LAUNCHES * k
+        shapes = sparse.products(model, model.experts, n, tp, 1)
+        flops += share * sum(2.0 * rows * inner * columns * many for rows, inner, columns, many in shapes)
+        moved += share * sparse.moved(model, model.experts, n, tp, 1, int(ITEM), active * int(ITEM)) / ITEM
+        launch += share * sparse.LAUNCHES * k
     drawn = (n * h * 2 / tp + n * model.context * model.n_head / tp) if model.noisy and not backward else 0.0
     found = PassCounts(
         product=k * layers * flops,

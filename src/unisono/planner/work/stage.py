@@ -1,7 +1,103 @@
-"""What a rank does and holds, stage by stage: counted from model and plan, before any machine gives it seconds."""
+"""What a rank does and holds, pass by pass and stage by stage: counted from model, plan and the habits of the software,
+before any machine gives it seconds."""
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from unisono.plan import Plan
+from unisono.planner.source import Source
+
+ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2,
+}  # fmt: skip
+
+
+class Habits(Protocol):
+    """How software plays a model, whatever it runs on; a stack has them (`stack.Stack` says each)."""
+
+    @property
+    def fused_attention(self) -> bool: ...
+    @property
+    def fused_loss(self) -> bool: ...
+    @property
+    def sequence_parallel(self) -> bool: ...
+    @property
+    def autograd(self) -> bool: ...
+
+
+class MatrixProduct(NamedTuple):
+    """`many` products (rows x inner) (inner x columns). read: elements of all left factors as they lie in memory, where
+    they are fewer, as a convolution's are. times: how often they are made, in the mean over layers."""
+
+    rows: float
+    inner: float
+    columns: float
+    many: float = 1.0
+    read: float | None = None
+    times: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.times * self.many * self.rows * self.inner * self.columns
+
+    @property
+    def gradients(self) -> "tuple[MatrixProduct, MatrixProduct]":
+        """The products that give the gradients of both factors."""
+        rows, inner, columns, many, read, times = self
+        return MatrixProduct(rows, columns, inner, many, None, times), MatrixProduct(
+            inner, rows, columns, many, read, times
+        )
+
+
+class Transfer(NamedTuple):
+    """One kind of collective or message. axis: whose ranks meet; `replica`: all ranks of a replica, `cut`: those that
+    share one expert. nbytes: of the whole tensor that they add up, deal or bring together; of a message, the message;
+    of an all-to-all, what one rank holds. times: a step, or a pass. later: others compute until it has come. behind:
+    what software may hide it behind, of the pass that makes it: nothing, `backward` kernels, `scores` of attention, an
+    `other` micro-batch. copies: ranks that each row of an all-to-all goes to."""
+
+    axis: str
+    op: str
+    nbytes: float
+    times: float = 1.0
+    later: bool = False
+    behind: str = ""
+    copies: float = 0.0
+
+    def ranks(self, plan: Plan) -> int:
+        """How many meet."""
+        if self.axis == "pp":
+            return 2
+        if self.axis == "cut":
+            return plan.tp // plan.ep
+        return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that one of the ranks sends in one of them, where links are kept busy both ways."""
+        if self.op == "send":
+            return self.nbytes
+        return self.nbytes * (ranks - 1) / ranks * (2 if self.op == "all_reduce" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartPass:
+    """One pass over one part of a model, of one micro-batch on one rank: what any machine is given.
+
+    products: with weights. scores: of attention, where these are written. fused: FLOPs of attention, where not. moved:
+    bytes that elementwise kernels read and write; masks: those of dropout's masks. kernels: how many are started.
+    calls: what is sent.
+    """
+
+    products: tuple[MatrixProduct, ...] = ()
+    scores: tuple[MatrixProduct, ...] = ()
+    fused: float = 0.0
+    moved: float = 0.0
+    masks: float = 0.0
+    kernels: float = 0.0
+    calls: tuple[Transfer, ...] = ()
+
+    def like(self, **changes: Any) -> "PartPass":
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True, slots=True)

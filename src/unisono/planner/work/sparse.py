@@ -1,4 +1,4 @@
-"""How a sparse layer is dealt and what its experts cost: grouped products on the tokens that arrive, and the
+"""How a sparse layer is dealt and what its experts do: grouped products on the tokens that arrive, and the
 all-to-alls that bring them.
 
 `ep` re-uses the ranks of shard · cp · tp, the innermost first. Where it is smaller than tp, the rest of tp cuts each
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.planner.collectives import Bus, Exchange
-from unisono.planner.kernels import Chip, matmul
-from unisono.planner.machines.cluster import Source
+from unisono.planner.source import Source
 from unisono.planner.work.experts import Experts, matrices
+from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
 _COUNTED = (
@@ -75,19 +74,6 @@ def arriving(experts: Experts, tokens: float, tp: int, ep: int) -> float:
     return tokens / tp * experts.top_k * max(1, tp // ep) * experts.factor
 
 
-def forward(model: Transformer, experts: Experts, on: Chip, tokens: float, tp: int, ep: int) -> float:
-    """Seconds of the products, forward."""
-    return sum(matmul(on, *shape) for shape in products(model, experts, tokens, tp, ep))
-
-
-def backward(model: Transformer, experts: Experts, on: Chip, tokens: float, tp: int, ep: int) -> float:
-    """Seconds of the products, backward: two for each."""
-    return sum(
-        matmul(on, rows, columns, inner, many) + matmul(on, inner, rows, columns, many)
-        for rows, inner, columns, many in products(model, experts, tokens, tp, ep)
-    )
-
-
 def moved(
     model: Transformer, experts: Experts, tokens: float, tp: int, ep: int, item: int, active: int
 ) -> float:
@@ -103,16 +89,16 @@ def exchanged(model: Transformer, experts: Experts, tokens: float, tp: int, item
     return tokens / tp * experts.top_k * experts.factor * model.d_model * item
 
 
-def talk(
-    model: Transformer, experts: Experts, on: Chip, net: Exchange, tp_bus: Bus, tokens: float, ep: int
-) -> float:
-    """Seconds to send tokens to their experts and back; where an expert is cut, its ranks gather them and sum."""
-    tp = tp_bus.size
-    if ep == 1:
-        return 0.0
-    there = net.dispatch(exchanged(model, experts, tokens, tp, on.item), experts.top_k)
-    cut = max(1, tp // ep)
-    if cut == 1:
-        return 2 * there
-    gathered = arriving(experts, tokens, tp, ep) * model.d_model * on.item
-    return 2 * there + 2 * Bus(cut, tp_bus.rate, tp_bus.hops).gather(gathered)
+def calls(
+    model: Transformer, experts: Experts, plan: Plan, tokens: float, item: int, behind: str
+) -> list[Transfer]:
+    """In one pass over a sparse layer: tokens to their experts and back; where an expert is cut, its ranks gather them
+    and sum."""
+    if plan.ep == 1:
+        return []
+    held = exchanged(model, experts, tokens, plan.tp, item)
+    found = [Transfer("ep", "dispatch", held, 2.0, behind=behind, copies=experts.top_k)]
+    if plan.tp > plan.ep:
+        gathered = arriving(experts, tokens, plan.tp, plan.ep) * model.d_model * item
+        found.append(Transfer("cut", "all_gather", gathered, 2.0, behind=behind))
+    return found

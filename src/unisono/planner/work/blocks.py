@@ -1,0 +1,209 @@
+"""What the parts of a transformer do in one pass on one rank: lists that depend on model, plan and habits alone.
+
+An axis that deals blocks adds its calls here, and what it takes off products and bytes; what a block keeps stands in
+`work.kept` (ours) and `work.transformer` (Megatron's). Bytes of elementwise kernels are counted as the usual fused
+kernels read and write them: norm; bias, dropout and residual; activation; and, where attention is not fused, scale,
+mask and softmax, and dropout of the scores.
+"""
+
+from typing import Annotated
+
+from unisono.plan import Plan
+from unisono.planner.source import Source
+from unisono.planner.timetables import of
+from unisono.planner.work import sparse
+from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work.transformer import Transformer, crossings
+
+_COUNTED = Source(
+    "specification", "kernels of PyTorch's eager mode with Megatron's fused norms and softmax, counted"
+)
+# Kernels that the host starts for one block.
+FORWARD_LAUNCHES: Annotated[int, _COUNTED] = 20
+BACKWARD_LAUNCHES: Annotated[int, _COUNTED] = 32
+UNFUSED_LAUNCHES: Annotated[int, _COUNTED] = 4
+# Products of the fused backward pass of attention for one of the forward pass: it computes the scores again.
+FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two; Dao et al., 2022")] = 2.5
+
+
+def own_list(model: Transformer, habits: Habits) -> bool:
+    """Whether our own GPT is counted: the software is ours, and the model one that we play."""
+    return habits.autograd and model.experts is None and model.latent is None
+
+
+def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """One pass over one block; of dense and sparse blocks the mean. Backwards, without recomputation, each product has
+    two of its own size."""
+    tokens, item = _tokens(model, plan, micro_batch), ITEM[plan.precision]
+    products = tuple(_products(model, plan, tokens))
+    scores, unfused = _scores(model, plan, habits, micro_batch)
+    fused = _fused(model, plan, micro_batch) if habits.fused_attention else 0.0
+    ways = 2 if backward else 1
+    calls = [
+        *_tensor_calls(model, plan, habits, tokens, backward),
+        *_context_calls(model, plan, micro_batch, item, ways),
+    ]
+    if model.experts:
+        behind = "other" if of(plan.schedule).overlapped else ""
+        made = sparse.calls(model, model.experts, plan, tokens, item, behind)
+        calls += [call._replace(times=model.sparse_share * call.times) for call in made]
+    if backward:
+        products = tuple(gradient for product in products for gradient in product.gradients)
+    return PartPass(
+        products=products,
+        scores=tuple(one._replace(times=2.0) for one in scores) if backward else scores,
+        fused=fused * (FUSED_BACKWARD if backward else 1.0),
+        moved=_moved(model, plan, habits, tokens, backward) + unfused * (11 / 9 if backward else 1.0),
+        masks=_masks(model, plan, habits, tokens),
+        kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
+        + (0 if habits.fused_attention else UNFUSED_LAUNCHES)
+        + ways * model.sparse_share * sparse.LAUNCHES,
+        calls=tuple(calls),
+    )
+
+
+def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """What the backward pass of one block computes once more: nothing, the scores, or the whole forward pass."""
+    if plan.recompute == "full":
+        ahead = block(model, plan, habits, micro_batch, backward=False)
+        others = tuple(call for call in ahead.calls if call.axis != "tp")
+        tokens = _tokens(model, plan, micro_batch)
+        return ahead.like(calls=(*_tensor_calls(model, plan, habits, tokens, False, again=True), *others))
+    if plan.recompute == "selective" and not habits.fused_attention:
+        scores, unfused = _scores(model, plan, habits, micro_batch)
+        # Of the two products, the scores; and the weighted values' inputs.
+        half = tuple(one._replace(times=0.5) for one in scores)
+        return PartPass(scores=half, moved=unfused, kernels=UNFUSED_LAUNCHES + 1)
+    return PartPass()
+
+
+def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) -> PartPass:
+    """The embedding: rows read and added, or gradients scattered."""
+    moved = _tokens(model, plan, micro_batch) * model.d_model * ITEM[plan.precision]
+    return PartPass(moved=moved * (8 if backward else 4))
+
+
+def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
+    """The classifier and the loss."""
+    tokens = _tokens(model, plan, micro_batch)
+    product = MatrixProduct(tokens, model.d_model, model.vocab / plan.tp, times=2.0 if backward else 1.0)
+    if habits.fused_loss:  # cast, and one kernel; their gradient
+        moved = 6 if backward else 14
+    else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
+        moved = 14 if backward else 38
+    return PartPass(products=(product,), moved=tokens * model.vocab / plan.tp * moved)
+
+
+def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
+    return micro_batch * model.context / plan.cp
+
+
+def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProduct]:
+    """Of a block, with weights."""
+    h, t = model.d_model, plan.tp
+    found = [
+        MatrixProduct(tokens, inner / (t if row_wise else 1), columns / (t if column_wise else 1))
+        for inner, columns, row_wise, column_wise in model.attention_products
+    ]
+    if model.sparse_share < 1.0:
+        dense = 1.0 - model.sparse_share
+        found.append(MatrixProduct(tokens, h, model.d_ff * (2 if model.gated else 1) / t, times=dense))
+        found.append(MatrixProduct(tokens, model.d_ff / t, h, times=dense))
+    if model.experts:
+        each = sparse.products(model, model.experts, tokens, t, plan.ep)
+        found += [MatrixProduct(*shape, times=model.sparse_share) for shape in each]
+    return found
+
+
+def _scores(
+    model: Transformer, plan: Plan, habits: Habits, micro_batch: float
+) -> tuple[tuple[MatrixProduct, ...], float]:
+    """(products of attention that writes its scores, bytes that softmax and dropout move between them)."""
+    if habits.fused_attention:
+        return (), 0.0
+    s, many, (inner, width) = model.context, micro_batch * model.n_head / plan.tp, model.score_widths
+    rows, item = s / plan.cp, ITEM[plan.precision]
+    each = 2 * item + (2 * item + 1 if model.noisy else 0)
+    return (MatrixProduct(rows, inner, s, many), MatrixProduct(rows, s, width, many)), each * many * rows * s
+
+
+def _fused(model: Transformer, plan: Plan, micro_batch: float) -> float:
+    """FLOPs of attention that never writes its scores: half of them are masked, and not computed."""
+    rows = model.context / plan.cp
+    return 2.0 * micro_batch * rows * model.context * model.n_head / plan.tp * sum(model.score_widths) / 2.0
+
+
+def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backward: bool) -> float:
+    """Bytes of a block's elementwise kernels beside attention, without masks."""
+    h, e, tp = model.d_model, ITEM[plan.precision], plan.tp
+    norms, joins = 2 * (4 if backward else 2) * e, 2 * 3 * e
+    active = ((5 if model.gated else 3) if backward else (3 if model.gated else 2)) * e
+    turned = 2 * e * model.qkv_width  # heads are moved to the front
+    hidden = active * model.d_ff * (1.0 - model.sparse_share)
+    routed = 0.0
+    if model.experts:
+        routed = sparse.moved(model, model.experts, tokens, tp, plan.ep, e, active)
+    shared = tp if habits.sequence_parallel else 1
+    return tokens * ((norms + joins) * h / shared + (hidden + turned) / tp) + model.sparse_share * routed
+
+
+def _masks(model: Transformer, plan: Plan, habits: Habits, tokens: float) -> float:
+    """Bytes of dropout's masks beside attention."""
+    shared = plan.tp if habits.sequence_parallel else 1
+    return tokens * 2 * model.d_model / shared if model.noisy else 0.0
+
+
+def _reduces(model: Transformer, plan: Plan) -> float:
+    """All-reduces of activations on tp in one pass over the mean block; a gather and a scatter of sequence parallelism
+    are one. Tokens of a sparse layer go to their experts by all-to-all instead."""
+    some = model.experts
+    return 2.0 - (model.sparse_share if some is not None and plan.ep > 1 and not some.shared_width else 0.0)
+
+
+def _tensor_calls(
+    model: Transformer, plan: Plan, habits: Habits, tokens: float, backward: bool, again: bool = False
+) -> list[Transfer]:
+    """What crosses tp in one pass: as our own program makes it, or all-reduces."""
+    if plan.tp == 1:
+        return []
+    behind = "backward" if backward else ""
+    if own_list(model, habits):
+        return own_tensor_calls(model, plan, tokens, backward, again)
+    whole, times = tokens * model.d_model * ITEM[plan.precision], _reduces(model, plan)
+    found = [Transfer("tp", "all_reduce", whole, times, behind=behind)]
+    if backward and habits.sequence_parallel:
+        # The first product's input is gathered once more for its weight's gradient.
+        found.append(Transfer("tp", "all_gather", whole, times, behind=behind))
+    return found
+
+
+def own_tensor_calls(
+    model: Transformer, plan: Plan, tokens: float, backward: bool, again: bool = False
+) -> list[Transfer]:
+    """What a block of ours gathers and scatters on tp, the other way round backwards."""
+    ops = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
+    made = crossings(model, tokens, ITEM[plan.precision], backward, again)
+    behind = "backward" if backward else ""
+    return [
+        Transfer("tp", op, nbytes, times, behind=behind)
+        for op, (nbytes, times) in zip(ops, made, strict=True)
+    ]
+
+
+def _context_calls(
+    model: Transformer, plan: Plan, micro_batch: float, item: int, ways: int
+) -> list[Transfer]:
+    """What crosses cp for one block in one direction. ways: 1 forward, 2 backward, where round a ring keys and values
+    come again and their gradients go round.
+
+    Ring: keys and values go round while scores are computed (Liu et al., 2023). Ulysses: all-to-alls of queries, keys
+    and values before attention and of results after it, which nothing hides (Jacobs et al., 2023).
+    """
+    if plan.cp == 1:
+        return []
+    if plan.cp_kind == "ulysses":
+        tokens = _tokens(model, plan, micro_batch)
+        widths = model.qkv_width, model.attended - model.qkv_width
+        return [Transfer("cp", "all_to_all", tokens * width / plan.tp * item) for width in widths]
+    moved = ways * 2 * micro_batch * model.context * model.kv_width / plan.tp * item
+    return [Transfer("cp", "ring", moved, behind="scores")]
