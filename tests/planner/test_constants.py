@@ -12,7 +12,16 @@ from unisono.planner.clusters import cluster
 from unisono.planner.stack import names, stack
 from unisono.train import departures
 
-MODEL = ("work/blocks", "work/sparse", "machines/chip", "collectives", "memory", "price", "timetables", "trust")
+MODEL = (
+    "work/blocks",
+    "work/sparse",
+    "machines/chip",
+    "collectives",
+    "memory",
+    "price",
+    "timetables",
+    "trust",
+)
 # Public numbers that no price depends on: what a fit may come to, what is worth telling, and units.
 LIMITS = {
     ("orders.py", "WORTH"), ("played.py", "FEW"), ("predict.py", "MIB"),

@@ -194,8 +194,8 @@ def calls(host: Host, rows: Sequence[Played]) -> tuple[dict[str, float], dict[st
             pace = host.backward if backward else host.forward
             more += row.parts[part] - row.micros * slow * pace.of(_work(row, part))
             made = row.first[0].calls[backward]
-            count += row.micros * sum(times for *_, times in made)
-            nbytes += row.micros * sum(times * size for *_, size, times in made)
+            count += row.micros * sum(call.times for call in made)
+            nbytes += row.micros * sum(call.times * call.nbytes for call in made)
         whole = slow / row.parts["step"]  # an error counts as a share of the step
         lines.setdefault(axis, []).append([count * whole, nbytes * whole])
         shares.setdefault(axis, []).append(more / row.parts["step"])

@@ -16,12 +16,12 @@ from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import BUCKET, MemoryVerdict
+from unisono.planner.memory import MemoryVerdict
 from unisono.planner.parts import Price
 from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
-from unisono.planner.work.calls import FIRST_BUCKET
+from unisono.planner.work.calls import buckets
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork
 from unisono.programs.pipeline import Placed, Timetable
@@ -251,8 +251,9 @@ def _task(
     if backward:
         compute += host.forward.of(work.again)
     talk, waits, full = dict[str, float](), dict[str, float](), plan.world > host.cores
-    for axis, op, nbytes, times in calls:
-        ranks, key = getattr(plan, axis), crowded(axis, full)
+    for call in calls:
+        axis, op, nbytes, times = call[:4]
+        ranks, key = call.ranks(plan), crowded(axis, full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
         moves = host.talk(op, ranks, nbytes)
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
@@ -271,47 +272,35 @@ def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: f
     apart = stride(plan, "dp")
     near = not crosses(cluster, apart, plan.dp)
     op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
-    sizes, total = _sizes(elements, plan, near), ITEM * elements / plan.shard
+    total = ITEM * elements / plan.shard
+    sizes = buckets(total, near)
     active = plan.world // plan.pp
     work = sum(host.talk(op, plan.dp, size) for size in sizes) * host.slow(active)
     work += len(sizes) * host.wait(op, plan.dp)
     if plan.dp < plan.world:  # curves of all ranks have it in them
         work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
     wires = [on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
-    # Buckets before the last cross the wire while backward goes on, on the cores that bring them there.
-    early = sum(leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:-1])
+    # Buckets before the last cross the wire while backward goes on, on the cores that bring them there; but what is
+    # dealt waits for its sum on shard.
+    many = len(sizes) - 1 if plan.shard == 1 else 0
+    early = sum(leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:many])
     if early:
         work += cluster.links[-1].work * early / cluster.links[0].size * host.slow(active)
     done = 0.0
     for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
-        ready = backward if i == len(sizes) - 1 else backward * min(1.0, (sum(sizes[:i]) + size) / total)
+        ready = backward if i >= many else backward * min(1.0, (sum(sizes[:i]) + size) / total)
         done = max(done, ready) + wire
     seconds = work + sum(wires)
     shown = work + max(0.0, done - backward)
     return {"dp": Traffic(sent_after(plan, elements), seconds, shown)}
 
 
-def _sizes(elements: float, plan: Plan, near: bool) -> list[float]:
-    """Bytes of each. What is sharded leaves when backward is over, and so does the last one. near: in memory that all
-    ranks see, where there is one."""
-    total = ITEM * elements / plan.shard
-    if near:
-        return [total]
-    early = FIRST_BUCKET if plan.shard == 1 and total > FIRST_BUCKET else 0.0
-    sizes, left = ([early] if early else []), total - early
-    while left > 0:
-        sizes.append(min(BUCKET, left))
-        left -= sizes[-1]
-    return sizes
-
-
 def sent_inside(works: Sequence[StageWork], plan: Plan, passes: Sequence[int]) -> dict[str, float]:
     """Bytes that ranks of all rows, one of each, send on tp and shard in a step. passes: of each stage."""
     moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
     for work, many in zip(works, passes, strict=True):
-        for axis, op, nbytes, times in (*work.calls[0], *work.calls[1]):
-            n = getattr(plan, axis)
-            moved[axis] += many * times * nbytes * (n - 1) / n * (2 if op == "all_reduce" else 1)
+        for call in (*work.calls[0], *work.calls[1]):
+            moved[call.axis] += many * call.times * call.sent(call.ranks(plan))
     return moved
 
 

@@ -5,19 +5,18 @@ tests/planner/test_calls.py holds it to what ranks record, call by call and byte
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
-from unisono.planner.cuts import balanced, given, head_share
 from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
-from unisono.planner.work.blocks import own_tensor_calls
-from unisono.planner.work.networks import Network, cut
-from unisono.planner.work.stage import ITEM, Transfer
+from unisono.planner.work import networks, passes
+from unisono.planner.work.inside import StageElements, item, leafwise, of_pass
+from unisono.planner.work.networks import Network
+from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 from unisono.programs.pipeline import SENDS, lower
 from unisono.spec.work import Call
@@ -27,84 +26,23 @@ FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
 WIDE = 8.0  # bytes of a loss, of a squared norm: they are summed in fp64
 
 
-@dataclass(frozen=True, slots=True)
-class StageElements:
-    """What a rank of one stage holds, before `shard` deals it.
-
-    blocks: how many. inside, rim: elements of all of them, of stem and head.
-    alone: of these elements, those that every rank of tp has.
-    stem, head: whether they are here.
-    ahead, back: elements of a sample as it goes to the next stage, and its gradient to the one before.
-    """
-
-    blocks: float
-    inside: float
-    rim: float
-    alone: float
-    stem: bool
-    head: bool
-    ahead: float
-    back: float
-
-
 def stages(model: Transformer | Network, plan: Plan) -> list[StageElements]:
     """Of the stages that one micro-batch passes, as the program cuts."""
-    own = of(plan.schedule)
-    length = len(own.placement(plan.pp)) // own.chains
-    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
-    twice = 1 if length > 1 or leafwise(plan) else 0
-    if isinstance(model, Network):
-        return _network_stages(model, length, twice)
-    counts = given(plan.schedule) or balanced(model.n_layer, length, head_share(model))
-    dealt, whole = model.block_parameters
-    handed, found = float(model.context * model.d_model / plan.tp), list[StageElements]()
-    for place, blocks in enumerate(counts):
-        stem, head = place == 0, place == length - 1
-        ends_ = [
-            part for part, here in ((model.stem_parameters, stem), (model.head_parameters, head)) if here
-        ]
-        rim = sum(matrix / plan.tp + rest for matrix, rest in ends_)
-        rim -= model.tied_elements / plan.tp if stem and head and not twice else 0
-        alone = blocks * whole + sum(rest for _, rest in ends_) if plan.tp > 1 else 0.0
-        found.append(
-            StageElements(blocks, blocks * (dealt / plan.tp + whole), rim, alone, stem, head, handed, handed)
-        )
-    return found
-
-
-def _network_stages(model: Network, length: int, twice: int) -> list[StageElements]:
-    cuts, found = cut(model, length), list[StageElements]()
-    for place, parts in enumerate(cuts):
-        stem, head = place == 0, place == length - 1
-        blocks = parts[int(stem) : len(parts) - int(head)]
-        inside = float(sum(part.parameters for part in blocks))
-        rim = sum(part.parameters for part in parts) - inside
-        rim -= model.tied_elements if stem and head and not twice else 0
-        back = cuts[place - 1][-1].output if place else 0
-        found.append(
-            StageElements(len(blocks), inside, rim, 0.0, stem, head, float(parts[-1].output), float(back))
-        )
-    return found
-
-
-def leafwise(plan: Plan) -> bool:
-    """Whether the policy wants the gradient of each micro-batch by itself."""
-    policy = member("sync", plan.sync)
-    return policy is not None and policy.leafwise
+    return networks.held(model, plan) if isinstance(model, Network) else passes.held(model, plan)
 
 
 def calls(
     model: Transformer | Network, plan: Plan, micro_batch: int, micros: int, row: int = 0, near: bool = True
 ) -> tuple[Transfer, ...]:
     """Of a rank of pipeline row `row`. near: replicas are on one host, and may add up gradients in its memory."""
-    every, passes = stages(model, plan), _passes(plan.schedule, plan.pp, micros)[row]
+    every, own_passes = stages(model, plan), _passes(plan.schedule, plan.pp, micros)[row]
     found: list[Transfer] = []
-    for stage, count in passes:
+    for stage, count in own_passes:
         own = every[stage % len(every)]
         for backward in (False, True):
             made = of_pass(model, plan, own, micro_batch, count, backward=backward)
             found += [Transfer(c.axis, c.op, c.nbytes, c.times * count) for c in made]
-    here = [every[stage % len(every)] for stage, _ in passes]
+    here = [every[stage % len(every)] for stage, _ in own_passes]
     alone = sum(own.alone for own in here)
     elements = sum(own.inside + own.rim for own in here)
     if (
@@ -115,63 +53,14 @@ def calls(
     ):
         elements -= model.tied_elements / plan.tp  # one gradient travels for both uses
     if alone:
-        found.append(Transfer("tp", "all_reduce", _item(plan) * alone / plan.shard))
+        found.append(Transfer("tp", "all_reduce", item(plan) * alone / plan.shard))
     for kind, stage, count in _sends(plan.schedule, plan.pp, micros)[row]:
         own = every[stage % len(every)]
         handed = own.ahead if kind == "SEND_F" else own.back
-        found.append(Transfer("pp", "send", _item(plan) * micro_batch * handed, count, later=True))
+        found.append(Transfer("pp", "send", item(plan) * micro_batch * handed, count, later=True))
     found += _together(plan, elements / plan.shard, alone / plan.shard, near)
     found += _told(model, plan, here, elements, micros)
     return tuple(call for call in found if call.nbytes * call.times > 0)
-
-
-def of_pass(
-    model: Transformer | Network, plan: Plan, own: StageElements, micro_batch: int, micros: int, *, backward: bool
-) -> list[Transfer]:  # fmt: skip
-    """Collectives inside one pass of a stage; those of a step count as one of `micros` in each pass."""
-    found: list[Transfer] = []
-    if plan.tp > 1 and isinstance(model, Transformer):
-        found += _dealt_layers(model, plan, own, micro_batch, backward)
-    if plan.shard > 1:
-        item, once = _item(plan), 1.0 / micros
-        block, rim = item * own.inside / max(1.0, own.blocks), item * own.rim
-        if not backward:
-            gathers = 1.0 if plan.zero == 3 else once
-            found += [
-                Transfer("shard", "all_gather", block, own.blocks * gathers),
-                Transfer("shard", "all_gather", rim, gathers),
-            ]
-        else:
-            scatters = once if plan.zero == 1 and not leafwise(plan) else 1.0
-            if plan.zero == 3:
-                found.append(Transfer("shard", "all_gather", block, own.blocks))
-            found += [
-                Transfer("shard", "reduce_scatter", block, own.blocks * scatters),
-                Transfer("shard", "reduce_scatter", rim, scatters),
-            ]
-    return [call for call in found if call.nbytes * call.times > 0]
-
-
-def _dealt_layers(
-    model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
-) -> Iterator[Transfer]:
-    """On tp."""
-    wide, item, tokens = _item(plan), ITEM[plan.precision], micro_batch * model.context
-    op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    made = own_tensor_calls(model, plan, tokens, backward)
-    if backward and plan.recompute == "full":
-        made += own_tensor_calls(model, plan, tokens, backward=False, again=True)
-    yield from (call._replace(times=own.blocks * call.times) for call in made)
-    for way, size, there in ((op, wide if backward else item, own.head), (other, wide, own.stem)):
-        yield Transfer("tp", way, tokens * model.d_model * size, there)
-    if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
-        yield Transfer("tp", "all_reduce", tokens * wide)
-        yield Transfer("tp", "all_reduce", 2 * tokens * wide)
-
-
-def _item(plan: Plan) -> float:
-    """Bytes of a weight, a gradient, an activation between stages: under autocast they stay fp32."""
-    return float(max(4, ITEM[plan.precision]))
 
 
 @cache
@@ -198,7 +87,7 @@ def _together(plan: Plan, elements: float, alone: float, near: bool) -> Iterator
         return
     near = near and not policy.leafwise and getattr(member("collective", plan.collective), "nearby", False)
     for some in (elements - alone, alone):
-        for nbytes in buckets(_item(plan) * some, near):
+        for nbytes in buckets(item(plan) * some, near):
             for call in policy.work(round(nbytes), plan.dp).calls:
                 yield of_call(call, plan.dp)
 
@@ -228,9 +117,9 @@ def _told(
     stems, heads = ends(plan.schedule, plan.pp)
     if copies(plan.schedule, plan.pp) > 1:
         # And one number: whether a half lacks some of them.
-        yield Transfer("pp", "all_reduce", _item(plan) * (elements / plan.shard + 1))
+        yield Transfer("pp", "all_reduce", item(plan) * (elements / plan.shard + 1))
     elif stems != heads and any(own.stem or own.head for own in here):
-        yield Transfer("pp", "all_reduce", _item(plan) * model.tied_elements / plan.tp / plan.shard)
+        yield Transfer("pp", "all_reduce", item(plan) * model.tied_elements / plan.tp / plan.shard)
     apart = leafwise(plan)
     places = 2 + (micros * plan.replicas if apart else 1)
     if plan.dp > 1:

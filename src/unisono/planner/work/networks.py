@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.planner.timetables import of
-from unisono.planner.work.passes import ITEM, sharded
+from unisono.planner.work.inside import StageElements, leafwise, with_step
+from unisono.planner.work.passes import ITEM
 from unisono.planner.work.sample import UNSAID, Sample
 from unisono.planner.work.stage import ITEM as ITEMS
 from unisono.planner.work.stage import (
     MatrixProduct,
     PartPass,
-    PassCall,
     PassCounts,
     RowWork,
     StageWork,
@@ -138,31 +138,36 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> Pa
     )
 
 
+def held(network: Network, plan: Plan) -> list[StageElements]:
+    """What a rank of every stage has that one micro-batch passes."""
+    own, found = of(plan.schedule), list[StageElements]()
+    cuts = cut(network, len(own.placement(plan.pp)) // own.chains)
+    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
+    once = len(cuts) == 1 and not leafwise(plan)
+    for place, parts in enumerate(cuts):
+        stem, head = place == 0, place == len(cuts) - 1
+        blocks = parts[int(stem) : len(parts) - int(head)]
+        units = tuple((float(part.parameters), 1.0) for part in blocks if part.parameters)
+        rim = sum(part.parameters for part in parts) - sum(part.parameters for part in blocks)
+        rim -= network.tied_elements if once else 0
+        back = cuts[place - 1][-1].output if place else 0
+        found.append(
+            StageElements(len(blocks), units, rim, 0.0, stem, head, float(parts[-1].output), float(back))
+        )
+    return found
+
+
 def stages(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:
     """Every stage of the plan's timetable on a host of ranks, in fp32."""
-    schedule = of(plan.schedule)
-    placement = schedule.placement(plan.pp)
-    cuts = cut(network, len(placement) // schedule.chains)
-    own = max(1, micros // schedule.chains)  # micro-batches that pass a stage
-    return schedule.chains * tuple(_stage(parts, plan, micro_batch, own, network) for parts in cuts)
-
-
-def _stage(
-    parts: tuple[WorkPart, ...], plan: Plan, micro_batch: int, micros: int, network: Network
-) -> StageWork:
-    ahead = _counted(parts, micro_batch, backward=False)
-    units, rim = _units(parts, network)
-    calls: list[tuple[PassCall, ...]] = []
-    for backward in (False, True):
-        made = sharded(plan, [(unit, 1.0) for unit in units], rim, micros, backward) if plan.shard > 1 else []
-        calls.append(tuple(call for call in made if call.nbytes > 0))
-    return StageWork(
-        ahead,
-        _counted(parts, micro_batch, backward=True),
-        ahead if plan.recompute == "full" else PassCounts(),
-        (calls[0], calls[1]),
-        ITEM * micro_batch * parts[-1].output,
-    )
+    chains, each = of(plan.schedule).chains, held(network, plan)
+    own = max(1, micros // chains)  # micro-batches that pass a stage
+    found: list[StageWork] = []
+    for stage, parts in zip(each, cut(network, len(each)), strict=True):
+        ahead, back = (_counted(parts, micro_batch, backward=way) for way in (False, True))
+        calls = [with_step(network, plan, stage, micro_batch, own, backward=way) for way in (False, True)]
+        again = ahead if plan.recompute == "full" else PassCounts()
+        found.append(StageWork(ahead, back, again, (calls[0], calls[1]), ITEM * micro_batch * stage.ahead))
+    return chains * tuple(found)
 
 
 def _counted(parts: tuple[WorkPart, ...], samples: int, *, backward: bool) -> PassCounts:

@@ -1,7 +1,4 @@
-"""A transformer on a host of ranks, as our own program plays it in fp32: its passes, collectives, weights, activations.
-
-Bytes of elementwise kernels are those of the program's own: norms, residual sums, activation, the heads' transposition.
-"""
+"""A transformer on a host of ranks, as our own program plays it in fp32: passes, calls, weights, activations."""
 
 from typing import Annotated
 
@@ -10,145 +7,92 @@ from unisono.planner.cuts import stages_of
 from unisono.planner.memory import share_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import ends, of
-from unisono.planner.work import kept, sparse
-from unisono.planner.work.stage import PassCall, PassCounts, RowWork, StageWork
-from unisono.planner.work.transformer import Transformer, block_bytes
+from unisono.planner.work import kept
+from unisono.planner.work.blocks import block
+from unisono.planner.work.inside import StageElements, leafwise, with_step
+from unisono.planner.work.stage import OURS, PassCounts, RowWork, StageWork
+from unisono.planner.work.transformer import Transformer, block_bytes, block_elements
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on CPUs compute")] = 4.0
 _ENDS = Source("specification", "parameters of stem and head of our GPT, counted as tensors")
 END_TENSORS: Annotated[int, _ENDS] = 3
+_STARTED = Source("specification", "14 of 20 kernels and 30 of 32: in fp32 nothing is cast; counted")
+# Of a block's kernels those that a CPU starts, forward and backward.
+STARTED: Annotated[tuple[float, float], _STARTED] = (14 / 20, 30 / 32)
+
+
+def held(model: Transformer, plan: Plan) -> list[StageElements]:
+    """What a rank of every stage has that one micro-batch passes."""
+    counts, found = stages_of(model, plan.schedule, plan.pp), list[StageElements]()
+    last, tp, (_, whole) = len(counts) - 1, plan.tp, model.block_parameters
+    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
+    once = last == 0 and not leafwise(plan)
+    handed = float(model.context * model.d_model / tp)
+    for place, blocks in enumerate(counts):
+        stem, head = place == 0, place == last
+        ends_ = [
+            part for part, here in ((model.stem_parameters, stem), (model.head_parameters, head)) if here
+        ]
+        rim = sum(matrix / tp + rest for matrix, rest in ends_) - (model.tied_elements / tp if once else 0)
+        alone = blocks * whole + sum(rest for _, rest in ends_) if tp > 1 else 0.0
+        units = ((block_elements(model, tp), float(blocks)),)
+        found.append(StageElements(blocks, units, rim, alone, stem, head, handed, handed))
+    return found
 
 
 def stages(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:
-    """Every stage of the plan's timetable. Blocks are cut as the program cuts: the dearest row is cheapest."""
-    blocks, schedule = stages_of(model, plan.schedule, plan.pp), of(plan.schedule)
-    placement = schedule.placement(plan.pp)
-    last, made = len(placement) // schedule.chains - 1, dict[tuple[float, bool, bool], StageWork]()
-    found: list[StageWork] = []
-    for stage in range(len(placement)):
-        place = stage % (last + 1)
-        key = blocks[place], place == 0, place == last
-        if key not in made:
-            made[key] = _stage(model, plan, micro_batch, max(1, micros // schedule.chains), *key)
-        found.append(made[key])
-    return tuple(found)
+    """Every stage of the plan's timetable."""
+    chains, made = of(plan.schedule).chains, dict[StageElements, StageWork]()
+    each, many = held(model, plan), max(1, micros // chains)
+    for own in each:
+        if own not in made:
+            made[own] = _stage(model, plan, own, micro_batch, many)
+    return chains * tuple(made[own] for own in each)
 
 
-def _stage(
-    model: Transformer, plan: Plan, micro_batch: int, micros: int, layers: float, stem: bool, head: bool
-) -> StageWork:
-    sizes = {"layers": layers, "stem": stem, "head": head}
-    again = plan.recompute == "full"
+def _stage(model: Transformer, plan: Plan, own: StageElements, micro_batch: int, micros: int) -> StageWork:
+    ahead, back = (_counted(model, plan, own.blocks, micro_batch, backward=way) for way in (False, True))
+    ends_ = [_ends(model, plan, micro_batch, own.stem, own.head, way) for way in (False, True)]
+    made = [with_step(model, plan, own, micro_batch, micros, backward=way) for way in (False, True)]
     return StageWork(
-        counted(model, micro_batch, plan.tp, backward=False, **sizes),
-        counted(model, micro_batch, plan.tp, backward=True, **sizes),
-        counted(model, micro_batch, plan.tp, backward=False, layers=layers) if again else PassCounts(),
-        (
-            tuple(_calls(model, plan, micro_batch, micros, layers, (stem, head), backward=False)),
-            tuple(_calls(model, plan, micro_batch, micros, layers, (stem, head), backward=True)),
-        ),
-        micro_batch * model.context * model.d_model / plan.tp * ITEM,
+        ahead + ends_[0],
+        back + ends_[1],
+        ahead if plan.recompute == "full" else PassCounts(),
+        (made[0], made[1]),
+        ITEM * micro_batch * own.ahead,
     )
 
 
-def counted(
-    model: Transformer, micro_batch: int, tp: int, *, backward: bool, layers: float, stem: bool = False,
-    head: bool = False,
-) -> PassCounts:  # fmt: skip
-    """What one pass over `layers` blocks computes, and stem and head if they are here."""
-    n, h, k = micro_batch * model.context, model.d_model, 2.0 if backward else 1.0
-    shared = 2.0 * n * h / tp  # norms and sums are dealt over tp by positions
-    dense, share = 1.0 - model.sparse_share, model.sparse_share
-    products = sum(inner * columns for inner, columns, _, _ in model.attention_products)
-    products += dense * (3 if model.gated else 2) * h * model.d_ff
-    # Both products of attention; half is masked, unless it is drawn.
-    scores = n * model.context * model.n_head * sum(model.score_widths) / tp * (2.0 if model.noisy else 1.0)
-    active = (5 if model.gated else 3) if backward else (3 if model.gated else 2)
-    moved = shared * (7 if backward else 5) + n * (active * dense * model.d_ff + 2 * model.qkv_width) / tp
-    flops, launch = 2.0 * n * products / tp, 30.0 if backward else 14.0
-    if model.experts:
-        shapes = sparse.products(model, model.experts, n, tp, 1)
-        flops += share * sum(2.0 * rows * inner * columns * many for rows, inner, columns, many in shapes)
-        moved += share * sparse.moved(model, model.experts, n, tp, 1, int(ITEM), active * int(ITEM)) / ITEM
-        launch += share * sparse.LAUNCHES * k
-    drawn = (n * h * 2 / tp + n * model.context * model.n_head / tp) if model.noisy and not backward else 0.0
-    found = PassCounts(
-        product=k * layers * flops,
-        attention=(2.5 if backward else 1.0) * layers * scores,
-        elementwise=ITEM * layers * moved,
-        weights=ITEM * k * layers * block_elements(model, tp),
-        noise=layers * drawn,
-        launch=launch * layers,
+def _counted(
+    model: Transformer, plan: Plan, layers: float, micro_batch: int, *, backward: bool
+) -> PassCounts:
+    """What one pass over `layers` blocks computes."""
+    work, tokens = block(model, plan, OURS, micro_batch, backward=backward), micro_batch * model.context
+    drawn = work.masks + tokens * model.context * model.n_head / plan.tp if model.noisy else 0.0
+    return PassCounts(
+        product=layers * sum(one.flops for one in work.products),
+        # Half of both products of attention is masked, unless it is drawn.
+        attention=layers * work.fused * (2.0 if model.noisy else 1.0),
+        elementwise=layers * work.moved,
+        weights=ITEM * layers * block_elements(model, plan.tp) * (2.0 if backward else 1.0),
+        noise=0.0 if backward else layers * drawn,
+        launch=layers * work.kernels * STARTED[backward],
     )
-    return found + _ends(model, n, tp, k, stem, head, backward) if stem or head else found
 
 
 def _ends(
-    model: Transformer, n: float, tp: int, k: float, stem: bool, head: bool, backward: bool
+    model: Transformer, plan: Plan, micro_batch: int, stem: bool, head: bool, backward: bool
 ) -> PassCounts:
-    """The same of stem and head, on `n` tokens."""
-    h = model.d_model
+    """The same of stem and head."""
+    n, h, tp, k = micro_batch * model.context, model.d_model, plan.tp, 2.0 if backward else 1.0
     return PassCounts(
         product=2.0 * k * n * h * model.vocab / tp if head else 0.0,
         elementwise=ITEM * n * h * (6 if backward else 4) * (stem + head) / tp,
         logits=ITEM * 3 * n * model.vocab / tp if head else 0.0,
         weights=ITEM * model.vocab * h / tp if head else 0.0,
         noise=n * h / tp if model.noisy and stem and not backward else 0.0,
-        launch=(10.0 if backward else 6.0) / 2 * (stem + head),
+        launch=(5.0 if backward else 3.0) * (stem + head),
     )
-
-
-def block_elements(model: Transformer, tp: int) -> float:
-    """Elements of one block on one rank of tp, before `shard` deals them; of dense and sparse blocks the mean."""
-    dealt, whole = model.block_parameters
-    return (dealt + model.sparse_share * model.layer_experts) / tp + whole
-
-
-def _calls(
-    model: Transformer, plan: Plan, micro_batch: int, micros: int, layers: float, ends: tuple[bool, bool], *,
-    backward: bool,
-) -> list[PassCall]:  # fmt: skip
-    """Collectives inside one pass, as the program makes them. ends: whether stem and head are here."""
-    (stem, head), found = ends, list[PassCall]()
-    if plan.tp > 1:
-        moved = micro_batch * model.context * model.d_model * ITEM
-        tokens = micro_batch * model.context * ITEM
-        gathers = 2 if model.gated else 1  # gate and up gather their input each
-        first, second = layers * (1.0 + gathers), layers * 2.0  # what a forward pass gathers, and scatters
-        gather, scatter = (second + stem, first + head) if backward else (first + head, second + stem)
-        if backward and plan.recompute == "full":
-            # Up to the last tensor that is kept: without dropout that comes before what the second half scatters.
-            gather, scatter = gather + first, scatter + layers * (2 if model.noisy else 1)
-        found += [
-            PassCall("tp", "all_gather", moved, gather),
-            PassCall("tp", "reduce_scatter", moved, scatter),
-        ]
-        if head and not backward:  # of the loss: the largest logit, then the sum and the target's
-            found += [PassCall("tp", "all_reduce", size, 1.0) for size in (tokens, 2 * tokens)]
-        if backward:  # gradients of what every rank has whole
-            whole = layers * model.block_parameters[1]
-            whole += stem * model.stem_parameters[1] + head * model.head_parameters[1]
-            found.append(PassCall("tp", "all_reduce", ITEM * whole / plan.shard, 1.0 / micros))
-    if plan.shard > 1:
-        rim = ITEM * share_of(model, plan, 0 if stem else plan.pp - 1, True).ends if stem or head else 0.0
-        found += sharded(plan, [(ITEM * block_elements(model, plan.tp), layers)], rim, micros, backward)
-    return [call for call in found if call.nbytes * call.times > 0]
-
-
-def sharded(
-    plan: Plan, units: list[tuple[float, float]], rim: float, micros: int, backward: bool
-) -> list[PassCall]:
-    """Collectives on shard of one pass. units: (bytes, how many there are) of what is gathered at once, between the
-    ends; rim: bytes of the ends, which stay gathered until the backward pass is over."""
-    once, deals = 1.0 / micros, plan.zero == 3
-    if not backward:
-        gathers = 1.0 if deals else once
-        return [PassCall("shard", "all_gather", size, many * gathers) for size, many in [*units, (rim, 1.0)]]
-    scatters = once if plan.zero == 1 else 1.0
-    gathered = [PassCall("shard", "all_gather", size, many) for size, many in units] if deals else []
-    return gathered + [
-        PassCall("shard", "reduce_scatter", size, many * scatters) for size, many in [*units, (rim, 1.0)]
-    ]
 
 
 def row_works(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[RowWork, ...]:

@@ -25,6 +25,19 @@ class Habits(Protocol):
     def autograd(self) -> bool: ...
 
 
+@dataclass(frozen=True, slots=True)
+class OwnHabits:
+    """Ours."""
+
+    fused_attention: bool = True
+    fused_loss: bool = True
+    sequence_parallel: bool = True
+    autograd: bool = True
+
+
+OURS = OwnHabits()
+
+
 class MatrixProduct(NamedTuple):
     """`many` products (rows x inner) (inner x columns). read: elements of all left factors as they lie in memory, where
     they are fewer, as a convolution's are. times: how often they are made, in the mean over layers."""
@@ -118,15 +131,6 @@ class PassCounts:
         return PassCounts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(PassCounts)))
 
 
-class PassCall(NamedTuple):
-    """A collective inside a pass: its axis, its operation, bytes of all ranks together, how often a pass makes it."""
-
-    axis: str
-    op: str
-    nbytes: float
-    times: float
-
-
 @dataclass(frozen=True, slots=True)
 class StageWork:
     """One stage and one micro-batch on one rank.
@@ -140,10 +144,10 @@ class StageWork:
     ahead: PassCounts
     back: PassCounts
     again: PassCounts
-    calls: tuple[tuple[PassCall, ...], tuple[PassCall, ...]]
+    calls: tuple[tuple[Transfer, ...], tuple[Transfer, ...]]
     handed: float
 
-    def pass_of(self, backward: bool) -> tuple[PassCounts, tuple[PassCall, ...]]:
+    def pass_of(self, backward: bool) -> tuple[PassCounts, tuple[Transfer, ...]]:
         """(what the pass computes, without what it computes a second time; its collectives)."""
         return (self.back if backward else self.ahead), self.calls[backward]
 

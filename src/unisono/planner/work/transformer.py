@@ -301,6 +301,12 @@ def crossings(
     return (whole * wide, gathers), (whole * itemsize, 1.0 if again and not model.noisy else 2.0)
 
 
+def block_elements(model: Transformer, tp: int) -> float:
+    """Elements of one block on one rank of tp, before `shard` deals them; of dense and sparse blocks the mean."""
+    dealt, whole = model.block_parameters
+    return (dealt + model.sparse_share * model.layer_experts) / tp + whole
+
+
 def block_bytes(
     model: Transformer,
     *,
