@@ -18,7 +18,7 @@ from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tables import deal, ignored, marked
-from unisono.parallel.tensor import split
+from unisono.parallel.tensor import part_of, split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
 from unisono.programs.pipeline import Timetable
@@ -207,7 +207,7 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
     def crossing(x: Tensor) -> Tensor:
         shape = list(x.shape)
         if sequence and x.dim() > 1 and shape[1] == sequence:
-            shape[1] //= mesh.tp.size
+            shape[1] = part_of(site.length, mesh.tp)[1]
         return x.new_empty(shape, dtype=site.dtype if x.is_floating_point() else x.dtype)
 
     carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]

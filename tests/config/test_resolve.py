@@ -100,14 +100,14 @@ def test_a_wrong_recipe_and_a_wrong_plan_are_told_together() -> None:
     recipe = Recipe(
         model=ModelConfig(n_head=3), data=DataConfig(source="stdlb"), train=TrainConfig(min_lr=1.0)
     )
-    found = " | ".join(problems(recipe, "tp=2 cp=2"))
-    for words in ("n_head 3 does not divide d_model", "did you mean stdlib?", "min_lr", "cp=2", "tp=2"):
+    found = " | ".join(problems(recipe, "tp=4 cp=2"))
+    for words in ("n_head 3 does not divide d_model", "did you mean stdlib?", "min_lr", "cp=2", "tp=4"):
         assert words in found
 
 
 def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("my.toml").write_text('plan = "tp=3"\n[model]\nn_head = 4\n')
+    Path("my.toml").write_text('plan = "tp=5"\n[model]\nn_head = 4\n')
     got = load("my.toml", environ={})
     with pytest.raises(ConfigProblems) as caught:
         resolve(got.recipe, got.plan, origins=got.origins)

@@ -60,24 +60,18 @@ def test_the_sum_is_shown() -> None:
     assert "--train.global_batch 128" in problem.fix
 
 
-def test_tensor_parallel_sizes_must_divide() -> None:
+def test_each_rank_of_tp_has_something() -> None:
+    """Any degree up to the smallest of what is dealt: heads, widths and positions need not be multiples of it."""
     gpt = Recipe(model=ModelConfig(n_head=6, d_model=96, n_kv_head=2, d_ff=250, context=66))
-    found = Plan.parse("tp=4").check(gpt)
-    assert {
-        w for p in found for w in ("n_head", "n_kv_head", "d_ff", "context") if f"model.{w}" in p.where
-    } == {
-        "n_head",
-        "n_kv_head",
-        "d_ff",
-        "context",
-    }
-    assert codes("tp=2", gpt) == set()
+    assert codes("tp=4", gpt) == codes("tp=5", gpt) == codes("tp=2", gpt) == set()
+    found = Plan.parse("tp=7").check(gpt)
+    assert [p.where for p in found] == ["plan.tp, model.n_head"] and "tp=6 or less" in found[0].fix
 
 
 def test_kinds_differ_in_what_they_split() -> None:
     assert "P12" in codes("tp=2", Recipe(model=ModelConfig(kind="convnet")))
     assert codes("tp=2", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 32)))) == set()
-    assert "P12" in codes("tp=3", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 33))))
+    assert "P12" in codes("tp=34", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 33))))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])

@@ -21,7 +21,7 @@ from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack
 from unisono.models.moe.routing import LeafTokens, TokenChoice
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.tensor import Crossing, Cut, Dealt, enter, gather_sequence, leave, part_of, scatter_sum
+from unisono.parallel.tensor import Crossing, Cut, Dealt, ends_of, enter, gather_sequence, leave, part_of, scatter_sum
 from unisono.spec.layout import Split
 
 HOLDERS, SHARERS = "experts", "expert"
@@ -72,10 +72,10 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
 
 
 class SlicedLeaf(LeafTokens):
-    """A leaf whose positions are dealt over `tp`, each rank a stretch of them."""
+    """A leaf whose positions, `length` of them, are dealt over `tp`, each rank a stretch of them."""
 
-    def __init__(self, group: Group) -> None:
-        self.group, self.parts = group, group.size
+    def __init__(self, group: Group, length: int) -> None:
+        self.group, self.parts, self.length = group, group.size, length
 
     @torch.no_grad()
     def sum(self, x: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ class SlicedLeaf(LeafTokens):
 
     @torch.no_grad()
     def gather(self, x_Bt: Tensor) -> Tensor:
-        return gather_sequence(x_Bt, self.group)
+        return gather_sequence(x_Bt, self.group, self.length)
 
     def own(self, x_BT: Tensor) -> Tensor:
-        return x_BT.chunk(self.parts, 1)[self.group.index]
+        return x_BT.narrow(1, *part_of(self.length, self.group))
 
 
 class RowsAcross(torch.autograd.Function):
@@ -103,21 +103,22 @@ class RowsAcross(torch.autograd.Function):
 
 
 class DealtDispatch(Dispatch):
-    """Experts are on the ranks of `ep`; those of `width` share each of them."""
+    """Experts are on the ranks of `ep`; those of `width` share each of them, and have `length` positions together."""
 
-    def __init__(self, groups: ExpertGroups) -> None:
+    def __init__(self, groups: ExpertGroups, length: int) -> None:
         super().__init__()
-        self.groups = groups
+        self.groups, self.length = groups, length
 
     def forward(self, x_BtD: Tensor, choice: TokenChoice, experts: ExpertStack) -> Tensor:
         width = self.groups.width
         if width.size == 1:
             return super().forward(x_BtD, choice, experts)
-        expert, kept = (gather_sequence(x, width) for x in (choice.expert, choice.kept))
+        length = self.length
+        expert, kept = (gather_sequence(x, width, length) for x in (choice.expert, choice.kept))
         weight = choice.weight
-        weight = Crossing.apply(weight, width, gather_sequence, scatter_sum, weight.dtype)
-        y_BTD = super().forward(enter(x_BtD, width, True), TokenChoice(expert, weight, kept), experts)  # type: ignore[arg-type]
-        return leave(y_BTD, width, True)
+        weight = Crossing.apply(weight, width, gather_sequence, scatter_sum, weight.dtype, length)
+        y_BTD = super().forward(enter(x_BtD, width, length), TokenChoice(expert, weight, kept), experts)  # type: ignore[arg-type]
+        return leave(y_BTD, width, length)
 
     def compute(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
         ep = self.groups.ep
@@ -140,13 +141,15 @@ class DealtDispatch(Dispatch):
 def deal_experts(stages: Stages, site: Site) -> None:
     """Leave this rank its experts, or its part of their width, and tell each router whose tokens its leaf has."""
     groups = expert_groups(site.mesh, site.plan.ep)
+    ends, first = ends_of(site.length, site.mesh.tp.size), site.mesh.tp.index - groups.width.index
+    together = ends[first + groups.width.size] - ends[first]
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
             split = site.anatomy.split_of(name)
             if split is Split.ROUTER and site.mesh.tp.size > 1:
-                module.leaf = SlicedLeaf(site.mesh.tp)  # type: ignore[assignment]
+                module.leaf = SlicedLeaf(site.mesh.tp, site.length)  # type: ignore[assignment]
             elif split is Split.EXPERTS:
-                stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups)
+                stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups, together)
                 _cut(name, module, groups, site)  # type: ignore[arg-type]
 
 

@@ -42,6 +42,11 @@ class Site:
     sharding: dict[int, Whole] = field(default_factory=dict)
 
     @property
+    def length(self) -> int:
+        """Positions that `tp` deals between blocks; 0 if there are none."""
+        return self.anatomy.sequence // self.plan.cp
+
+    @property
     def owners(self) -> dict[str, str]:
         """Alias → owner of tied weights."""
         return dict(self.anatomy.ties)

@@ -3,10 +3,13 @@
 Own modules instead of DTensor: plain local tensors compose with FSDP2 and with one gradient norm over the whole
 model, take uneven vocabularies, and draw the same dropout mask as one device (see docs/adr/0004).
 
-Shapes: B batch, T positions, t = T / tp positions of this rank, D width, V vocabulary, v this rank's part of V.
+No size need be a multiple of the degree: heads, widths, vocabulary and positions are dealt as evenly as may be.
+
+Shapes: B batch, T positions, t those of this rank, D width, V vocabulary, v this rank's part of V.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.comm.group import Group
+from unisono.parallel.heads import dealt_heads, with_lent_keys
 from unisono.spec.errors import UsageError
-from unisono.spec.layout import Anatomy, Split
+from unisono.spec.layout import Anatomy, Split, Units
 
 if TYPE_CHECKING:
     from unisono.parallel.site import Site, Stages
@@ -50,67 +54,107 @@ def part_of(full: int, group: Group) -> tuple[int, int]:
     return start, base + (group.index < more)
 
 
+def ends_of(full: int, ranks: int) -> list[int]:
+    """Where each rank's part of `full` begins, and the end of the last one."""
+    base, more = divmod(full, ranks)
+    return [i * base + min(i, more) for i in range(ranks + 1)]
+
+
+def features_of(units: Units, group: Group) -> tuple[int, int]:
+    """(start, size) of this rank's features, which are whole units."""
+    start, size = part_of(units.count, group)
+    first = units.before(start)
+    return first, units.before(start + size) - first
+
+
 # How activations cross the group ---------------------------------------------------------------------------
 
 
-def gather_sequence(x_BtD: Tensor, group: Group) -> Tensor:
-    """[B, t, D] → [B, T, D]."""
-    parts = group.all_gather(x_BtD.transpose(0, 1))
-    return parts.transpose(0, 1).contiguous()
+def gather_dealt(x: Tensor, group: Group, full: int) -> Tensor:
+    """Parts of dim 0, dealt as `part_of` does → all `full` of it. Shorter parts travel with a row of zeros."""
+    most = -(-full // group.size)
+    if full % group.size == 0:
+        return group.all_gather(x)
+    room = x.new_zeros((most, *x.shape[1:]))
+    room[: len(x)] = x
+    ends = ends_of(full, group.size)
+    parts = group.all_gather(room).split(most)
+    return torch.cat([part[: b - a] for part, (a, b) in zip(parts, pairwise(ends), strict=True)])
 
 
-def scatter_sum(x_BTD: Tensor, group: Group) -> Tensor:
+def scatter_dealt(x: Tensor, group: Group) -> Tensor:
+    """All of dim 0, partial on every rank → this rank's part, summed. Shorter parts travel with a row of zeros."""
+    ends, most = ends_of(len(x), group.size), -(-len(x) // group.size)
+    if len(x) % group.size == 0:
+        return group.reduce_scatter(x)
+    room = x.new_zeros((group.size, most, *x.shape[1:]))
+    for part, (a, b) in zip(room, pairwise(ends), strict=True):
+        part[: b - a] = x[a:b]
+    return group.reduce_scatter(room.flatten(0, 1))[: part_of(len(x), group)[1]]
+
+
+def gather_sequence(x_BtD: Tensor, group: Group, length: int) -> Tensor:
+    """[B, t, D] → [B, T, D], T = length."""
+    return gather_dealt(x_BtD.transpose(0, 1), group, length).transpose(0, 1).contiguous()
+
+
+def scatter_sum(x_BTD: Tensor, group: Group, length: int) -> Tensor:
     """[B, T, D] partial on every rank → [B, t, D], summed."""
-    return group.reduce_scatter(x_BTD.transpose(0, 1)).transpose(0, 1).contiguous()
+    return scatter_dealt(x_BTD.transpose(0, 1), group).transpose(0, 1).contiguous()
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
+def summed(x: Tensor, group: Group, length: int) -> Tensor:
     """A sum over the ranks, in a tensor of its own."""
     return group.all_reduce(x.contiguous().clone())
 
 
-def as_it_is(x: Tensor, group: Group) -> Tensor:
+def as_it_is(x: Tensor, group: Group, length: int) -> Tensor:
     return x.view_as(x)
 
 
 class Crossing(torch.autograd.Function):
-    """`there(x, group)` forward, `back(grad, group)` backward, whose sums are in x's own dtype."""
+    """`there(x, group, length)` forward, `back(grad, group, length)` backward, whose sums are in x's own dtype. length:
+    of what is dealt between layers."""
 
     @staticmethod
-    def forward(ctx, x, group, there, back, dtype):  # type: ignore[override]
-        ctx.group, ctx.back, ctx.dtype = group, back, x.dtype
-        return there(x.to(dtype), group)
+    def forward(ctx, x, group, there, back, dtype, length):  # type: ignore[override]
+        ctx.group, ctx.back, ctx.dtype, ctx.length = group, back, x.dtype, length
+        return there(x.to(dtype), group, length)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        return ctx.back(grad.to(ctx.dtype), ctx.group), None, None, None, None
+        return ctx.back(grad.to(ctx.dtype), ctx.group, ctx.length), None, None, None, None, None
 
 
-def enter(x: Tensor, group: Group, sequence: bool) -> Tensor:
-    """Into a split layer. With sequence parallelism positions are gathered, and the gradients of all ranks summed and
-    scattered; without it gradients are summed. Under autocast x crosses as the product will read it."""
+def enter(x: Tensor, group: Group, sequence: int) -> Tensor:
+    """Into a split layer. With sequence parallelism, of `sequence` positions, these are gathered, and the gradients of
+    all ranks summed and scattered; without it, 0, gradients are summed. Under autocast x crosses as the product will
+    read it."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     ways = (gather_sequence, scatter_sum) if sequence else (as_it_is, summed)
-    return Crossing.apply(x, group, *ways, dtype)  # type: ignore[return-value]
+    return Crossing.apply(x, group, *ways, dtype, sequence)  # type: ignore[return-value]
 
 
-def leave(x: Tensor, group: Group, sequence: bool) -> Tensor:
+def leave(x: Tensor, group: Group, sequence: int) -> Tensor:
     """Out of a split layer: the other way round."""
     ways = (scatter_sum, gather_sequence) if sequence else (summed, as_it_is)
-    return Crossing.apply(x, group, *ways, x.dtype)  # type: ignore[return-value]
+    return Crossing.apply(x, group, *ways, x.dtype, sequence)  # type: ignore[return-value]
 
 
 # Modules ---------------------------------------------------------------------------------------------------
 
 
 class ColumnLinear(nn.Module):
-    """Holds some of the output features; gathers the positions of its input."""
+    """Holds some of the output features, whole units of them; gathers the positions of its input. Where units read keys
+    that other ranks compute, these are borrowed."""
 
-    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, group: Group, sequence: int, units: Units | None = None) -> None:
         super().__init__()
         self.group, self.sequence = group, sequence
-        start, size = part_of(whole.out_features, group)
+        self.units = units = units or Units(whole.out_features)
+        self.heads = dealt_heads(units, ends_of(units.count, group.size)) if units.group else []
+        start, size = features_of(units, group)
         self.weight = nn.Parameter(whole.weight.detach()[start : start + size].clone())
         self.bias = (
             None if whole.bias is None else nn.Parameter(whole.bias.detach()[start : start + size].clone())
@@ -119,17 +163,18 @@ class ColumnLinear(nn.Module):
         self.cuts = {"weight": cut, "bias": cut}
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(enter(x, self.group, self.sequence), self.weight, self.bias)
+        y = F.linear(enter(x, self.group, self.sequence), self.weight, self.bias)
+        return with_lent_keys(y, self.units, self.heads, self.group)
 
 
 class RowLinear(nn.Module):
-    """Holds some of the input features; its output is summed, and scattered along the positions. The bias stays
-    whole and is added once, after the sum."""
+    """Holds some of the input features, whole units of them; its output is summed, and scattered along the positions.
+    The bias stays whole and is added once, after the sum."""
 
-    def __init__(self, whole: nn.Linear, group: Group, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, group: Group, sequence: int, units: Units | None = None) -> None:
         super().__init__()
         self.group, self.sequence = group, sequence
-        start, size = part_of(whole.in_features, group)
+        start, size = features_of(units or Units(whole.in_features), group)
         self.weight = nn.Parameter(whole.weight.detach()[:, start : start + size].clone())
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
         self.cuts = {"weight": Cut(1, start, size, whole.in_features)}
@@ -142,7 +187,7 @@ class RowLinear(nn.Module):
 class VocabEmbedding(nn.Module):
     """Holds some rows of the table; tokens of other ranks give zero, and the sum is scattered."""
 
-    def __init__(self, whole: nn.Embedding, group: Group, sequence: bool) -> None:
+    def __init__(self, whole: nn.Embedding, group: Group, sequence: int, units: Units | None = None) -> None:
         super().__init__()
         self.group, self.sequence = group, sequence
         self.start, size = part_of(whole.num_embeddings, group)
@@ -200,11 +245,7 @@ class GatherVocab(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, full, group):  # type: ignore[override]
         ctx.part = part_of(full, group)
-        most = -(-full // group.size)
-        padded = F.pad(logits, (0, most - logits.shape[-1])).movedim(-1, 0).contiguous()
-        sizes = [full // group.size + (i < full % group.size) for i in range(group.size)]
-        parts = group.all_gather(padded).split(most)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).movedim(0, -1)
+        return gather_dealt(logits.movedim(-1, 0).contiguous(), group, full).movedim(0, -1)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
@@ -214,7 +255,7 @@ class GatherVocab(torch.autograd.Function):
 # The pass --------------------------------------------------------------------------------------------------
 
 
-def split_modules(root: nn.Module, anatomy: Anatomy, group: Group) -> dict[str, Cut]:
+def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) -> dict[str, Cut]:
     """Replace the modules of `root` that the anatomy splits; returns parameter name → Cut for the split ones.
 
     Runs on any device, the meta device included. A group of one leaves the model as it is.
@@ -222,7 +263,6 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group) -> dict[str, 
     cuts: dict[str, Cut] = {}
     if group.size == 1:
         return cuts
-    sequence = anatomy.sequence > 0
     makers = {
         Split.COLUMN: ColumnLinear,
         Split.VOCAB_OUT: ColumnLinear,
@@ -234,18 +274,22 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group) -> dict[str, 
         if split is None:
             continue
         if split in makers:
-            made = makers[split](module, group, sequence)  # type: ignore[arg-type]
+            told = anatomy.units_of(name)
+            made = makers[split](module, group, length, told if told.count else None)  # type: ignore[arg-type]
             parent, _, leaf = name.rpartition(".")
             setattr(root.get_submodule(parent), leaf, made)
             cuts |= {f"{name}.{key}": cut for key, cut in made.cuts.items() if getattr(made, key) is not None}
         elif split is Split.POSITIONS:
-            module.part = group.index  # type: ignore[assignment]
+            module.start = part_of(anatomy.sequence, group)[0]  # type: ignore[assignment]
         elif split is Split.SEQUENCE_DROPOUT:
             start, _ = part_of(anatomy.sequence, group)
             module.window[1] = (start, anatomy.sequence)  # type: ignore[index,union-attr]
         elif split is Split.HEAD_DROPOUT:
-            start, _ = part_of(anatomy.divides["heads"], group)
-            module.window[1] = (start, anatomy.divides["heads"])  # type: ignore[index,union-attr]
+            units = anatomy.units_of(name)
+            module.window[1] = (features_of(units, group)[0], units.before(units.count))  # type: ignore[index,union-attr]
+        elif split is Split.HEADS:
+            units = anatomy.units_of(name)
+            module.counts = dealt_heads(units, ends_of(units.count, group.size))[group.index].counts  # type: ignore[assignment]
     return cuts
 
 
@@ -259,7 +303,7 @@ def split(stages: "Stages", site: "Site") -> None:
     tp = site.mesh.tp
     head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
     for stage in stages.values():
-        site.cuts.update(split_modules(stage, site.anatomy, tp))
+        site.cuts.update(split_modules(stage, site.anatomy, tp, site.length))
         if stage.last and head is not None:
             full = site.shapes[f"{head}.weight"][0]
             own = stage.loss

@@ -156,10 +156,9 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
             "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
         )
     for name, keys, size in sizes or ():
-        if size % plan.tp:
-            fits = " ".join(str(n) for n in divisors(size) if n <= 64)
-            what = f"tp={plan.tp} does not divide {name} {size}"
-            yield Problem("P12", what, f"plan.tp, {keys}", f"tp one of {fits}, or another {keys}")
+        if size < plan.tp:
+            what = f"tp={plan.tp} deals out {name}, and there are {size}: some ranks would have none"
+            yield Problem("P12", what, f"plan.tp, {keys}", f"tp={size} or less, or another {keys}")
 
 
 def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:

@@ -19,9 +19,25 @@ class Split(Enum):
     VOCAB_OUT = "vocab_out"  # the classifier dealt by rows; see Anatomy.cross_entropy
     SEQUENCE_DROPOUT = "sequence_dropout"  # a dropout on the residual stream: sees a slice of positions
     HEAD_DROPOUT = "head_dropout"  # a dropout on attention weights: sees a slice of heads
+    HEADS = "heads"  # attention between COLUMN and ROW: is told how many queries each of its keys has, as `counts`
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
     EXPERTS = "experts"  # a stack of feed-forward layers: `ep` deals them, the rest of `tp` cuts their width
     ROUTER = "router"  # sends tokens to experts: whole, sees a slice of positions
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Features that are dealt in whole units, such as heads: `count` units of `width` features. group: consecutive
+    units that read one key and one value (grouped queries, Ainslie et al., 2023), whose features follow those of the
+    group, each as wide as a unit; 0: there are none."""
+
+    count: int
+    width: int = 1
+    group: int = 0
+
+    def before(self, unit: int) -> int:
+        """Features of the units before this one, and of keys and values before it."""
+        return self.width * (unit + (2 * (unit // self.group) if self.group else 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,8 @@ class Anatomy:
     """What may be cut where.
 
     splits: module glob → Split, for `tp`; empty means that the model declares none and `tp` is refused.
-    divides: name → size that `tp` must divide (heads, hidden width), for messages.
+    divides: name → size of what `tp` deals (heads, hidden width).
+    units: module glob → what its dealt features consist of; single features where it says nothing.
     ties: (alias parameter, owner parameter): one weight under two names.
     sequence: length of dim 1 of the residual stream, which `tp` deals between blocks; 0 if there is none.
     cross_entropy: the loss is the cross-entropy summed over targets and nothing else, so `tp` may take it without
@@ -42,6 +59,7 @@ class Anatomy:
 
     splits: Mapping[str, Split] = field(default_factory=dict)
     divides: Mapping[str, int] = field(default_factory=dict)
+    units: Mapping[str, Units] = field(default_factory=dict)
     ties: tuple[tuple[str, str], ...] = ()
     sequence: int = 0
     cross_entropy: bool = False
@@ -56,6 +74,11 @@ class Anatomy:
     def split_of(self, name: str) -> Split | None:
         """The split of the module called `name`, or None where it stays whole."""
         return next((split for glob, split in self.splits.items() if _matches(glob, name)), None)
+
+    def units_of(self, name: str, features: int = 0) -> Units:
+        """The units of the module called `name`; else each of its `features` is one."""
+        told = (units for glob, units in self.units.items() if _matches(glob, name))
+        return next(told, Units(features))
 
 
 def _matches(glob: str, name: str) -> bool:

@@ -140,9 +140,9 @@ def canonical_parts_begin_with_the_second(patch):
 def computed_again_without_the_other_positions(patch):
     """What is computed again does not gather what other ranks have: each takes its own positions for all."""
 
-    def gather(x, group):
+    def gather(x, group, length):
         own = torch._C._current_graph_task_id() != -1 and x.requires_grad
-        return torch.cat([x] * group.size, 1) if own else GATHER(x, group)
+        return torch.cat([x] * group.size, 1) if own else GATHER(x, group, length)
 
     patch(tensor, "gather_sequence", gather)
 

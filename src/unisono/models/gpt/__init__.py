@@ -86,10 +86,8 @@ class GPTConfig(ModelConfig):
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
         if axis != "tp":
             return None
-        grouped = [DealtSize("the key-value heads", "model.n_kv_head", self.kv_heads)]
         return (
             DealtSize("the heads", "model.n_head", self.n_head),
-            *(grouped if self.kv_heads != self.n_head else ()),
             DealtSize("the feed-forward width", "model.d_ff", self.ff_width),
             DealtSize("the context (positions are dealt between blocks)", "model.context", self.context),
         )

@@ -5,6 +5,7 @@ Shapes: B batch, T positions, D width, H query heads, G key/value heads, K head 
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ from unisono.models.chain import Chain
 from unisono.models.gpt import GPTConfig
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
-from unisono.spec.layout import Anatomy, Split
+from unisono.spec.layout import Anatomy, Split, Units
 
 
 def _norm(config: GPTConfig) -> nn.Module:
@@ -24,16 +25,15 @@ def _norm(config: GPTConfig) -> nn.Module:
 
 
 class Positions(nn.Module):
-    """Adds a learned row per position; `part` says which slice of the positions x [B, T', D] is."""
+    """Adds a learned row per position; `start` says which position the first one of x [B, T', D] is."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
-        self.part = 0
+        self.start = 0
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        first = self.part * x_BTD.shape[1]
-        return x_BTD + self.weight[first : first + x_BTD.shape[1]]
+        return x_BTD + self.weight[self.start : self.start + x_BTD.shape[1]]
 
 
 class Stem(nn.Module):
@@ -92,12 +92,13 @@ class Core(nn.Module):
 
 class Attention(nn.Module):
     """Causal self-attention. Rows of `qkv` are grouped by key/value head: its queries, its key, its value, so
-    that a contiguous slice of rows is a set of whole heads."""
+    that a contiguous slice of rows is a set of whole heads. counts: of each key/value head here, how many of its
+    queries are here."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.width = config.d_model // config.n_head
-        self.queries = config.n_head // config.kv_heads
+        self.counts = (config.n_head // config.kv_heads,) * config.kv_heads
         self.theta = config.rope_theta if config.positions == "rotary" else 0.0
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
@@ -107,13 +108,25 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:
         qkv = self.qkv(x_BTD)
         B, T, _ = qkv.shape  # not x's T: under sequence parallelism qkv gathers the positions
-        qkv_BTGQK = qkv.view(B, T, -1, self.queries + 2, self.width)
-        q_BHTK = qkv_BTGQK[..., :-2, :].reshape(B, T, -1, self.width).transpose(1, 2)
-        k_BGTK, v_BGTK = (qkv_BTGQK[..., i, :].transpose(1, 2) for i in (-2, -1))
+        q_BHTK, k_BGTK, v_BGTK = self.apart(qkv.view(B, T, -1, self.width))
         if self.theta:
             q_BHTK, k_BGTK = rotate(q_BHTK, self.theta), rotate(k_BGTK, self.theta)
         y_BHTK = self.core(q_BHTK, k_BGTK, v_BGTK, noise)
         return self.proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
+
+    def apart(self, qkv_BTRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values. Where keys have unequal numbers of queries, each query gets a copy of its own."""
+        if len(set(self.counts)) == 1:
+            qkv_BTGQK = qkv_BTRK.unflatten(2, (-1, self.counts[0] + 2))
+            q_BTHK, (k_BTGK, v_BTGK) = qkv_BTGQK[..., :-2, :].flatten(2, 3), qkv_BTGQK[..., -2:, :].unbind(3)
+        else:
+            parts = qkv_BTRK.split([rows for count in self.counts for rows in (count, 1, 1)], dim=2)
+            q_BTHK = torch.cat(parts[::3], 2)
+            k_BTGK, v_BTGK = (
+                torch.cat([x.expand(-1, -1, n, -1) for x, n in zip(of, self.counts, strict=True)], 2)
+                for of in (parts[1::3], parts[2::3])
+            )
+        return q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -188,12 +201,15 @@ class GPT(Chain):
 
 
 def anatomy_of(config: GPTConfig) -> Anatomy:
+    heads = Units(config.n_head, config.d_model // config.n_head)
+    grouped = replace(heads, group=config.n_head // config.kv_heads)
     return Anatomy(
         cross_entropy=True,
         splits={
             "stem.tok": Split.VOCAB_IN,
             "stem.pos": Split.POSITIONS,
             "stem.drop": Split.SEQUENCE_DROPOUT,
+            "blocks.*.attn": Split.HEADS,
             "blocks.*.attn.qkv": Split.COLUMN,
             "blocks.*.attn.core.drop": Split.HEAD_DROPOUT,
             "blocks.*.attn.proj": Split.ROW,
@@ -205,6 +221,12 @@ def anatomy_of(config: GPTConfig) -> Anatomy:
             "head.out": Split.VOCAB_OUT,
         },
         divides={"heads": config.n_head, "key/value heads": config.kv_heads, "hidden width": config.ff_width},
+        units={
+            "blocks.*.attn": grouped,
+            "blocks.*.attn.qkv": grouped,
+            "blocks.*.attn.core.drop": Units(config.n_head),
+            "blocks.*.attn.proj": heads,
+        },
         ties=(("head.out.weight", "stem.tok.weight"),) if config.tie_embeddings else (),
         sequence=config.context,
         again=("blocks.*.attn.core",),
