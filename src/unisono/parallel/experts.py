@@ -11,6 +11,7 @@ the same ones keep them whole and add up their gradients (`Slot.sum_over`). Othe
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,17 @@ from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack
 from unisono.models.moe.routing import LeafTokens, TokenChoice
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.tensor import Crossing, Cut, Dealt, ends_of, enter, gather_sequence, leave, part_of, scatter_sum
+from unisono.parallel.tensor import (
+    Crossing,
+    Cut,
+    Dealt,
+    ends_of,
+    enter,
+    gather_sequence,
+    leave,
+    part_of,
+    scatter_sum,
+)
 from unisono.spec.layout import Split
 
 HOLDERS, SHARERS = "experts", "expert"
@@ -116,7 +127,8 @@ class DealtDispatch(Dispatch):
         length = self.length
         expert, kept = (gather_sequence(x, width, length) for x in (choice.expert, choice.kept))
         weight = choice.weight
-        weight = Crossing.apply(weight, width, gather_sequence, scatter_sum, weight.dtype, length)
+        gather = partial(gather_sequence, length=length)
+        weight = Crossing.apply(weight, width, gather, scatter_sum, weight.dtype)
         y_BTD = super().forward(enter(x_BtD, width, length), TokenChoice(expert, weight, kept), experts)  # type: ignore[arg-type]
         return leave(y_BTD, width, length)
 

@@ -9,6 +9,7 @@ Shapes: B batch, T positions, t those of this rank, D width, V vocabulary, v thi
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -98,32 +99,31 @@ def gather_sequence(x_BtD: Tensor, group: Group, length: int) -> Tensor:
     return gather_dealt(x_BtD.transpose(0, 1), group, length).transpose(0, 1).contiguous()
 
 
-def scatter_sum(x_BTD: Tensor, group: Group, length: int) -> Tensor:
+def scatter_sum(x_BTD: Tensor, group: Group) -> Tensor:
     """[B, T, D] partial on every rank → [B, t, D], summed."""
     return scatter_dealt(x_BTD.transpose(0, 1), group).transpose(0, 1).contiguous()
 
 
-def summed(x: Tensor, group: Group, length: int) -> Tensor:
+def summed(x: Tensor, group: Group) -> Tensor:
     """A sum over the ranks, in a tensor of its own."""
     return group.all_reduce(x.contiguous().clone())
 
 
-def as_it_is(x: Tensor, group: Group, length: int) -> Tensor:
+def as_it_is(x: Tensor, group: Group) -> Tensor:
     return x.view_as(x)
 
 
 class Crossing(torch.autograd.Function):
-    """`there(x, group, length)` forward, `back(grad, group, length)` backward, whose sums are in x's own dtype. length:
-    of what is dealt between layers."""
+    """`there(x, group)` forward, `back(grad, group)` backward, whose sums are in x's own dtype."""
 
     @staticmethod
-    def forward(ctx, x, group, there, back, dtype, length):  # type: ignore[override]
-        ctx.group, ctx.back, ctx.dtype, ctx.length = group, back, x.dtype, length
-        return there(x.to(dtype), group, length)
+    def forward(ctx, x, group, there, back, dtype):  # type: ignore[override]
+        ctx.group, ctx.back, ctx.dtype = group, back, x.dtype
+        return there(x.to(dtype), group)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        return ctx.back(grad.to(ctx.dtype), ctx.group, ctx.length), None, None, None, None, None
+        return ctx.back(grad.to(ctx.dtype), ctx.group), None, None, None, None
 
 
 def enter(x: Tensor, group: Group, sequence: int) -> Tensor:
@@ -132,14 +132,14 @@ def enter(x: Tensor, group: Group, sequence: int) -> Tensor:
     read it."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    ways = (gather_sequence, scatter_sum) if sequence else (as_it_is, summed)
-    return Crossing.apply(x, group, *ways, dtype, sequence)  # type: ignore[return-value]
+    ways = (partial(gather_sequence, length=sequence), scatter_sum) if sequence else (as_it_is, summed)
+    return Crossing.apply(x, group, *ways, dtype)  # type: ignore[return-value]
 
 
 def leave(x: Tensor, group: Group, sequence: int) -> Tensor:
     """Out of a split layer: the other way round."""
-    ways = (scatter_sum, gather_sequence) if sequence else (summed, as_it_is)
-    return Crossing.apply(x, group, *ways, x.dtype, sequence)  # type: ignore[return-value]
+    ways = (scatter_sum, partial(gather_sequence, length=sequence)) if sequence else (summed, as_it_is)
+    return Crossing.apply(x, group, *ways, x.dtype)  # type: ignore[return-value]
 
 
 # Modules ---------------------------------------------------------------------------------------------------

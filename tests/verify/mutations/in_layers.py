@@ -115,7 +115,7 @@ def column_backward_not_summed(patch):
         if ctx.back is not tensor.scatter_sum:
             return BACK(ctx, grad)
         size = grad.shape[1] // ctx.group.size
-        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None, None, None, None, None
+        return grad.narrow(1, ctx.group.index * size, size).contiguous(), None, None, None, None
 
     patch(Crossing, "backward", staticmethod(backward))
 
@@ -124,7 +124,7 @@ def column_backward_not_summed(patch):
 def row_output_averaged(patch):
     """The partial sums of a row-parallel layer are averaged."""
     scatter = tensor.scatter_sum
-    patch(tensor, "scatter_sum", lambda x, group, length: scatter(x, group, length) / group.size)
+    patch(tensor, "scatter_sum", lambda x, group: scatter(x, group) / group.size)
 
 
 @bug("pp=2 schedule=gpipe", "leaves_permuted", dropout=0.0)
