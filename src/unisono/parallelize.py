@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from unisono.parallel.cut import Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
 from unisono.parallel.mirror import Mirror, mirror_of
+from unisono.parallel.offload.keeping import keep_at_home
+from unisono.parallel.offload.lending import lend
+from unisono.parallel.offload.store import Store
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
@@ -21,6 +25,7 @@ from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import part_of, split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
+from unisono.plan.away import away_of
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -66,8 +71,10 @@ PASSES = (
     Pass("experts", _deals_experts, deal_experts),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
+    Pass("lend", lambda site: away_of(site.plan).params, lend),
     Pass("recompute parts", wants(lambda again: again.selective), recompute_parts),
     Pass("recompute", wants(lambda again: again.full), recompute_blocks, at_once=True),
+    Pass("offload", lambda site: away_of(site.plan).params or away_of(site.plan).activations, keep_at_home),
     Pass("compile", lambda site: site.compiled, _compile, at_once=True),
     Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
 )
@@ -89,6 +96,7 @@ class Local:
     device: torch.device
     halves: bool
     routers: Mapping[str, int]
+    store: Store
 
     @property
     def holds_loss(self) -> bool:
@@ -113,17 +121,30 @@ def parallelize(
     device: torch.device,
     leafwise: bool = False,
     compiled: bool = False,
+    scratch: Path | None = None,
 ) -> Local:
     """Build this rank's part: the stages that its row of the timetable owns.
 
     model: whole and uncut, on the meta device or not; it is consumed. sample: a meta tensor shaped like the inputs of
-    one micro-batch. values, leafwise: see `Site`.
+    one micro-batch. values, leafwise: see `Site`. scratch: a folder for what is offloaded to disk.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     blocks = _blocks_of(model, timetable.length, SCHEDULES.read(plan.schedule).blocks)
+    store = Store(device, away_of(plan).on_disk, scratch)
     site = Site(
-        plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, leafwise, compiled
+        plan,
+        mesh,
+        anatomy,
+        shapes,
+        blocks,
+        timetable.placement,
+        values,
+        dtype,
+        device,
+        store,
+        leafwise,
+        compiled,
     )
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
@@ -149,6 +170,7 @@ def parallelize(
         device,
         halves,
         _routers(site),
+        store,
     )
 
 

@@ -5,7 +5,7 @@ Another kind of device (`xpu`, `mps`) is an edit of this file, and a house test 
 
 import importlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -142,3 +142,40 @@ def begun_collectives() -> str:
     """How far each process group is, in torch's own words: they change with each collective that begins."""
     dump = getattr(RECORDER, "_dump_nccl_trace_json", None) or RECORDER._dump_fr_trace_json
     return str(json.loads(dump()).get("pg_status"))
+
+
+def host_room(nbytes: int, device: torch.device) -> Tensor:
+    """Bytes of host memory, uint8 [nbytes], to and from which `device` copies on its own."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_apart(device))
+
+
+class Lane:
+    """Copies between a device and its host, in their order and beside what is computed: a stream of their own. On a CPU
+    a copy is over when its call returns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if is_apart(device) else None
+
+    def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
+        """Begin a copy of what `source` is once all that this thread has asked of the device is done. What is returned
+        lets the thread's stream wait for it."""
+        if self._stream is None:
+            to.copy_(source)
+            return _nothing
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            to.copy_(source, non_blocking=True)
+            done = self._stream.record_event()
+        for x in (to, source):
+            if is_apart(x):
+                x.record_stream(self._stream)
+        return lambda: torch.cuda.current_stream(done.device).wait_event(done)
+
+    def drain(self) -> None:
+        """Return when all copies are over."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+def _nothing() -> None:
+    """Nobody waits for what is over."""

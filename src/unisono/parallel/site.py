@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage
+from unisono.parallel.offload.store import Store
 from unisono.parallel.shard import Whole
 from unisono.parallel.tensor import Cut, Dealt
 from unisono.plan import Plan
@@ -23,7 +25,7 @@ class Site:
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
     pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
     is wanted by itself. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of
-    experts. sharding: by stage.
+    experts. sharding: by stage. store: where what is put away lies. lenders: of the parts whose weights are.
     """
 
     plan: Plan
@@ -35,11 +37,13 @@ class Site:
     values: Callable[[str], Tensor]
     dtype: torch.dtype
     device: torch.device
+    store: Store
     leafwise: bool = False
     compiled: bool = False
     cuts: dict[str, Cut] = field(default_factory=dict)
     dealt: dict[str, Dealt] = field(default_factory=dict)
     sharding: dict[int, Whole] = field(default_factory=dict)
+    lenders: dict[nn.Module, Any] = field(default_factory=dict)
 
     @property
     def length(self) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from unisono.plan.grammar import NAMED, member, problem_of
+from unisono.plan.grammar import NAMED, choice, member, problem_of
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
@@ -66,6 +66,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
             *_experts(plan, recipe.model),
             *_refused(plan, recipe.model),
             *_again(plan, recipe.model),
+            *_away(plan, recipe.train),
             *_stages(plan, recipe.model),
         ]
         if plan.dp != -1:
@@ -195,6 +196,20 @@ def _again(plan: "Plan", model: Any) -> Iterator[Problem]:
 def _refused(plan: "Plan", model: Any) -> Iterator[Problem]:
     """What the model's own kind says; sizes alone say nothing."""
     yield from model.refuses(plan) if hasattr(model, "refuses") else ()
+
+
+def _away(plan: "Plan", train: Any) -> Iterator[Problem]:
+    """What may not be put away. Options and marks are the grammar's business."""
+    words = {choice(plan.offload).name, *choice(plan.offload).marks}
+    if "params" in words and plan.shard > 1:
+        what = f"offload={plan.offload} with shard={plan.shard}: weights that are dealt out stay with their ranks"
+        fix = "offload=optimizer beside zero=3, or dp in the place of shard"
+        yield Problem("P22", what, "plan.offload, plan.shard", fix)
+    if words & {"params", "activations"} and getattr(train, "compile", False):
+        what = f"offload={plan.offload} with train.compile: compiled blocks keep what they keep themselves"
+        yield Problem(
+            "P22", what, "plan.offload, train.compile", "--train.compile false, or offload=optimizer"
+        )
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:

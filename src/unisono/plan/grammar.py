@@ -37,7 +37,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
     "precision": ("fp32", "bf16", "fp16", "fp64"),
     "recompute": ("none", "selective", "full", "auto"),
-    "offload": ("none",),
+    "offload": ("none", "optimizer", "params", "activations"),
 }
 _AWAY = {"to": ("host", "disk")}
 # Options of words that have no member: what they may say, and () where it is a whole number of at least 0.
@@ -59,7 +59,6 @@ LATER: Mapping[str, Mapping[str, str]] = {
         "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "", "topk": "", "threshold": "", "randomk": "",
         "block": "", "powersgd": "r",
     },
-    "offload": dict.fromkeys(("optimizer", "params", "activations"), ""),
 }  # fmt: skip
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,9 +19,12 @@ from unisono.config import Recipe
 from unisono.models.build import build as build_model
 from unisono.models.init import draw, rules_of
 from unisono.observe.span import Recorder
+from unisono.parallel.offload.lending import send_home
+from unisono.parallel.offload.streaming import stream
 from unisono.parallel.precision import dtype_of
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
+from unisono.plan.away import away_of
 from unisono.spec.model import Facts
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
@@ -33,13 +37,15 @@ from unisono.train.update import update_of
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands: its rank, the device it computes on, and how collectives are made."""
+    """Where this process stands: its rank, the device it computes on, and how collectives are made. scratch: a folder
+    of the run's for what is offloaded to disk."""
 
     rank: int
     world: int
     device: torch.device
     backend: str
     timeout: timedelta
+    scratch: Path | None = None
 
 
 def connect(place: Place, store: dist.Store | None) -> None:
@@ -90,9 +96,15 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         device=place.device,
         leafwise=policy.leafwise,
         compiled=train.compile,
+        scratch=place.scratch,
     )
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
     update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler)
+    away = away_of(plan)
+    if away.params:
+        send_home([slot.live for slot in local.slots], local.store)
+    if away.optimizer:
+        stream(update.optimizer, local.store)
     return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
 
 

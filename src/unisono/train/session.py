@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -130,7 +130,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = order.recipe, order.plan, order.place
     connect(place, order.store)
     recorder = Recorder(place.rank)
-    run = build(recipe, plan, place, corpus, recorder)
+    run = build(recipe, plan, replace(place, scratch=order.run_dir), corpus, recorder)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
     if needs_like_threads(plan) and recipe.launch.threads_per_rank is None and "threads" in order.last_bits:

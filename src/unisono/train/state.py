@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import dense_of
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.run import Run
@@ -23,7 +24,7 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
     for slot in run.local.slots:
         name = run.local.owners.get(slot.name, slot.name)
         saved = slot.counted(run.mesh.at) and first_replica
-        pieces.append(Box(f"model/{name}", slot.shape, slot.start, slot.master.detach(), saved))
+        pieces.append(Box(f"model/{name}", slot.shape, slot.start, at_home(slot.master), saved))
         for key, value in state_of(run.update.optimizer, slot.master).items():
             if (
                 value.dim() == 0

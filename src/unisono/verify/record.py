@@ -28,6 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.player import Leaf
 from unisono.train.run import Run
@@ -76,7 +77,7 @@ class Observed:
                 for key, value in state_of(self._run.update.optimizer, slot.master).items():
                     self._put(f"optim/{slot.name}/{key}", slot, value)
             else:
-                self._put(f"{kind}/{slot.name}", slot, slot.master)
+                self._put(f"{kind}/{slot.name}", slot, at_home(slot.master))
 
     def keep_buffers(self) -> None:
         """Buffers of this rank's modules; they are whole."""

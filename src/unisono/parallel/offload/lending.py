@@ -1,0 +1,110 @@
+"""Weights that are at home between their uses: each part of a stage (stem, a block, head) is lent its own while it
+computes forward, and backward fetches a weight again where a product needs it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.parallel.cut import Stage
+from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
+from unisono.parallel.site import Site, Stages
+
+_AWAY = "unisono_home"  # under which a tensor that is away holds where, and how it lies there
+
+
+class Lender:
+    """The weights of one part of a stage. before, after: its neighbours."""
+
+    def __init__(self, params: Sequence[nn.Parameter], store: Store) -> None:
+        self.params, self.store = tuple(params), store
+        self.before: Lender | None = None
+        self.after: Lender | None = None
+        self.lent: dict[int, Home] = {}  # by where what was fetched lies; only while it is lent
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """Weights are there inside, and nobody's afterwards but those of whom backward has kept one."""
+        away = [(p, *found) for p in self.params if (found := place_of(p)) is not None]
+        empty = [p.data for p, *_ in away]
+        try:
+            for p, home, layout in away:
+                p.data = layout.of(self.store.fetch(home))
+                self.lent[p.untyped_storage().data_ptr()] = home
+            backward = torch._C._current_graph_task_id() != -1
+            if (neighbour := self.before if backward else self.after) is not None:
+                neighbour.ahead()
+            yield
+        finally:
+            self.lent = {}
+            for (p, *_), nothing in zip(away, empty, strict=True):
+                p.data = nothing
+
+    def ahead(self) -> None:
+        """These weights are needed soon."""
+        for p in self.params:
+            if (found := place_of(p)) is not None:
+                self.store.ahead(found[0])
+
+
+def place_of(x: Tensor) -> tuple[Home, Layout] | None:
+    """Where a tensor is between its uses, and how it lies there; None: where it always is."""
+    return getattr(x, _AWAY, None)
+
+
+def put_place(x: Tensor, home: Home, layout: Layout) -> None:
+    """Note where a tensor is between its uses."""
+    setattr(x, _AWAY, (home, layout))
+
+
+def at_home(x: Tensor) -> Tensor:
+    """A tensor's numbers, to be read and written, between steps."""
+    found = place_of(x)
+    return x.detach() if found is None else found[1].of(found[0].bytes)
+
+
+@torch.no_grad()
+def send_home(params: Sequence[nn.Parameter], store: Store) -> None:
+    """Put weights away. What stands for them has their shape, is nowhere in memory, and is not a number. Uses of one
+    storage have one home."""
+    homes: dict[int, tuple[Home, Tensor]] = {}
+    for p in params:
+        if place_of(p) is not None or not p.numel():
+            continue
+        key = p.untyped_storage().data_ptr()
+        if key not in homes:
+            home = store.home(nbytes_of(p))
+            store.put(p.data, home)
+            homes[key] = home, p.new_full((), float("nan"))
+        home, nothing = homes[key]
+        put_place(p, home, layout_of(p))
+        p.data = nothing.expand(p.shape)
+    store.settle()
+
+
+def lend(stages: Stages, site: Site) -> None:
+    """Wrap the parts of each stage, inside what may compute them again."""
+    for stage in stages.values():
+        lenders = []
+        for part in parts_of(stage):
+            lender = Lender(list(part.parameters()), site.store)
+            lenders.append(lender)
+            site.lenders[part] = lender
+            part.forward = partial(_lent, lender, part.forward)  # type: ignore[method-assign]
+        for one, next_one in pairwise(lenders):
+            one.after, next_one.before = next_one, one
+
+
+def parts_of(stage: Stage) -> list[nn.Module]:
+    """Stem, blocks and head, those that are here."""
+    ends = [getattr(stage, name) for name in ("stem", "head") if hasattr(stage, name)]
+    return [*ends[: stage.first], *stage.blocks.values(), *ends[stage.first :]]
+
+
+def _lent(lender: Lender, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with lender.lend():
+        return forward(*args, **kwargs)
