@@ -28,7 +28,8 @@ LEAVES = (
 )  # micro-batches of a step, the first that fits: few different ones, few references
 OPTIONS: Mapping[str, str] = {
     "interleaved": "v=2", "local_sgd": "h=2", "diloco": "h=2", "quorum": "k=1", "ssp": "s=1", "powersgd": "r=2",
-    "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16",
+    "topk": "ratio=0.1", "randomk": "ratio=0.1", "cast": "bf16", "optimizer": "to=disk",
+    "params": "to=disk", "activations": "to=disk",
 }  # fmt: skip
 
 

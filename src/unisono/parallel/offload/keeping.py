@@ -22,7 +22,7 @@ SMALL = 4096
 class Entry:
     """One storage that lies at home until the last node of the graph that needs it has gone."""
 
-    def __init__(self, store: Store, home: Home, passing: bool, frame: "Frame") -> None:
+    def __init__(self, store: Store, home: Home, passing: bool, frame: "KeptPass") -> None:
         self._store, self._home, self._passing, self._frame = store, home, passing, frame
         self._there: Tensor | None = None
 
@@ -44,10 +44,10 @@ class Entry:
             self._store.leave(self._home)
 
 
-class Frame:
+class KeptPass:
     """What one forward pass of a part has put away. before: that of the part before, to which backward comes next."""
 
-    def __init__(self, before: "Frame | None") -> None:
+    def __init__(self, before: "KeptPass | None") -> None:
         self.entries: list[weakref.ref[Entry]] = []
         self._before, self._is_near = before, False
 
@@ -79,12 +79,12 @@ class Keeper:
             everything,
             before,
         )
-        self.frame: Frame | None = None  # of the newest forward pass
+        self.frame: KeptPass | None = None  # of the newest forward pass
 
     def forward(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return inner(*args, **kwargs)
-        frame = self.frame = Frame(self.before.frame if self.before is not None else None)
+        frame = self.frame = KeptPass(self.before.frame if self.before is not None else None)
         if self.before is not None:
             self.before.frame = None
         own = {p.untyped_storage().data_ptr() for p in self.part.parameters()}
@@ -95,7 +95,7 @@ class Keeper:
             return inner(*args, **kwargs)
 
     def _pack(
-        self, frame: Frame, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
+        self, frame: KeptPass, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
     ) -> Tensor | _Packed:
         place = x.untyped_storage().data_ptr()
         home = self.lender.lent.get(place) if self.lender is not None else None
