@@ -17,12 +17,13 @@ from unisono.parallel.offload.keeping import keep_at_home
 from unisono.parallel.offload.lending import lend
 from unisono.parallel.offload.store import Store
 from unisono.parallel.params import Slot, slots_of
+from unisono.parallel.parts import part_of
 from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tables import deal, ignored, marked
-from unisono.parallel.tensor import part_of, split
+from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.plan import Plan
 from unisono.plan.away import away_of

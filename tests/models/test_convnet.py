@@ -29,7 +29,7 @@ def test_parts_compose_to_the_whole() -> None:
     for block in net.blocks:
         y = block(y, noise)
     assert torch.equal(net.head(y), net(x, noise))
-    assert net(x).shape == (5, 10) and not net.anatomy.splits
+    assert net(x).shape == (5, 10) and net.anatomy.sequence == 0
 
 
 def test_each_sample_is_alone() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
-from unisono.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding, part_of, vocab_loss
+from unisono.parallel.parts import part_of
+from unisono.parallel.tensor import ColumnLinear, RowLinear, VocabEmbedding, vocab_loss
 
 pytestmark = pytest.mark.timeout(120)
 

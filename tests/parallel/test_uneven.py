@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.threads import prove
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.parallel.heads import dealt_heads
-from unisono.parallel.tensor import ends_of
+from unisono.parallel.parts import ends_of
 from unisono.plan import Plan
 from unisono.spec.layout import Units
 

@@ -69,7 +69,9 @@ def test_each_rank_of_tp_has_something() -> None:
 
 
 def test_kinds_differ_in_what_they_split() -> None:
-    assert "P12" in codes("tp=2", Recipe(model=ModelConfig(kind="convnet")))
+    assert "P12" in codes("tp=2", Recipe(model=ModelConfig(kind="dlrm")))
+    assert codes("tp=8", Recipe(model=ModelConfig(kind="convnet"))) == set()
+    assert "P12" in codes("tp=3", Recipe(model=ModelConfig(kind="convnet", channels=6)))
     assert codes("tp=2", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 32)))) == set()
     assert "P12" in codes("tp=34", Recipe(model=ModelConfig(kind="mlp", hidden=(64, 33))))
 

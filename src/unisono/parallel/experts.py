@@ -21,18 +21,9 @@ from unisono.comm.mesh import Mesh
 from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack
 from unisono.models.moe.routing import LeafTokens, TokenChoice
+from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.tensor import (
-    Crossing,
-    Cut,
-    Dealt,
-    ends_of,
-    enter,
-    gather_sequence,
-    leave,
-    part_of,
-    scatter_sum,
-)
+from unisono.parallel.tensor import Crossing, enter, gather_sequence, leave, scatter_sum
 from unisono.spec.layout import Split
 
 HOLDERS, SHARERS = "experts", "expert"

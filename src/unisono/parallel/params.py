@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from unisono.comm.group import Group
-from unisono.parallel.tensor import Cut, Dealt
+from unisono.parallel.parts import Cut, Dealt
 
 NO_AXES: frozenset[str] = frozenset()
 

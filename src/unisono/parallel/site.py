@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Store
+from unisono.parallel.parts import Cut, Dealt
 from unisono.parallel.shard import Whole
-from unisono.parallel.tensor import Cut, Dealt
 from unisono.plan import Plan
 from unisono.spec.layout import Anatomy
 

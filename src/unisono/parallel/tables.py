@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from unisono.comm.group import Group
 from unisono.parallel.params import Slot
+from unisono.parallel.parts import Cut, part_of
 from unisono.parallel.site import Site, Stages
-from unisono.parallel.tensor import Crossing, Cut, part_of
+from unisono.parallel.tensor import Crossing
 from unisono.spec.errors import UsageError
 
 

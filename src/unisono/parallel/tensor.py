@@ -8,7 +8,6 @@ No size need be a multiple of the degree: heads, widths, vocabulary and position
 Shapes: B batch, T positions, t those of this rank, D width, V vocabulary, v this rank's part of V.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,53 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.comm.group import Group
+from unisono.parallel.channels import DealtNorm, product_of
 from unisono.parallel.heads import dealt_heads, with_lent_keys
+from unisono.parallel.parts import Cut, ends_of, features_of, part_of
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Split, Units
 
 if TYPE_CHECKING:
     from unisono.parallel.site import Site, Stages
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """This rank's part of one parameter: rows or columns start : start + size of `dim`, of `full` in all."""
-
-    dim: int
-    start: int
-    size: int
-    full: int
-
-
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """This rank's part of one parameter of experts: `cuts` of the whole, one after the other. apart: it stays outside
-    of FSDP. sum_over, group: the ranks that hold it too, each with a part of its gradient."""
-
-    cuts: tuple[Cut, ...]
-    apart: bool
-    sum_over: str
-    group: Group
-
-
-def part_of(full: int, group: Group) -> tuple[int, int]:
-    """(start, size) of this rank's part; the first `full % size` ranks hold one more."""
-    base, more = divmod(full, group.size)
-    start = group.index * base + min(group.index, more)
-    return start, base + (group.index < more)
-
-
-def ends_of(full: int, ranks: int) -> list[int]:
-    """Where each rank's part of `full` begins, and the end of the last one."""
-    base, more = divmod(full, ranks)
-    return [i * base + min(i, more) for i in range(ranks + 1)]
-
-
-def features_of(units: Units, group: Group) -> tuple[int, int]:
-    """(start, size) of this rank's features, which are whole units."""
-    start, size = part_of(units.count, group)
-    first = units.before(start)
-    return first, units.before(start + size) - first
 
 
 # How activations cross the group ---------------------------------------------------------------------------
@@ -149,21 +109,25 @@ class ColumnLinear(nn.Module):
     """Holds some of the output features, whole units of them; gathers the positions of its input. Where units read keys
     that other ranks compute, these are borrowed."""
 
-    def __init__(self, whole: nn.Linear, group: Group, sequence: int, units: Units | None = None) -> None:
+    def __init__(
+        self, whole: nn.Linear | nn.Conv2d, group: Group, sequence: int, units: Units | None = None
+    ) -> None:
         super().__init__()
         self.group, self.sequence = group, sequence
-        self.units = units = units or Units(whole.out_features)
+        full = len(whole.weight)
+        self.units = units = units or Units(full)
         self.heads = dealt_heads(units, ends_of(units.count, group.size)) if units.group else []
         start, size = features_of(units, group)
+        self.product = product_of(whole)
         self.weight = nn.Parameter(whole.weight.detach()[start : start + size].clone())
         self.bias = (
             None if whole.bias is None else nn.Parameter(whole.bias.detach()[start : start + size].clone())
         )
-        cut = Cut(0, start, size, whole.out_features)
+        cut = Cut(0, start, size, full)
         self.cuts = {"weight": cut, "bias": cut}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(enter(x, self.group, self.sequence), self.weight, self.bias)
+        y = self.product(enter(x, self.group, self.sequence), self.weight, self.bias)
         return with_lent_keys(y, self.units, self.heads, self.group)
 
 
@@ -171,17 +135,21 @@ class RowLinear(nn.Module):
     """Holds some of the input features, whole units of them; its output is summed, and scattered along the positions.
     The bias stays whole and is added once, after the sum."""
 
-    def __init__(self, whole: nn.Linear, group: Group, sequence: int, units: Units | None = None) -> None:
+    def __init__(
+        self, whole: nn.Linear | nn.Conv2d, group: Group, sequence: int, units: Units | None = None
+    ) -> None:
         super().__init__()
         self.group, self.sequence = group, sequence
-        start, size = features_of(units or Units(whole.in_features), group)
+        full = whole.weight.shape[1]
+        start, size = features_of(units or Units(full), group)
+        self.product = product_of(whole)
         self.weight = nn.Parameter(whole.weight.detach()[:, start : start + size].clone())
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach().clone())
-        self.cuts = {"weight": Cut(1, start, size, whole.in_features)}
+        self.cuts = {"weight": Cut(1, start, size, full)}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = leave(F.linear(x, self.weight), self.group, self.sequence)
-        return y if self.bias is None else y + self.bias
+        y = leave(self.product(x, self.weight, None), self.group, self.sequence)
+        return y if self.bias is None else y + self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
 
 
 class VocabEmbedding(nn.Module):
@@ -268,6 +236,7 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) 
         Split.VOCAB_OUT: ColumnLinear,
         Split.ROW: RowLinear,
         Split.VOCAB_IN: VocabEmbedding,
+        Split.NORM: DealtNorm,
     }
     for name, module in list(root.named_modules()):
         split = anatomy.split_of(name)

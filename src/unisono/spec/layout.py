@@ -13,12 +13,15 @@ from fnmatch import fnmatchcase
 class Split(Enum):
     """How `tp` cuts one module (Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022)."""
 
-    COLUMN = "column"  # output features are dealt; the input is gathered along the sequence
+    COLUMN = "column"  # output features are dealt; the input is gathered along the sequence, if there is one
     ROW = "row"  # input features are dealt; the output is summed and scattered along the sequence
     VOCAB_IN = "vocab_in"  # an embedding table dealt by rows
     VOCAB_OUT = "vocab_out"  # the classifier dealt by rows; see Anatomy.cross_entropy
     SEQUENCE_DROPOUT = "sequence_dropout"  # a dropout on the residual stream: sees a slice of positions
-    HEAD_DROPOUT = "head_dropout"  # a dropout on attention weights: sees a slice of heads
+    HEAD_DROPOUT = (
+        "head_dropout"  # a dropout whose dim 1 is dealt: attention weights by heads, maps by channels
+    )
+    NORM = "norm"  # a group norm behind COLUMN: each rank has some of the groups
     HEADS = "heads"  # attention between COLUMN and ROW: is told how many queries each of its keys has, as `counts`
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
     EXPERTS = "experts"  # a stack of feed-forward layers: `ep` deals them, the rest of `tp` cuts their width

@@ -1,6 +1,6 @@
 """A residual convolutional network: ours with group norms, and the residual networks of 2015 for prices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import gcd
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.models.convnet.resnet import resnet
 from unisono.spec.errors import Problem
-from unisono.spec.model import Facts, PictureModel
+from unisono.spec.model import DealtSize, Facts, PictureModel
 from unisono.spec.training import Count, Depth
 from unisono.spec.workload import Product, Workload, WorkPart
 
@@ -46,6 +46,12 @@ class ConvNetConfig(PictureModel):
             fix = "leave resnet out, for the residual network of n_layer blocks"
             yield Problem("C10", what, "model.resnet", fix)
 
+    def deals(self, axis: str) -> Sequence[DealtSize] | None:
+        if axis != "tp" or self.resnet:
+            return None
+        what = "the groups of channels that norms have"
+        return (DealtSize(what, "model.channels", norm_groups(self.channels)),)
+
     def sized(self, facts: Facts) -> Facts:
         return super().sized(_IMAGENET if self.resnet else facts)
 
@@ -63,6 +69,11 @@ class ConvNetConfig(PictureModel):
         from unisono.models.convnet.net import ConvNet
 
         return ConvNet(self, *self.targets(facts))
+
+
+def norm_groups(channels: int) -> int:
+    """Groups of a norm over so many channels: 8 if that divides them."""
+    return gcd(channels, 8)
 
 
 def conv_stages(n_layer: int, channels: int) -> tuple[tuple[int, int, int], ...]:
@@ -102,7 +113,7 @@ def convnet(
         )
         # norm's input and ReLU's result; the same after the first convolution; mask and dropped copy if any
         kept = 2 * wide + 2 * after * size + (2 * after * size if dropout > 0.0 else 0)
-        kept += 2 * gcd(before, 8) + 2 * gcd(after, 8)
+        kept += 2 * norm_groups(before) + 2 * norm_groups(after)
         products = [
             Product(size, 9 * before, after, read=wide),
             Product(size, 9 * after, after, read=after * size),
@@ -119,7 +130,7 @@ def convnet(
             )
         )  # fmt: skip
     width = channels if not n_layer else conv_stages(n_layer, channels)[-1][1]
-    kept = 2 * width * size + 2 * gcd(width, 8) + width + classes
+    kept = 2 * width * size + 2 * norm_groups(width) + width + classes
     parts.append(
         WorkPart(
             "head", 2 * width + width * classes + (classes if bias else 0), 2 * width * classes, kept, classes,

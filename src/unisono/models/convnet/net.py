@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models.chain import Chain
-from unisono.models.convnet import ConvNetConfig, conv_stages
+from unisono.models.convnet import ConvNetConfig, conv_stages, norm_groups
 from unisono.models.init import Rule
 from unisono.models.noise import Dropout, Noise
 from unisono.spec.errors import UsageError
-from unisono.spec.layout import Anatomy
+from unisono.spec.layout import Anatomy, Split, Units
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(channels, 8), channels)
+    return nn.GroupNorm(norm_groups(channels), channels)
 
 
 class ConvStem(nn.Module):
@@ -92,7 +92,7 @@ class ConvNet(Chain):
                 ResidualBlock(before, after, stride, config.dropout) for before, after, stride in stages
             ),
             ConvHead(stages[-1][1], classes, config.bias),
-            Anatomy(),
+            _anatomy([after for _, after, _ in stages]),
         )
 
     def initial_rules(self) -> Mapping[str, Rule]:
@@ -108,3 +108,14 @@ class ConvNet(Chain):
                 gain /= len(self.blocks)
             rules[name] = ("normal", math.sqrt(gain / fan_in))
         return rules
+
+
+def _anatomy(widths: Sequence[int]) -> Anatomy:
+    """Channels between the convolutions of a block are dealt, by the groups of the norm there. widths: of blocks."""
+    splits = {"conv1": Split.COLUMN, "norm2": Split.NORM, "drop": Split.HEAD_DROPOUT, "conv2": Split.ROW}
+    units = [Units(norm_groups(width), width // norm_groups(width)) for width in widths]
+    return Anatomy(
+        splits={f"blocks.*.{part}": split for part, split in splits.items()},
+        divides={f"groups of channels of block {n}": unit.count for n, unit in enumerate(units)},
+        units={f"blocks.{n}.{part}": unit for n, unit in enumerate(units) for part in splits},
+    )
