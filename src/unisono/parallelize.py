@@ -12,6 +12,7 @@ from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
+from unisono.parallel.masters import keep_masters, rounding_of
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.offload.keeping import keep_at_home
 from unisono.parallel.offload.lending import lend
@@ -51,12 +52,12 @@ def _compile(stages: Stages, site: Site) -> None:
 
 
 def _shard(stages: Stages, site: Site) -> None:
+    how = site.plan.wires, site.plan.arithmetic.params
     for i, stage in stages.items():
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
-        sharded = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, each=site.leafwise, apart=apart)
-        site.sharding[i] = sharded
+        site.sharding[i] = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, site.leafwise, apart, *how)
 
 
 def _deals_experts(site: Site) -> bool:
@@ -74,6 +75,7 @@ PASSES = (
     Pass("share", lambda site: bool(site.owners), share),
     Pass("lend", lambda site: away_of(site.plan).params, lend),
     Pass("recompute parts", wants(lambda again: again.selective), recompute_parts),
+    Pass("masters", lambda site: site.plan.shard == 1 and rounding_of(site) is not None, keep_masters),
     Pass("recompute", wants(lambda again: again.full), recompute_blocks, at_once=True),
     Pass("offload", lambda site: away_of(site.plan).params or away_of(site.plan).activations, keep_at_home),
     Pass("compile", lambda site: site.compiled, _compile, at_once=True),
@@ -191,6 +193,7 @@ def _slots(stages: Stages, site: Site) -> list[Slot]:
             aliases,
             i >= len(site.blocks),
             site.dealt,
+            site.masters,
         )
     ]
 
@@ -231,7 +234,7 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
         shape = list(x.shape)
         if sequence and x.dim() > 1 and shape[1] == sequence:
             shape[1] = part_of(site.length, mesh.tp)[1]
-        return x.new_empty(shape, dtype=site.dtype if x.is_floating_point() else x.dtype)
+        return x.new_empty(shape, dtype=site.carried if x.is_floating_point() else x.dtype)
 
     carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]
     packed = [(tuple(map(crossing, once)), places) for once, places in carries]

@@ -33,6 +33,7 @@ NOT_HERE = {
     "micros": (_LOOP, "with job.accumulate(): loss.backward() for all but a step's last batch"),
     "precision": (_LOOP, "torch.autocast around the forward, or unisono train RECIPE"),
     "recompute": (_LOOP, "torch.utils.checkpoint in the model, or unisono train RECIPE"),
+    "zero": ("its options round and reorder what your loop would compute", "zero without options"),
     "schedule": ("it orders the stages of pp", "leave it out, or unisono train RECIPE"),
     "cp_kind": ("it belongs to cp", "leave it out"),
 }
@@ -90,9 +91,9 @@ def _watch(context: RankContext, place: Started, pace: StepPace, ledger: Ledger)
 def _not_here(plan: Plan) -> list[Problem]:
     plain = Plan()
     return [
-        Problem("J01", f"{key}={getattr(plan, key)} in the library way: {why}", f"plan.{key}", fix)
+        Problem("J01", f"{key}={plan.text(key)} in the library way: {why}", f"plan.{key}", fix)
         for key, (why, fix) in NOT_HERE.items()
-        if getattr(plan, key) != getattr(plain, key)
+        if plan.text(key) != getattr(plain, key) and (key != "zero" or plan.options)
     ]
 
 

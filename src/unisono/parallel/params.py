@@ -19,7 +19,7 @@ class Slot:
     """One parameter of this rank.
 
     name: logical, the same under every plan. live: what autograd differentiates (a DTensor under FSDP2).
-    master: the plain local tensor that the optimiser steps; it shares `live`'s storage.
+    master: the plain local tensor that the optimiser steps; it shares `live`'s storage, unless `live` is rounded.
     shape: of the full tensor. start: where the master's box begins in it.
     sum_over: axes of the replica over which a gradient here is one rank's part of a sum. repeated_on: axes of the
     replica whose ranks all hold this same box, such as a norm's weight on `tp`.
@@ -85,12 +85,13 @@ def slots_of(
     aliases: frozenset[str],
     copy: bool = False,
     dealt: Mapping[str, Dealt] = MappingProxyType({}),
+    masters: Mapping[str, nn.Parameter] = MappingProxyType({}),
 ) -> list[Slot]:
     """The slots of a built stage, in the model's own order.
 
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
     whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere. copy: see
-    `Slot`. dealt: this rank's parts of experts.
+    `Slot`. dealt: this rank's parts of experts. masters: of parameters that modules hold rounded.
     """
     slots = []
     for name, live in stage.named_parameters():
@@ -99,7 +100,7 @@ def slots_of(
         own, cut = dealt.get(name), cuts.get(name)
         for one in own.cuts if own else [cut] if cut else []:
             start[one.dim] = one.start
-        master = live
+        master = masters.get(name, live)
         if isinstance(live, DTensor):
             rows = live.shape[0]
             chunk = -(-rows // shard.size)  # torch.chunk's rule, which FSDP2 follows

@@ -25,10 +25,9 @@ Key = tuple[int, int]  # stage, micro-batch
 class StagePlayer(Player):
     """Plays with the stages of one rank; holds tensors only while a step is under way.
 
-    wires: by the stage before the boundary. computing() is the context of a forward (autocast or nothing); what crosses
-    a wire, and a loss, is of `dtype`. before_backward(turn) is told of each backward towards weights;
-    after_backward(micro) when its gradients are there. halves: whether backward may go in two, as W asks; else B does
-    all of it. scale: with what a loss begins its backward; 1 if None.
+    wires: by the stage before the boundary. computing() is the context of a forward. dtype: of a loss.
+    before_backward(turn) is told of each backward towards weights; after_backward(micro) when its gradients are there.
+    halves: whether backward may go in two, as W asks; else B does all. scale: with what a loss begins its backward.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class StagePlayer(Player):
                         self._losses[action.micro] = y.detach()
                     self._outputs[key] = (y,)
                     return
-                made = self.post.wires[action.stage].packed(y, self.dtype)
+                made = self.post.wires[action.stage].packed(y)
         self._outputs[key] = made
         if action.stage + 1 in self.stages:  # no message: both are here
             self._enter(action.stage + 1, action.micro, [t.detach() for t in made])

@@ -27,11 +27,11 @@ class Wire:
     carry: Carried
     places: tuple[int, ...] = ()
 
-    def packed(self, carry: Carry, dtype: torch.dtype) -> Carried:
-        """What crosses, of what a block hands on; what is floating as `dtype`."""
+    def packed(self, carry: Carry) -> Carried:
+        """What crosses, of what a block hands on, in the dtypes in which it crosses."""
         given = tensors_of(carry)
         once = [given[self.places.index(i)] for i in range(len(self.carry))] if self.places else given
-        return tuple(t.to(dtype) if t.is_floating_point() else t for t in once)
+        return tuple(t.to(like.dtype) for t, like in zip(once, self.carry, strict=True))
 
     def unpacked(self, crossed: Carried) -> Carry:
         """What the next block is handed, of what crossed."""

@@ -4,16 +4,21 @@ zero=1 shards the optimiser: gradients stay whole until the step's last backward
 backward scatters them. zero=3 also shards parameters: they are gathered block by block, in forward and in backward.
 """
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from unisono.comm.device import is_apart
-from unisono.comm.group import Group
+from unisono.comm.group import Done, Group, Pending
+from unisono.comm.tree import tree_sum
+from unisono.parallel.wires import EightBits, segment_of
+from unisono.plan.options import Wires
 
 
 class _FsdpAdapter:
@@ -29,12 +34,18 @@ class _FsdpAdapter:
 class ShardScatter(_FsdpAdapter):
     """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded.
 
-    before(x): is shown each gradient before it leaves, and may change it.
+    before(x): is shown each gradient before it leaves, and may change it. wire: in which gradients travel, if not as
+    they are. What lacks a gradient is left out of a buffer, which then travels as it is.
     """
 
-    def __init__(self, group: Group, before: Callable[[Tensor], object] = lambda x: None) -> None:
+    def __init__(
+        self,
+        group: Group,
+        before: Callable[[Tensor], object] = lambda x: None,
+        wire: EightBits | None = None,
+    ) -> None:
         super().__init__(group)
-        self.before = before
+        self.before, self.wire = before, wire
 
     def __call__(
         self,
@@ -45,16 +56,68 @@ class ShardScatter(_FsdpAdapter):
         async_op: bool = False,
     ) -> None:
         self.before(input_tensor)
-        output_tensor.copy_(self.group.reduce_scatter(input_tensor))
+        x = input_tensor.view(self.group.size, -1)
+        if self.wire is None or self.wire.numel != x.shape[1]:
+            output_tensor.copy_(self.group.reduce_scatter(input_tensor))
+            return
+        code, pending = self.group.start_exchange(self.wire.encode(x).view(-1))
+        with self.group.recorder.span("comm", axis=self.group.axis, op="all_to_all", exposed=True):
+            pending.wait()
+        output_tensor.copy_(tree_sum(self.wire.decode(code, x.dtype).unbind(0)))
 
 
 class ShardGather(_FsdpAdapter):
-    """FSDP2's all-gather through our group: both directions of a link at once, recorded. It is over on return."""
+    """FSDP2's all-gather through our group: both directions of a link at once, recorded.
+
+    wire: in which parameters travel, if not as they are. later: it is over when what it returns has been waited for;
+    else on return.
+    """
+
+    def __init__(self, group: Group, wire: EightBits | None = None, later: bool = False) -> None:
+        super().__init__(group)
+        self.wire, self.later = wire, later
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
-        self.group.gather_into(output_tensor, input_tensor)
+    ) -> dist.Work | None:
+        begin, wire = self.group.start_all_gather if self.later else self._gather, self.wire
+        if wire is None:
+            pending = begin(output_tensor, input_tensor)
+            return self._under_way(pending, lambda: None)
+        own = wire.encode(input_tensor.view(1, -1)).view(-1)
+        code = own.new_empty(self.group.size * len(own))
+        out = output_tensor.view(self.group.size, -1)
+        pending = begin(code, own)
+        return self._under_way(pending, lambda: out.copy_(wire.decode(code.view(len(out), -1), out.dtype)))
+
+    def _gather(self, out: Tensor, part: Tensor) -> Pending:
+        self.group.gather_into(out, part)
+        return Done()
+
+    def _under_way(self, pending: Pending, arrived: Callable[[], object]) -> dist.Work | None:
+        if self.later:
+            return UnderWay(self.group, pending, arrived)
+        arrived()
+        return None
+
+
+class UnderWay(dist.Work):
+    """A gather, from its departure on. arrived() is called once, by whoever waits first."""
+
+    def __init__(self, group: Group, pending: Pending, arrived: Callable[[], object]) -> None:
+        super().__init__()
+        self._group, self._pending, self._arrived = group, pending, arrived
+        self._left_ns, self._over = time.perf_counter_ns(), False
+
+    def wait(self, timeout: object = None) -> bool:
+        if not self._over:
+            recorder, tags = self._group.recorder, {"axis": self._group.axis, "op": "all_gather"}
+            recorder.add("comm", self._left_ns, time.perf_counter_ns(), exposed=False, **tags)
+            with recorder.span("comm", exposed=True, **tags), torch.no_grad():
+                self._pending.wait()
+                self._arrived()
+            self._over = True
+        return True
 
 
 class Whole:
@@ -65,7 +128,7 @@ class Whole:
 
 
 class Sharded(Whole):
-    """A stage whose parameters FSDP2 has sharded in place."""
+    """A stage whose parameters FSDP2 has sharded in place. narrow: bf16 ones are gathered, of masters that stay."""
 
     def __init__(
         self,
@@ -75,6 +138,8 @@ class Sharded(Whole):
         zero: int,
         each: bool = False,
         apart: set[nn.Parameter] | None = None,
+        wires: Wires = Wires(),
+        narrow: bool = False,
     ) -> None:
         """apart: parameters that stay as they are."""
         device = next(stage.parameters()).device
@@ -84,12 +149,13 @@ class Sharded(Whole):
         self._zero = zero
         self._each = each  # scatter the gradients of each backward, whatever the stage
         blocks = tuple(blocks)
+        forms: dict[nn.Module, tuple[EightBits, EightBits]] = {}
+        policy = _policy_of(narrow)
         for module in (*blocks, stage):
+            forms[module] = _wires_of(module, group.size, apart or set())
+            again = zero == 3 and module is not stage
             fully_shard(
-                module,
-                mesh=mesh,
-                reshard_after_forward=zero == 3 and module is not stage,
-                ignored_params=apart,
+                module, mesh=mesh, reshard_after_forward=again, ignored_params=apart, mp_policy=policy
             )
         if not isinstance(stage, FSDPModule):
             raise TypeError("fully_shard did not take the stage")
@@ -102,12 +168,44 @@ class Sharded(Whole):
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
                 module.set_force_sum_reduction_for_comms(True)
-                if not is_apart(device):
-                    module.set_custom_reduce_scatter(ShardScatter(group))  # type: ignore[arg-type]
-                    module.set_custom_all_gather(ShardGather(group))  # type: ignore[arg-type]
+                gathered, scattered = forms[module]
+                if not is_apart(device) or wires.scatter:
+                    wire = scattered if wires.scatter else None
+                    module.set_custom_reduce_scatter(ShardScatter(group, wire=wire))  # type: ignore[arg-type]
+                if not is_apart(device) or wires.gather:
+                    wire = gathered if wires.gather else None
+                    module.set_custom_all_gather(ShardGather(group, wire, wires.prefetch > 0))  # type: ignore[arg-type]
+        if wires.prefetch:
+            _prefetch(stage, blocks, wires.prefetch)
 
     def before_backward(self, last: bool) -> None:
         if self._zero == 1 and not self._each:
             self._stage.set_requires_gradient_sync(last)
         if self._zero < 3:
             self._stage.set_reshard_after_backward(last)
+
+
+def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
+    """In which dtype parameters are gathered, and their gradients summed."""
+    if not narrow:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+
+def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> tuple[EightBits, EightBits]:
+    """Of what `fully_shard` is about to take of a module: of all parameters, and of those that learn."""
+    own = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in apart]
+    segments = [segment_of(p.shape, ranks) for p in own]
+    learning = (segment for segment, p in zip(segments, own, strict=True) if p.requires_grad)
+    return EightBits(tuple(segments)), EightBits(tuple(learning))
+
+
+def _prefetch(stage: FSDPModule, blocks: Sequence[nn.Module], ahead: int) -> None:
+    """While one block computes, the next `ahead` are gathered, in forward and in backward."""
+    order = [block for block in blocks if isinstance(block, FSDPModule)]
+    stage.set_modules_to_forward_prefetch(order[:ahead])
+    stage.set_modules_to_backward_prefetch(order[: -ahead - 1 : -1])
+    for i, block in enumerate(order):
+        block.set_modules_to_forward_prefetch(order[i + 1 : i + 1 + ahead])
+        before = order[max(0, i - ahead) : i]
+        block.set_modules_to_backward_prefetch(before[::-1] or [stage])

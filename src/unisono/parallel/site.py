@@ -25,7 +25,8 @@ class Site:
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
     pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
     is wanted by itself. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of
-    experts. sharding: by stage. store: where what is put away lies. lenders: of the parts whose weights are.
+    experts. masters: by name, of parameters that are rounded where modules hold them. sharding: by stage. store: where
+    what is put away lies. lenders: of the parts whose weights are.
     """
 
     plan: Plan
@@ -42,6 +43,7 @@ class Site:
     compiled: bool = False
     cuts: dict[str, Cut] = field(default_factory=dict)
     dealt: dict[str, Dealt] = field(default_factory=dict)
+    masters: dict[str, nn.Parameter] = field(default_factory=dict)
     sharding: dict[int, Whole] = field(default_factory=dict)
     lenders: dict[nn.Module, Any] = field(default_factory=dict)
 
@@ -51,6 +53,11 @@ class Site:
         return self.anatomy.sequence // self.plan.cp
 
     @property
+    def carried(self) -> torch.dtype:
+        """In which floating numbers cross from stage to stage."""
+        return torch.bfloat16 if self.plan.arithmetic.params else self.dtype
+
+    @property
     def owners(self) -> dict[str, str]:
         """Alias → owner of tied weights."""
         return dict(self.anatomy.ties)
@@ -58,4 +65,6 @@ class Site:
     @property
     def apart(self) -> bool:
         """Whether the uses of a tied weight collect gradients of their own."""
-        return self.plan.shard == 1 or len(self.blocks) > 1 or self.leafwise
+        # Else autograd would add the uses up in the dtype of the parameter.
+        narrow = self.plan.arithmetic.params
+        return self.plan.shard == 1 or len(self.blocks) > 1 or self.leafwise or narrow

@@ -15,7 +15,14 @@ def fidelity_of(plan: Plan) -> Fidelity:
     staged = Fidelity.EXACT if ordered else _declared("schedule", plan.schedule)
     between = _declared("sync", plan.sync) if plan.replicas > 1 else Fidelity.EXACT
     sent = _declared("codec", plan.codec) if plan.dp > 1 else Fidelity.EXACT
-    return min(inside, staged, between, sent)
+    return min(inside, staged, between, sent, _rounded(plan))
+
+
+def _rounded(plan: Plan) -> Fidelity:
+    """LOSSY where numbers are rounded on a wire of `shard`, or where weights have no masters."""
+    wires = plan.wires
+    lossy = wires.gather or (wires.scatter and plan.shard > 1) or plan.arithmetic.stochastic
+    return Fidelity.LOSSY if lossy else Fidelity.EXACT
 
 
 def needs_like_threads(plan: Plan) -> bool:

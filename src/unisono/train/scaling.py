@@ -56,8 +56,11 @@ class DynamicScale(Unscaled):
     @torch.no_grad()
     def unscale(self, slots: Sequence[Slot]) -> None:
         grads = [values_of(slot.master.grad) for slot in slots if slot.master.grad is not None]
-        if grads:
-            torch._foreach_mul_(grads, (1.0 / self.factor).to(grads[0].dtype))
+        dense = [grad for grad in grads if not grad.is_sparse]
+        if dense:
+            torch._foreach_mul_(dense, (1.0 / self.factor).to(dense[0].dtype))
+        for rows in (grad for grad in grads if grad.is_sparse):
+            rows.mul_(1.0 / float(self.factor))
 
     def overflowed(self, finite: bool) -> bool:
         scale = float(self.factor)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from unisono.comm.device import has_fused
@@ -116,6 +117,9 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
         optimizer.state[master] = member.state(master)
     if lazy:
         step_rows(optimizer, lazy, LANES // next(iter(lazy)).element_size())
+    # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
+    apart = [s.master for s in own if s.master is not s.live]
+    optimizer.register_step_post_hook(lambda *_: increment_version(apart))
     return optimizer
 
 

@@ -39,6 +39,12 @@ proof whose bound has room for half a micro-batch shows nothing, and says so (`B
 plan in float64, and in bf16 only without tp, where the bound is that of float32, because inside a
 micro-batch nothing changes.
 
+**Eight bits on `shard`.** A gradient that is scattered in int8 (`zero=3:scatter=int8`) is off by at most 1/254 of the
+largest entry of its block, so of its tensor: once for each of the t leaves, whose gradients of size s add up to about
+s * sqrt(t), while their errors may add up to t * s / 254. Relative to the result that is sqrt(t) / 254, which is added
+to the bound of the gradient. Parameters that are gathered in int8 are held to one device that rounds its own alike:
+with them nothing changes but the order of sums.
+
 After the update, bounds are per element, from the optimiser's own formula (`verify/laws.py`).
 """
 
@@ -57,6 +63,7 @@ ROUNDOFF = {
     "bf16": 2.0**-24,
     "fp16": 2.0**-24,
 }  # of what is added and kept
+INT8 = 1 / 254  # of the largest of a block
 COMPUTE = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of what matrix products read
 
 
@@ -110,5 +117,7 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
     lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
+    if plan.wires.scatter and plan.shard > 1:
+        lost += math.sqrt(sizes.leaves) * INT8
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves) + lost
     return Bounds(min(1.0, inside), min(1.0, grad), unit, spread, lost)

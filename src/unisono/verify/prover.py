@@ -300,9 +300,11 @@ def _unproven(bound: float, resolved: Resolved) -> dict[str, Any]:
 
 
 def one_device(plan: Plan) -> Plan:
-    """The plan that all others are held to: the same precision and policy, one process."""
+    """The plan that all others are held to: the same precision, weights rounded alike, the same policy, one process."""
     return Plan(
-        precision=plan.precision, sync=plan.sync if fidelity_of(plan) is Fidelity.EXACT else "every_step"
+        zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
+        precision=plan.text("precision"),
+        sync=plan.sync if fidelity_of(plan) is Fidelity.EXACT else "every_step",
     )
 
 
