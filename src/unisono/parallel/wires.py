@@ -56,13 +56,13 @@ class EightBits:
             if one.whole:
                 parts.append(flat.contiguous().view(torch.uint8))
                 continue
-            blocks = _blocks(flat.reshape(-1, one.width))
+            blocks = _blocks(flat.reshape(len(x) * one.rows, one.width))
             # In the dtype of the numbers, and rounded once: the same scale on every device.
             scale = (blocks.abs().amax(-1, keepdim=True) / 127).float()
             level = blocks / torch.where(scale == 0, 1.0, scale)
             codes = level.round_().clamp_(-127, 127).to(torch.int8).flatten(1)[:, : one.width]
-            parts.append(codes.reshape(len(x), -1).view(torch.uint8))
-            parts.append(scale.reshape(len(x), -1).view(torch.uint8))
+            parts.append(codes.reshape(len(x), one.numel).view(torch.uint8))
+            parts.append(scale.reshape(len(x), one.blocks).view(torch.uint8))
         return torch.cat(parts, 1)
 
     def decode(self, code: Tensor, dtype: torch.dtype) -> Tensor:
@@ -76,9 +76,17 @@ class EightBits:
                 parts.append(own.reshape(-1).clone().view(dtype).view(len(code), -1))
                 continue
             scales, at = code[:, at : at + 4 * one.blocks], at + 4 * one.blocks
-            scale = scales.reshape(-1).clone().view(torch.float32).view(len(code) * one.rows, -1, 1).to(dtype)
-            blocks = _blocks(own.contiguous().view(torch.int8).view(-1, one.width).to(dtype))
-            parts.append((blocks * scale).flatten(1)[:, : one.width].reshape(len(code), -1))
+            scale = (
+                scales.reshape(-1)
+                .clone()
+                .view(torch.float32)
+                .view(len(code) * one.rows, math.ceil(one.width / BLOCK), 1)
+                .to(dtype)
+            )
+            blocks = _blocks(
+                own.contiguous().view(torch.int8).view(len(code) * one.rows, one.width).to(dtype)
+            )
+            parts.append((blocks * scale).flatten(1)[:, : one.width].reshape(len(code), one.numel))
         return torch.cat(parts, 1)
 
 
