@@ -117,9 +117,8 @@ def plan_keys() -> str:
     def rows() -> Iterator[tuple[str, ...]]:
         for key in KEYS:
             default = "from the batch" if DEFAULTS[key] is None else f"`{DEFAULTS[key]}`"
-            if key in ("cp", "ep", "cp_kind"):
-                here, later = "`1`" if key != "cp_kind" else "means nothing while `cp=1`", "other values"
-                later = later if key != "cp_kind" else ""
+            if key == "ep":
+                here, later = "`1`", "other values"
             elif key in NAMED:
                 here = " ".join(f"`{v}`" for v in played(key))
                 later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))

@@ -19,6 +19,7 @@ from unisono.parallel.offload.lending import lend
 from unisono.parallel.offload.store import Store
 from unisono.parallel.params import Slot, slots_of
 from unisono.parallel.parts import part_of
+from unisono.parallel.positions import deal_positions
 from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
@@ -57,7 +58,9 @@ def _shard(stages: Stages, site: Site) -> None:
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
-        site.sharding[i] = Sharded(stage, blocks, site.mesh.shard, site.plan.zero, site.leafwise, apart, *how)
+        site.sharding[i] = Sharded(
+            stage, blocks, site.mesh.states, site.plan.zero, site.leafwise, apart, *how
+        )
 
 
 def _deals_experts(site: Site) -> bool:
@@ -71,6 +74,7 @@ PASSES = (
     Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
     Pass("split", lambda site: site.plan.tp > 1, split),
     Pass("experts", _deals_experts, deal_experts),
+    Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1, deal_positions),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
     Pass("lend", lambda site: away_of(site.plan).params, lend),
@@ -187,8 +191,7 @@ def _slots(stages: Stages, site: Site) -> list[Slot]:
             stage,
             site.shapes,
             site.cuts,
-            mesh.shard,
-            mesh.tp,
+            mesh,
             sequence,
             aliases,
             i >= len(site.blocks),

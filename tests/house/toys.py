@@ -98,6 +98,7 @@ TOYS = {
     "policy": Toy("unisono.sync.every_step", "EveryStep", "bind", _COSTS.format(moved=1 << 34) + _LOSSY),
     "codec": Toy("unisono.codecs.plain", "Plain", "bind", _COSTS.format(moved=1 << 33)),
     "collective": Toy("unisono.comm.collectives.messages", "Messages", "bind"),
+    "way of attention": Toy("unisono.parallel.attend.gather", "GatherWay", "bind"),
     "model kind": Toy("unisono.models.mlp", "MLPConfig", "build", KIND),
     "data source": Toy("unisono.train.data.sources.digits", "Handwriting", "load"),
     "optimiser": Toy("unisono.train.optim.sgd", "Momentum", "bind"),
@@ -152,12 +153,17 @@ micro_batch = 2
 track = ["toy_sink:taste=sour"]
 report = false
 """
-PLANS = (
-    "dp=2 sync=toy_policy codec=toy_codec collective=toy_collective:taste=sour",
-    "pp=2 schedule=toy_schedule:taste=sour",
+TEXTS = RECIPE.replace('kind = "toy_model_kind"\nhidden = [8, 8]', "n_layer = 1\ncontext = 8").replace(
+    "toy_data_source", "text:recipe.toml"
 )
+PLANS = {
+    "dp=2 sync=toy_policy codec=toy_codec collective=toy_collective:taste=sour": "recipe.toml",
+    "pp=2 schedule=toy_schedule:taste=sour": "recipe.toml",
+    "cp=2 cp_kind=toy_way_of_attention:taste=sour": "texts.toml",
+}
 KEYS = {
     "plan.schedule": "schedule",
+    "plan.cp_kind": "cp_kind",
     "plan.sync": "sync",
     "plan.codec": "codec",
     "plan.collective": "collective",
@@ -210,6 +216,7 @@ def without_torch(families: Mapping[str, str], later: str) -> dict[str, Any]:
         elif "." in family.key and noun != "model kind":
             told[noun] = (f"--{family.key}", name_of(noun))
     Path("recipe.toml").write_text(RECIPE)
+    Path("texts.toml").write_text(TEXTS)
     check = ("config", "check", "recipe.toml")
     answers = {
         "found": found,
@@ -275,7 +282,7 @@ def played() -> dict[str, Any]:
     from tests.threads import ThreadNursery
 
     unisono.launch.local.Nursery = ThreadNursery  # type: ignore[attr-defined]
-    runs = [said("train", "recipe.toml", "--plan", plan, "--json") for plan in PLANS]
+    runs = [said("train", file, "--plan", plan, "--json") for plan, file in PLANS.items()]
     names = [word for noun in (*TOYS, "starter") for word in ("--conformance", name_of(noun))]
     used = Path(USED).read_text().splitlines()
     return {"runs": runs, "used": used, "suites": said("verify", *names, "--json")}

@@ -5,11 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono.models.noise import Dropout, Noise, site_of
+from unisono.spec.layout import Places
 
 
-def mask(shape, seed=0, first=0, site=1, window=None):
+def mask(shape, seed=0, first=0, site=1, places=None):
     drop = Dropout(0.5, site)
-    drop.window = window or {}
+    drop.places = places or {}
     return drop.bits(torch.Size(shape), Noise(seed, torch.arange(first, first + shape[0])))
 
 
@@ -19,7 +20,7 @@ def test_a_slice_sees_its_part_of_the_whole(batch, a, b, c, data):
     whole = mask((batch, a, b, c))
     lo = data.draw(st.integers(0, a - 1))
     hi = data.draw(st.integers(lo + 1, a))
-    part = mask((batch, hi - lo, b, c), window={1: (lo, a)})
+    part = mask((batch, hi - lo, b, c), places={1: Places.whole(a).part(lo, hi - lo)})
     assert torch.equal(part, whole[:, lo:hi])
 
 

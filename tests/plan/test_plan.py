@@ -163,12 +163,6 @@ def test_every_value_of_the_contract_is_played_or_refused_as_later(key: str) -> 
         assert codes == (set() if name in played(key) else {"P10"}), name
 
 
-@pytest.mark.parametrize("key", ["cp"])
-def test_axes_of_later_versions_are_refused(key: str) -> None:
-    (problem,) = dataclasses.replace(Plan(), **{key: 2}).check()
-    assert "not yet in this version" in problem.what
-
-
 @pytest.mark.parametrize("text", ["codec=sign", "sync=gossip", "sync=local_sgd:h=4"])
 def test_what_meets_on_dp_needs_a_dp(text: str) -> None:
     assert "P16" in {p.code for p in Plan.parse(text).check()}

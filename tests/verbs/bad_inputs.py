@@ -240,7 +240,7 @@ PLANS = [
         "dp=2 codec=plain",
         "plan",
     ),
-    plan("cp=2", "P10", "not yet in this version", "cp", "dp=2", "plan"),
+    plan("cp=3", "P12", "cp=3 does not divide the context 8", "context", "cp=2", "model.context"),
     plan("dp=16", "P11", "has no whole answer", "global_batch", "dp=4", "global_batch"),
     plan("dp=2 micros=3", "P11", "global_batch 8", "global_batch", "dp=2 micros=2", "global_batch"),
     plan("tp=4", "P12", "tp=4 deals out the heads, and there are 2", "tp", "tp=2", "model.n_head"),

@@ -80,6 +80,18 @@ def is_apart(x: Tensor | torch.device) -> bool:
     return (x if isinstance(x, torch.device) else x.device).type == GPU
 
 
+def attention_kernels(x: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Fused causal or full attention that also gives the logarithm of each query's sum, and its backward; None where
+    this version knows none for the device of x."""
+    ops = torch.ops.aten
+    if x.device.type != "cpu":
+        return None
+    return (
+        ops._scaled_dot_product_flash_attention_for_cpu,
+        ops._scaled_dot_product_flash_attention_for_cpu_backward,
+    )
+
+
 def has_fused(device: torch.device) -> bool:
     """Whether torch's optimisers have a fused kernel for the device."""
     return device.type in ("cpu", GPU)

@@ -18,8 +18,9 @@ __all__ = ["AXES", "Mesh", "Shape"]
 
 
 class Mesh:
-    """Live groups of one rank. `replica` is all of a replica: every axis but dp. ordered, collective: see Group; the
-    latter is for `dp` alone.
+    """Live groups of one rank. `replica` is all of a replica: every axis but dp.
+    `states` is whoever deals out parameters and their states: `shard`, and with it `cp`. ordered, collective: see
+    Group; the latter is for `dp` alone.
 
     members: who takes part; all ranks of the shape's world if None. Every member makes one, or it hangs.
     """
@@ -40,12 +41,21 @@ class Mesh:
         self.at = shape.coordinates(self.members.ranks.index(rank))
         self.shard = self.group("shard", ("shard",))
         self.tp = self.group("tp", ("tp",))
+        self.cp = self.group("cp", ("cp",))
         # Two groups for the pipeline, one a direction: a backend that runs each group's operations in order
         # (NCCL) would deadlock when one rank sends an activation while its neighbour sends a gradient.
         self.pp = self.group("pp", ("pp",))
         self.pp_back = self.group("pp", ("pp",))
         self.replica = self.group("replica", ("pp", "shard", "cp", "tp"))
-        self._over = {frozenset({"shard"}): self.shard, frozenset({"tp"}): self.tp}
+        # Ranks of cp have gradients to add up that ranks of shard scatter: both in one.
+        self.states = (
+            self.shard if shape.cp == 1 or shape.shard == 1 else self.group("shard", ("shard", "cp"))
+        )
+        self._over = {
+            frozenset({"shard"}): self.shard,
+            frozenset({"tp"}): self.tp,
+            frozenset({"cp"}): self.cp,
+        }
         self._meet()
 
     def _meet(self) -> None:

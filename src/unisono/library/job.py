@@ -149,7 +149,7 @@ class Job:
             moved = shard(model, optimizers, blocks, mesh, zero)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
-        slots = slots_of(model, shapes, {}, self.mesh.shard, self.mesh.tp, False, frozenset())
+        slots = slots_of(model, shapes, {}, self.mesh, False, frozenset())
         dp = self.mesh.group("dp", ("dp",)) if number else self.mesh.dp
 
         def meet() -> None:

@@ -6,10 +6,13 @@ positions or heads evaluates the function on its slice; recomputation evaluates 
 """
 
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from unisono.spec.layout import Places
 
 _LOW = 0xFFFFFFFF
 
@@ -43,22 +46,36 @@ def site_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
+def numbers(places: Places, device: torch.device) -> Tensor:
+    """The places themselves, int64 [size]."""
+    return torch.cat([torch.arange(first, first + size, device=device) for first, size in places.stretches])
+
+
 class Dropout(nn.Module):
     """Drops elements of x [B, ...] with probability p, scaling the rest by 1 / (1 - p).
 
-    `window` maps a dim of x to (start, full size) where this rank holds a slice of that dim.
+    `places` says of dims of x which places of them lie here, where that is not all of them.
     """
 
     def __init__(self, p: float, site: int = 0) -> None:
         super().__init__()
         self.p, self.site = p, site
-        self.window: dict[int, tuple[int, int]] = {}
+        self.places: dict[int, Places] = {}
 
     def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
         if noise is None or self.p == 0.0:
             return x
-        keep = self.bits(x.shape, noise) >= int(self.p * 2**32)
-        return x * keep.to(x.dtype) * (1.0 / (1.0 - self.p))
+        return x * self.mask(x.shape, noise, x.dtype) * (1.0 / (1.0 - self.p))
+
+    def at(self, places: Mapping[int, Places]) -> "Dropout":
+        """The same one, where these dims hold other places than `self.places` says."""
+        other = Dropout(self.p, self.site)
+        other.places = {**self.places, **places}
+        return other
+
+    def mask(self, shape: torch.Size, noise: Noise, dtype: torch.dtype) -> Tensor:
+        """One where an element stays, else zero, of the given local shape [B, ...]."""
+        return (self.bits(shape, noise) >= int(self.p * 2**32)).to(dtype)
 
     def bits(self, shape: torch.Size, noise: Noise) -> Tensor:
         """Uniform integers in [0, 2^32), int64 of the given local shape [B, ...]."""
@@ -69,15 +86,12 @@ class Dropout(nn.Module):
         row = key_B.view(-1, *(1,) * (len(shape) - 2)) if len(shape) > 2 else key_B
         index = torch.zeros((), dtype=torch.int64, device=samples_B.device)
         for dim in range(1, len(shape) - 1):
-            coordinate, full = self._coordinate(dim, shape[dim], samples_B.device)
+            held = self.places.get(dim) or Places.whole(shape[dim])
+            coordinate, full = numbers(held, samples_B.device), held.full
             index = index * full + coordinate.view(-1, *(1,) * (len(shape) - 2 - dim))
         row = _mix((row + index) & _LOW) ^ (index >> 32)
-        column, _ = self._coordinate(len(shape) - 1, shape[-1], samples_B.device)
+        column = numbers(self.places.get(len(shape) - 1) or Places.whole(shape[-1]), samples_B.device)
         return _mix((row.unsqueeze(-1) + column * 0x9E3779B1 & _LOW) ^ second_B.view(-1, *ones))
-
-    def _coordinate(self, dim: int, size: int, device: torch.device) -> tuple[Tensor, int]:
-        start, full = self.window.get(dim, (0, size))
-        return torch.arange(start, start + size, device=device), full
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

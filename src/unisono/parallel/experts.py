@@ -20,7 +20,7 @@ from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.comm.rows import exchange_rows
 from unisono.models.moe.dispatch import Dispatch, ExpertStack
-from unisono.models.moe.routing import LeafTokens, TokenChoice
+from unisono.models.moe.routing import TokenChoice
 from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.tensor import Crossing, enter, gather_sequence, leave, scatter_sum
@@ -46,7 +46,8 @@ class ExpertGroups:
 def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
     """Every rank of the mesh calls it, or it hangs."""
     inner, tp = mesh.shape.cp * mesh.shape.tp, mesh.shape.tp
-    over_shard = inner % ep > 0
+    # FSDP over shard and cp together would add up the gradients of different experts.
+    over_shard = inner % ep > 0 or mesh.states is not mesh.shard
     axes = ("shard", "cp", "tp") if over_shard else ("cp", "tp")
     ranks = mesh.peers(axes)  # by place: tp fastest
     width = max(1, tp // ep)  # ranks to an expert
@@ -71,24 +72,6 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
     mesh.keep(frozenset({HOLDERS}), holders)
     mesh.keep(frozenset({SHARERS}), sharers)
     return groups
-
-
-class SlicedLeaf(LeafTokens):
-    """A leaf whose positions, `length` of them, are dealt over `tp`, each rank a stretch of them."""
-
-    def __init__(self, group: Group, length: int) -> None:
-        self.group, self.parts, self.length = group, group.size, length
-
-    @torch.no_grad()
-    def sum(self, x: Tensor) -> Tensor:
-        return self.group.all_reduce(x.clone())
-
-    @torch.no_grad()
-    def gather(self, x_Bt: Tensor) -> Tensor:
-        return gather_sequence(x_Bt, self.group, self.length)
-
-    def own(self, x_BT: Tensor) -> Tensor:
-        return x_BT.narrow(1, *part_of(self.length, self.group))
 
 
 class RowsAcross(torch.autograd.Function):
@@ -142,16 +125,14 @@ class DealtDispatch(Dispatch):
 
 
 def deal_experts(stages: Stages, site: Site) -> None:
-    """Leave this rank its experts, or its part of their width, and tell each router whose tokens its leaf has."""
+    """Leave this rank its experts, or its part of their width."""
     groups = expert_groups(site.mesh, site.plan.ep)
     ends, first = ends_of(site.length, site.mesh.tp.size), site.mesh.tp.index - groups.width.index
     together = ends[first + groups.width.size] - ends[first]
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
             split = site.anatomy.split_of(name)
-            if split is Split.ROUTER and site.mesh.tp.size > 1:
-                module.leaf = SlicedLeaf(site.mesh.tp, site.length)  # type: ignore[assignment]
-            elif split is Split.EXPERTS:
+            if split is Split.EXPERTS:
                 stage.get_submodule(name.rpartition(".")[0]).dispatch = DealtDispatch(groups, together)
                 _cut(name, module, groups, site)  # type: ignore[arg-type]
 

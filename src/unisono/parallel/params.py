@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from unisono.comm.group import Group
+from unisono.comm.mesh import Mesh
 from unisono.parallel.parts import Cut, Dealt
 
 NO_AXES: frozenset[str] = frozenset()
@@ -79,8 +79,7 @@ def slots_of(
     stage: nn.Module,
     shapes: Mapping[str, tuple[int, ...]],
     cuts: Mapping[str, Cut],
-    shard: Group,
-    tp: Group,
+    mesh: Mesh,
     sequence: bool,
     aliases: frozenset[str],
     copy: bool = False,
@@ -90,8 +89,9 @@ def slots_of(
     """The slots of a built stage, in the model's own order.
 
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
-    whole see only a slice of the positions. aliases: names that are a second use of a weight owned elsewhere. copy: see
-    `Slot`. dealt: this rank's parts of experts. masters: of parameters that modules hold rounded.
+    whole see only a slice of the positions, as those of a model with attention do. aliases: names that are a second use
+    of a weight owned elsewhere. copy: see `Slot`. dealt: this rank's parts of experts. masters: of parameters that
+    modules hold rounded.
     """
     slots = []
     for name, live in stage.named_parameters():
@@ -103,16 +103,18 @@ def slots_of(
         master = masters.get(name, live)
         if isinstance(live, DTensor):
             rows = live.shape[0]
-            chunk = -(-rows // shard.size)  # torch.chunk's rule, which FSDP2 follows
-            start[0] += min(chunk * shard.index, rows)
+            chunk = -(-rows // mesh.states.size)  # torch.chunk's rule, which FSDP2 follows
+            start[0] += min(chunk * mesh.states.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
-        whole = frozenset({"tp"}) if tp.size > 1 and cut is None else NO_AXES
         if own is not None:
             many, first = own.group.size > 1, own.group.index == 0
             over = frozenset({own.sum_over}) if many else NO_AXES
             box = tuple(start)
             slots.append(Slot(name, live, master, shape, box, sum_over=over, copy=copy or not first))
             continue
+        whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
+        # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.
+        seen = frozenset({"cp"} if mesh.cp.size > 1 and not isinstance(live, DTensor) else ())
         slots.append(
             Slot(
                 name=name,
@@ -120,8 +122,8 @@ def slots_of(
                 master=master,
                 shape=shape,
                 start=tuple(start),
-                sum_over=whole if sequence else NO_AXES,
-                repeated_on=whole,
+                sum_over=(whole if sequence else NO_AXES) | seen,
+                repeated_on=whole | seen,
                 alias=name in aliases,
                 copy=copy,
             )

@@ -84,7 +84,7 @@ class StagePlayer(Player):
             with self.computing():
                 y = stage(x, noise)
                 if stage.last:
-                    y = stage.loss(y, leaf.targets) * self._weight
+                    y = stage.loss(y, stage.dealt(leaf.targets)) * self._weight
                     if len(self._leaves) == 1:  # a look at it, and nothing to copy
                         self._losses = y.detach().view(1).to(self.dtype)
                     else:

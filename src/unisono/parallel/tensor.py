@@ -22,7 +22,7 @@ from unisono.parallel.channels import DealtNorm, product_of
 from unisono.parallel.heads import dealt_heads, with_lent_keys
 from unisono.parallel.parts import Cut, ends_of, features_of, part_of
 from unisono.spec.errors import UsageError
-from unisono.spec.layout import Anatomy, Split, Units
+from unisono.spec.layout import Anatomy, Places, Split, Units
 
 if TYPE_CHECKING:
     from unisono.parallel.site import Site, Stages
@@ -248,14 +248,10 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) 
             parent, _, leaf = name.rpartition(".")
             setattr(root.get_submodule(parent), leaf, made)
             cuts |= {f"{name}.{key}": cut for key, cut in made.cuts.items() if getattr(made, key) is not None}
-        elif split is Split.POSITIONS:
-            module.start = part_of(anatomy.sequence, group)[0]  # type: ignore[assignment]
-        elif split is Split.SEQUENCE_DROPOUT:
-            start, _ = part_of(anatomy.sequence, group)
-            module.window[1] = (start, anatomy.sequence)  # type: ignore[index,union-attr]
         elif split is Split.HEAD_DROPOUT:
             units = anatomy.units_of(name)
-            module.window[1] = (features_of(units, group)[0], units.before(units.count))  # type: ignore[index,union-attr]
+            heads = Places.whole(units.before(units.count)).part(*features_of(units, group))
+            module.places[1] = heads  # type: ignore[index,union-attr]
         elif split is Split.HEADS:
             units = anatomy.units_of(name)
             module.counts = dealt_heads(units, ends_of(units.count, group.size))[group.index].counts  # type: ignore[assignment]

@@ -63,6 +63,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
             *_tensor(plan, recipe.model),
+            *_context(plan, recipe.model),
             *_experts(plan, recipe.model),
             *_kept_whole(plan, recipe.model),
             *_refused(plan, recipe.model),
@@ -78,7 +79,9 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
             problems += policy.problems(plan, batch) if batch and policy else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
         what = f"the plan takes {plan.world} ranks, the cluster has {cluster.devices} devices"
-        problems.append(Problem("P14", what, "plan", "lower dp, shard, pp or tp, or name a larger cluster"))
+        problems.append(
+            Problem("P14", what, "plan", "lower dp, shard, pp, cp or tp, or name a larger cluster")
+        )
     return problems
 
 
@@ -86,10 +89,6 @@ def _not_built(plan: "Plan") -> Iterator[Problem]:
     for key in NAMED:
         if problem := problem_of(key, getattr(plan, key)):
             yield problem
-    for key in ("cp",):
-        if getattr(plan, key) != 1:
-            what = f"{key}={getattr(plan, key)} is not yet in this version"
-            yield Problem("P10", what, f"plan.{key}", f"leave {key} out; dp, shard, tp and pp are here")
 
 
 def _meaningless(plan: "Plan") -> Iterator[Problem]:
@@ -181,6 +180,19 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
         if size < plan.tp:
             what = f"tp={plan.tp} deals out {name}, and there are {size}: some ranks would have none"
             yield Problem("P12", what, f"plan.tp, {keys}", f"tp={size} or less, or another {keys}")
+
+
+def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
+    if plan.cp == 1:
+        return
+    sizes, way = model.deals("cp"), _member("cp_kind", plan.cp_kind)
+    if sizes is None:
+        what = f"cp={plan.cp}: a model of kind {model.kind} attends to no positions that could be dealt out"
+        yield Problem(
+            "P12", what, "plan.cp, model.kind", f"cp=1, and dp={plan.cp} or shard={plan.cp} instead"
+        )
+    elif sizes and way is not None:
+        yield from way.problems(plan.cp, plan.tp, sizes)
 
 
 def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:

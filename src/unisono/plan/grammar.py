@@ -6,8 +6,8 @@ A value is a name with options after a colon and marks after a plus sign:
     cast:bf16               name "cast", options {"": "bf16"}
     mine.py:Own:h=8         the member `Own` of a user's file, options {"h": "8"}
 
-Names of `schedule`, `sync`, `collective` and `codec` are those of the members that their packages hold, looked for and
-imported by name, since they stand on higher floors.
+Names of `schedule`, `cp_kind`, `sync`, `collective` and `codec` are those of the members that their packages hold,
+looked for and imported by name, since they stand on higher floors.
 """
 
 import re
@@ -29,12 +29,12 @@ KEYS = (
 
 PACKAGES: Mapping[str, str] = {
     "schedule": "unisono.programs.schedules",
+    "cp_kind": "unisono.parallel.attend",
     "sync": "unisono.sync",
     "collective": "unisono.comm.collectives",
     "codec": "unisono.codecs",
 }
 _WORDS: Mapping[str, tuple[str, ...]] = {
-    "cp_kind": ("ring", "ulysses"),  # means nothing while cp=1
     "precision": ("fp32", "bf16", "fp16", "fp64"),
     "recompute": ("none", "selective", "full", "auto"),
     "offload": ("none", "optimizer", "params", "activations"),
@@ -50,6 +50,7 @@ _TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 # What the contract knows and this version only prices, or refuses: each name with the option that it must have.
 LATER: Mapping[str, Mapping[str, str]] = {
     "schedule": {"pipedream": ""},
+    "cp_kind": {},
     "sync": {
         "delayed": "", "local_sgd": "h", "diloco": "h", "gossip": "", "quorum": "k", "ssp": "s", "async": "",
         "hogwild": "", "adaptive": "",

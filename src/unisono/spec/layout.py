@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
+from typing import Self
 
 
 class Split(Enum):
-    """How `tp` cuts one module (Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022)."""
+    """How `tp` and `cp` cut one module (Shoeybi et al., Megatron-LM, 2019; Korthikanti et al., 2022)."""
 
     COLUMN = "column"  # output features are dealt; the input is gathered along the sequence, if there is one
     ROW = "row"  # input features are dealt; the output is summed and scattered along the sequence
@@ -26,6 +27,43 @@ class Split(Enum):
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
     EXPERTS = "experts"  # a stack of feed-forward layers: `ep` deals them, the rest of `tp` cuts their width
     ROUTER = "router"  # sends tokens to experts: whole, sees a slice of positions
+    ROTARY = "rotary"  # turns queries and keys by their positions: sees all that a rank of `cp` has
+    CORE = "core"  # attention of queries to keys and values, without weights: where `cp` reaches other ranks' positions
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Which places of a dim lie on this rank: stretches of them, (first, how many), in the order in which they lie
+    here. full: places in all."""
+
+    full: int
+    stretches: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def whole(cls, full: int) -> Self:
+        """All of them."""
+        return cls(full, ((0, full),))
+
+    @property
+    def size(self) -> int:
+        """How many lie here."""
+        return sum(size for _, size in self.stretches)
+
+    def part(self, start: int, size: int) -> Self:
+        """`size` of those that lie here, from the one at `start` on."""
+        cut, end, at = [], start + size, 0
+        for first, length in self.stretches:
+            a, b = max(start, at), min(end, at + length)
+            if a < b:
+                cut.append((first + a - at, b - a))
+            at += length
+        return type(self)(self.full, tuple(cut))
+
+    def dealt(self, index: int, ranks: int) -> Self:
+        """Those of one of `ranks` ranks to which they are dealt in their order; the first `size % ranks` hold one
+        more."""
+        base, more = divmod(self.size, ranks)
+        return self.part(index * base + min(index, more), base + (index < more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +89,8 @@ class Anatomy:
     divides: name → size of what `tp` deals (heads, hidden width).
     units: module glob → what its dealt features consist of; single features where it says nothing.
     ties: (alias parameter, owner parameter): one weight under two names.
-    sequence: length of dim 1 of the residual stream, which `tp` deals between blocks; 0 if there is none.
+    sequence: length of dim 1 of inputs, targets and residual stream, which `cp` deals, and `tp` between blocks; 0 if
+    there is none.
     cross_entropy: the loss is the cross-entropy summed over targets and nothing else, so `tp` may take it without
     gathering the logits of VOCAB_OUT. A loss of another kind is given all logits.
     again: globs of modules without weights that keep much and are quickly computed again, as `recompute=selective`

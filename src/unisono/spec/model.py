@@ -107,7 +107,8 @@ class ModelConfig(Member):
         yield from ()
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
-        """What `tp` or `ep` deals out among its ranks; None: nothing that it could; (): the module knows."""
+        """What `tp`, `cp` or `ep` deals out among its ranks, for `cp` positions, then heads; None: nothing that it
+        could; (): the module knows."""
         return None
 
     def refuses(self, plan: Any) -> Iterator[Problem]:

@@ -16,7 +16,7 @@ Keys are `KIND/NAME` or `optim/NAME/STATE`, with kinds in the order of a step:
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -179,14 +179,19 @@ class Record:
 
     def leaves(self) -> dict[int, list[dict[str, Any]]]:
         """First position → what was computed for it, once for each data rank that did. Losses are those of the last
-        stage; other ranks of a replica repeat the leaf without adding to the count."""
-        found: dict[int, dict[tuple[int, int], dict[str, Any]]] = defaultdict(dict)
-        twice: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        stage, over all positions; other ranks of a replica repeat the leaf without adding to the count."""
+        found: dict[int, dict[tuple[int, int], dict[int, list[dict[str, Any]]]]] = defaultdict(dict)
         for note in self.notes:
-            if note.last and note.at["tp"] == 0 and note.at["cp"] == 0:
+            if note.last and note.at["tp"] == 0:
                 place = (note.at["dp"], note.at["shard"])
                 for leaf in (leaf for leaf in note.leaves if leaf["ended"]):
-                    if place in found[leaf["first"]]:
-                        twice[leaf["first"]].append(leaf)
-                    found[leaf["first"]][place] = leaf
-        return {first: [*by.values(), *twice[first]] for first, by in found.items()}
+                    found[leaf["first"]].setdefault(place, {}).setdefault(note.at["cp"], []).append(leaf)
+        return {first: _over_positions(by.values()) for first, by in found.items()}
+
+
+def _over_positions(by: Iterable[Mapping[int, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """The leaf of each data rank, first those that it computed first. by: its ranks of `cp`, each of which has the loss
+    of some positions."""
+    times = [list(zip(*ranks.values(), strict=False)) for ranks in by]
+    parts = [some[0] for some in times] + [more for some in times for more in some[1:]]
+    return [{**part[0], "loss": sum(leaf["loss"] for leaf in part)} for part in parts]

@@ -94,7 +94,7 @@ def a36_masks_repeat_each_step(patch: Patch):
 def a38_rotary_table_through_bf16(patch: Patch):
     """Sines and cosines are rounded on their way."""
 
-    def rotate(x, theta):
+    def rotate(x, theta, places):
         half = x.shape[-1] // 2
         at = torch.arange(x.shape[-2])[:, None] * theta ** (-torch.arange(half) / half)
         cos, sin = at.cos().bfloat16().to(x.dtype), at.sin().bfloat16().to(x.dtype)

@@ -105,11 +105,11 @@ def dropout_same_on_every_slice(patch):
     """Tensor-parallel ranks draw equal masks for different heads and positions (Megatron needs a second generator)."""
 
     def own_counting(self, shape, noise):
-        window, self.window = self.window, {}
+        held, self.places = self.places, {}
         try:
             return BITS(self, shape, noise)
         finally:
-            self.window = window
+            self.places = held
 
     patch(Dropout, "bits", own_counting)
 

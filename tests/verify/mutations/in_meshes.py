@@ -121,11 +121,11 @@ def slices_masked_alike_on_the_second_stage(patch):
     """Behind a boundary between stages nobody tells dropout which slice it sees."""
 
     def bits(self, shape, noise):
-        window, self.window = self.window, {} if rank() >= 4 else self.window
+        held, self.places = self.places, {} if rank() >= 4 else self.places
         try:
             return BITS(self, shape, noise)
         finally:
-            self.window = window
+            self.places = held
 
     patch(Dropout, "bits", bits)
 

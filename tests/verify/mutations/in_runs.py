@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.in_updates import after, with_groups
 from tests.verify.mutations.planting import bug
 from unisono import parallelize
@@ -139,7 +140,7 @@ def a39_position_slices_of_two(patch):
     """Slices of the positions begin as if there were two of them."""
 
     def forward(self, x):
-        first = (self.part % 2) * x.shape[1]
+        first = (rank() % 2) * x.shape[1]
         return x + self.weight[first : first + x.shape[1]]
 
     patch(Positions, "forward", forward)

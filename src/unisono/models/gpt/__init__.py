@@ -84,10 +84,15 @@ class GPTConfig(ModelConfig):
             yield Problem("C06", what, "model.n_kv_head, model.n_head", "a divisor of n_head")
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
+        heads = DealtSize("the heads", "model.n_head", self.n_head)
+        if axis == "cp":
+            grouped = DealtSize("the key-value heads", "model.n_kv_head", self.kv_heads)
+            positions = DealtSize("the context", "model.context", self.context)
+            return positions, heads, *((grouped,) if self.kv_heads != self.n_head else ())
         if axis != "tp":
             return None
         return (
-            DealtSize("the heads", "model.n_head", self.n_head),
+            heads,
             DealtSize("the feed-forward width", "model.d_ff", self.ff_width),
             DealtSize("the context (positions are dealt between blocks)", "model.context", self.context),
         )

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from unisono.models.chain import Chain
 from unisono.models.gpt import GPTConfig
 from unisono.models.init import Rule
-from unisono.models.noise import Dropout, Noise
-from unisono.spec.layout import Anatomy, Split, Units
+from unisono.models.noise import Dropout, Noise, numbers
+from unisono.spec.layout import Anatomy, Places, Split, Units
 
 
 def _norm(config: GPTConfig) -> nn.Module:
@@ -25,15 +25,17 @@ def _norm(config: GPTConfig) -> nn.Module:
 
 
 class Positions(nn.Module):
-    """Adds a learned row per position; `start` says which position the first one of x [B, T', D] is."""
+    """Adds a learned row per position; `places` says which positions those of x [B, T', D] are, if not the first."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
-        self.start = 0
+        self.places: Places | None = None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return x_BTD + self.weight[self.start : self.start + x_BTD.shape[1]]
+        held = ((0, x_BTD.shape[1]),) if self.places is None else self.places.stretches
+        rows = [self.weight[first : first + size] for first, size in held]
+        return x_BTD + (rows[0] if len(rows) == 1 else torch.cat(rows))
 
 
 class Stem(nn.Module):
@@ -52,15 +54,27 @@ class Stem(nn.Module):
         return self.drop(x_BTD, noise)
 
 
-def rotate(x_BHTK: Tensor, theta: float) -> Tensor:
-    """Rotary positions, half-split convention (Su et al., RoFormer, 2021)."""
+def rotate(x_BHTK: Tensor, theta: float, places: Places) -> Tensor:
+    """Rotary positions, half-split convention (Su et al., RoFormer, 2021). places: which positions those of x are."""
     half = x_BHTK.shape[-1] // 2
-    steps_T = torch.arange(x_BHTK.shape[-2], device=x_BHTK.device, dtype=torch.float32)
+    steps_T = numbers(places, x_BHTK.device).to(torch.float32)
     speed_K = theta ** (-torch.arange(half, device=x_BHTK.device, dtype=torch.float32) / half)
     angle_TK = steps_T[:, None] * speed_K
     cos_TK, sin_TK = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
     a, b = x_BHTK[..., :half], x_BHTK[..., half:]
     return torch.cat((a * cos_TK - b * sin_TK, b * cos_TK + a * sin_TK), dim=-1)
+
+
+class Rotary(nn.Module):
+    """Turns queries or keys x [B, H, T', K] by their positions; `places` says which they are, if not the first."""
+
+    def __init__(self, theta: float) -> None:
+        super().__init__()
+        self.theta = theta
+        self.places: Places | None = None
+
+    def forward(self, x_BHTK: Tensor) -> Tensor:
+        return rotate(x_BHTK, self.theta, self.places or Places.whole(x_BHTK.shape[-2]))
 
 
 class Core(nn.Module):
@@ -99,7 +113,7 @@ class Attention(nn.Module):
         super().__init__()
         self.width = config.d_model // config.n_head
         self.counts = (config.n_head // config.kv_heads,) * config.kv_heads
-        self.theta = config.rope_theta if config.positions == "rotary" else 0.0
+        self.turn = Rotary(config.rope_theta) if config.positions == "rotary" else nn.Identity()
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
         self.core = Core(config)
@@ -109,9 +123,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BTD)
         B, T, _ = qkv.shape  # not x's T: under sequence parallelism qkv gathers the positions
         q_BHTK, k_BGTK, v_BGTK = self.apart(qkv.view(B, T, -1, self.width))
-        if self.theta:
-            q_BHTK, k_BGTK = rotate(q_BHTK, self.theta), rotate(k_BGTK, self.theta)
-        y_BHTK = self.core(q_BHTK, k_BGTK, v_BGTK, noise)
+        y_BHTK = self.core(self.turn(q_BHTK), self.turn(k_BGTK), v_BGTK, noise)
         return self.proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def apart(self, qkv_BTRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -211,6 +223,8 @@ def anatomy_of(config: GPTConfig) -> Anatomy:
             "stem.drop": Split.SEQUENCE_DROPOUT,
             "blocks.*.attn": Split.HEADS,
             "blocks.*.attn.qkv": Split.COLUMN,
+            "blocks.*.attn.turn": Split.ROTARY,
+            "blocks.*.attn.core": Split.CORE,
             "blocks.*.attn.core.drop": Split.HEAD_DROPOUT,
             "blocks.*.attn.proj": Split.ROW,
             "blocks.*.mlp.up": Split.COLUMN,

@@ -25,11 +25,13 @@ PARTS = (
 class LeafTokens:
     """A leaf all of whose positions are here. Ranks that hold some of them put another one in its place."""
 
-    parts = 1  # ranks that share the leaf
-
     def sum(self, x: Tensor) -> Tensor:
         """x of all ranks that share the leaf, added up, in a tensor of its own or x itself."""
         return x
+
+    def tokens(self, x_Bt: Tensor) -> int:
+        """B · T of x [B, t, ...]."""
+        return x_Bt.shape[0] * x_Bt.shape[1]
 
     def gather(self, x_Bt: Tensor) -> Tensor:
         """[B, t, ...] → [B, T, ...], by position."""
@@ -149,7 +151,7 @@ class Router(nn.Module):
         loss = z_BtE.new_zeros(())
         if config.aux_loss:
             share_E = self.leaf.sum(counts_E.to(z_BtE.dtype))
-            share_E = share_E / (score_BtE.shape[0] * score_BtE.shape[1] * self.leaf.parts * config.top_k)
+            share_E = share_E / (self.leaf.tokens(score_BtE) * config.top_k)
             chance_BtE = score_BtE / score_BtE.sum(-1, keepdim=True)
             loss = loss + config.aux_loss * config.n_experts * (chance_BtE.sum((0, 1)) * share_E).sum()
         if config.z_loss:

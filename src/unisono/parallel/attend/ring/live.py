@@ -1,0 +1,54 @@
+"""Keys and values on their way round a ring, and their gradients on their way home.
+
+Each rank sends what it has to the next one and meanwhile computes with it. In backward the sum of a block's gradients
+follows the block, one step behind, so that a sum on its way is hidden by the next block's computing.
+"""
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group, Pending
+from unisono.parallel.online import GradOf, See
+
+
+class Ring:
+    """Shows every rank's keys and values to every rank, each at most one message away from where it was."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def show(self, own: Tensor, see: See) -> None:
+        """see(rank, keys and values) for each rank of the group, this one first."""
+        here, group = own, self.group
+        for step in range(group.size):
+            arriving, pending = self._pass_on(here, step)
+            see((group.index - step) % group.size, here)
+            here = self._arrived(arriving, pending)
+
+    def collect(self, own: Tensor, grad_of: GradOf) -> Tensor:
+        """The sum over all ranks of grad_of(this rank, its keys and values)."""
+        here, group = own, self.group
+        total: Tensor | None = None
+        home: Pending | None = None
+        for step in range(group.size):
+            arriving, pending = self._pass_on(here, step)
+            grad = grad_of((group.index - step) % group.size, here)
+            if total is not None:
+                grad += self._arrived(total, home)
+            total = torch.empty_like(grad)
+            home = group.start_pass(total, grad)
+            here = self._arrived(arriving, pending)
+        return self._arrived(total, home)  # type: ignore[arg-type]
+
+    def _pass_on(self, here: Tensor, step: int) -> tuple[Tensor, Pending | None]:
+        """Begin to send `here` on, if another rank has yet to see it; (where the next arrives, what to wait for)."""
+        if step == self.group.size - 1:
+            return here, None
+        arriving = torch.empty_like(here)
+        return arriving, self.group.start_pass(arriving, here)
+
+    def _arrived(self, x: Tensor, pending: Pending | None) -> Tensor:
+        if pending is not None:
+            with self.group.recorder.span("wait", axis=self.group.axis, op="recv"):
+                pending.wait()
+        return x

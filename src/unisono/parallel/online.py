@@ -1,0 +1,181 @@
+"""Causal attention over keys and values that come rank by rank, with a softmax that is never whole.
+
+The part of each block is weighted by its share of the sum so far (Milakov & Gimelshein, Online normalizer calculation
+for softmax, 2018). Kept for backward are queries, keys and values of this rank, the output, and one number a query, the
+logarithm of its sum; weights are computed again from it (Dao et al., FlashAttention, 2022).
+
+On a CPU blocks without dropout take torch's fused kernels. On other devices, and with dropout, they are matrix
+products; that path has been run on CPUs alone.
+
+Shapes: B batch, H query heads, G key/value heads, t queries, s keys, K head width.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from unisono.comm.device import attention_kernels
+from unisono.models.noise import Dropout, Noise
+from unisono.parallel.attend import tiles
+from unisono.spec.layout import Places
+
+See = Callable[[int, Tensor], None]
+GradOf = Callable[[int, Tensor], Tensor]
+
+
+class Transport(Protocol):
+    """How keys and values [2, B, G, s, K] of all ranks are seen here. Every rank calls each method at once."""
+
+    def show(self, own: Tensor, see: See) -> None:
+        """see(rank, keys and values of that rank) once for each."""
+        ...
+
+    def collect(self, own: Tensor, grad_of: GradOf) -> Tensor:
+        """The sum over all ranks of what each makes of this rank's keys and values: grad_of(rank, those of that rank),
+        called once for each, gives a tensor that may be written over."""
+        ...
+
+
+class OnlineCore(nn.Module):
+    """Attention of this rank's queries to the keys of all; see `models.gpt.net.Core`. places: of each rank."""
+
+    def __init__(self, drop: Dropout, transport: Transport, places: Sequence[Places], index: int) -> None:
+        super().__init__()
+        self.drop, self.transport, self.held, self.index = drop, transport, places, index
+
+    def forward(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, noise: Noise | None) -> Tensor:
+        return OnlineAttention.apply(q_BHtK, k_BGtK, v_BGtK, self, noise)  # type: ignore[return-value]
+
+    def blocks(self, rank: int) -> list[tuple[slice, slice, bool]]:
+        """What of this rank's queries and of that rank's keys belongs together, see `tiles`."""
+        return tiles(self.held[self.index], self.held[rank])
+
+    def mask(self, like: Tensor, noise: Noise | None, rank: int, rows: slice, keys: slice) -> Tensor | None:
+        """[B, H, t, s] of zeros and 1 / (1 - p), by what attention weights are multiplied with; None for ones."""
+        if noise is None or self.drop.p == 0.0:
+            return None
+        mine, theirs = self.held[self.index], self.held[rank]
+        cut = {
+            2: mine.part(rows.start, rows.stop - rows.start),
+            3: theirs.part(keys.start, keys.stop - keys.start),
+        }
+        shape = torch.Size((*like.shape[:2], cut[2].size, cut[3].size))
+        return self.drop.at(cut).mask(shape, noise, like.dtype) * (1.0 / (1.0 - self.drop.p))
+
+
+class OnlineAttention(torch.autograd.Function):
+    """queries [B, H, t, K], keys and values [B, G, t, K] of this rank → [B, H, t, K]."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, core, noise):  # type: ignore[override]
+        q, wide = _in_rows(q), torch.promote_types(q.dtype, torch.float32)
+        out, lse = q.new_zeros(q.shape, dtype=wide), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+
+        def see(rank: int, theirs: Tensor) -> None:
+            for rows, keys, causal in core.blocks(rank):
+                mask = core.mask(lse, noise, rank, rows, keys)
+                part, sums = block(q[:, :, rows], *theirs[:, :, :, keys], causal, mask)
+                old = lse[:, :, rows]
+                new = torch.logaddexp(old, sums)
+                here = out[:, :, rows]
+                here.mul_((old - new).exp_().unsqueeze(-1)).add_(part * (sums - new).exp_().unsqueeze(-1))
+                old.copy_(new)
+
+        with torch.autocast(q.device.type, enabled=False):
+            core.transport.show(torch.stack((k, v)).contiguous(), see)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.core, ctx.noise = core, noise
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):  # type: ignore[override]
+        q, k, v, out, lse = ctx.saved_tensors
+        grad = _in_rows(grad)
+        core, dq = ctx.core, torch.zeros_like(lse).unsqueeze(-1).repeat(1, 1, 1, q.shape[-1])
+
+        def grad_of(rank: int, theirs: Tensor) -> Tensor:
+            both = theirs.new_zeros(theirs.shape, dtype=lse.dtype)
+            for rows, keys, causal in core.blocks(rank):
+                mask = core.mask(lse, ctx.noise, rank, rows, keys)
+                given = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
+                mine, *others = block_grads(q[:, :, rows], *theirs[:, :, :, keys], *given, causal, mask)
+                dq[:, :, rows] += mine
+                for total, part in zip(both[:, :, :, keys], others, strict=True):
+                    total += part
+            return both
+
+        with torch.autocast(q.device.type, enabled=False):
+            dk, dv = core.transport.collect(torch.stack((k, v)).contiguous(), grad_of)
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def block(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Attention of some queries to some keys alone: ([B, H, t, K], the logarithm of each query's sum [B, H, t]).
+
+    causal: each query sees keys up to its own place; there are as many. mask: by what weights are multiplied, once they
+    are divided by the sum.
+    """
+    k, v = (_of_each_query(x, q) for x in (k, v))
+    kernels = attention_kernels(q) if mask is None else None
+    if kernels is not None:
+        return kernels[0](q, k, v, 0.0, causal)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    score = _scores(q.to(wide), k.to(wide), causal)
+    sums = score.logsumexp(-1)
+    weight = (score - sums.unsqueeze(-1)).exp_()
+    return (weight if mask is None else weight.mul_(mask)) @ v.to(wide), sums
+
+
+def block_grads(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What one block adds to the gradients of queries, keys and values. grad, out, lse: of these queries' attention to
+    all keys that they see."""
+    groups = k.shape[1]
+    k, v = (_of_each_query(x, q) for x in (k, v))
+    kernels = attention_kernels(q) if mask is None else None
+    if kernels is not None:
+        dq, dk, dv = kernels[1](grad, q, k, v, out, lse, 0.0, causal)
+    else:
+        wide = lse.dtype
+        q, k, v, grad, out = (x.to(wide) for x in (q, k, v, grad, out))
+        weight = (_scores(q, k, causal) - lse.unsqueeze(-1)).exp_()
+        dv = (weight if mask is None else weight * mask).transpose(-1, -2) @ grad
+        towards = grad @ v.transpose(-1, -2)
+        towards = towards if mask is None else towards.mul_(mask)
+        towards = towards.sub_((grad * out).sum(-1, keepdim=True)).mul_(weight).div_(math.sqrt(q.shape[-1]))
+        dq, dk = towards @ k, towards.transpose(-1, -2) @ q
+    return dq, _of_each_group(dk, groups), _of_each_group(dv, groups)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if causal:
+        later = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        score = score.masked_fill_(later, -math.inf)
+    return score
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """x, whose last dim is dense: the fused kernels take that for granted."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _of_each_query(x_BGsK: Tensor, q: Tensor) -> Tensor:
+    """[B, G, s, K] → [B, H, s, K]: one for each query head."""
+    return (
+        x_BGsK.repeat_interleave(q.shape[1] // x_BGsK.shape[1], dim=1)
+        if q.shape[1] > x_BGsK.shape[1]
+        else x_BGsK
+    )
+
+
+def _of_each_group(x_BHsK: Tensor, groups: int) -> Tensor:
+    """[B, H, s, K] → [B, G, s, K], summed over the queries of each group."""
+    return x_BHsK.unflatten(1, (groups, -1)).sum(2) if x_BHsK.shape[1] > groups else x_BHsK

@@ -1,0 +1,103 @@
+"""Positions dealt over `cp`, and what lies on `tp` between blocks of those: who sees which of them is told, the inputs
+and targets of a sample are sliced where they come in, and attention reaches what other ranks have."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from unisono.comm.group import Group
+from unisono.models.moe.routing import LeafTokens
+from unisono.models.noise import numbers
+from unisono.parallel.attend import CONTEXT_WAYS, ContextWay
+from unisono.parallel.site import Site, Stages
+from unisono.spec.errors import UsageError
+from unisono.spec.layout import Places, Split
+from unisono.spec.model import DealtSize
+
+
+def deal_positions(stages: Stages, site: Site) -> None:
+    """Tell the modules of this rank's stages which positions they see. Raises UsageError P12 where the model does not
+    say how it attends, or its sizes cannot be dealt."""
+    cp, tp, full = site.mesh.cp, site.mesh.tp, site.anatomy.sequence
+    way = CONTEXT_WAYS.read(site.plan.cp_kind)
+    if cp.size > 1:
+        _check(way, site)
+    mine = way.places(full, cp.index, cp.size)
+    between = mine.dealt(tp.index, tp.size)
+    leaf = _leaf(way, site) if Split.ROUTER in site.anatomy.splits.values() else None
+    for stage in stages.values():
+        for name, module in list(stage.named_modules()):
+            split = site.anatomy.split_of(name)
+            if split is Split.POSITIONS:
+                module.places = between  # type: ignore[assignment]
+            elif split is Split.SEQUENCE_DROPOUT:
+                module.places[1] = between  # type: ignore[index,union-attr]
+            elif split is Split.ROTARY:
+                module.places = mine  # type: ignore[assignment]
+            elif split is Split.ROUTER:
+                module.leaf = leaf  # type: ignore[assignment]
+            elif split is Split.CORE and cp.size > 1:
+                if way.by_heads:
+                    heads = module.drop.places.get(1) or Places.whole(site.anatomy.divides["heads"])  # type: ignore[union-attr]
+                    module.drop.places[1] = heads.dealt(cp.index, cp.size)  # type: ignore[index,union-attr]
+                parent, _, leaf = name.rpartition(".")
+                setattr(stage.get_submodule(parent), leaf, way.bind(module, cp, full))
+        if cp.size > 1:
+            stage.dealt = partial(_taken, numbers(mine, site.device))
+
+
+class SlicedLeaf(LeafTokens):
+    """A leaf whose positions are dealt over a group. held: the positions of each member, in the group's order."""
+
+    def __init__(self, group: Group, held: Sequence[Places], device: torch.device) -> None:
+        self.group, self.full, self.sizes = group, held[0].full, [places.size for places in held]
+        self.mine = numbers(held[group.index], device)
+        self.order = torch.cat([numbers(places, device) for places in held]).argsort()
+
+    @torch.no_grad()
+    def sum(self, x: Tensor) -> Tensor:
+        return self.group.all_reduce(x.clone())
+
+    def tokens(self, x_Bt: Tensor) -> int:
+        return x_Bt.shape[0] * self.full
+
+    @torch.no_grad()
+    def gather(self, x_Bt: Tensor) -> Tensor:
+        x_tB, most = x_Bt.transpose(0, 1), max(self.sizes)
+        lacking = x_tB.new_zeros((most - len(x_tB), *x_tB.shape[1:]))
+        parts = self.group.all_gather(torch.cat((x_tB, lacking))).split(most)
+        dealt = torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)])
+        return dealt.index_select(0, self.order).transpose(0, 1).contiguous()
+
+    def own(self, x_BT: Tensor) -> Tensor:
+        return x_BT.index_select(1, self.mine)
+
+
+def _leaf(way: ContextWay, site: Site) -> SlicedLeaf:
+    """Of the routers of this rank, whose leaf all ranks of cp and tp share."""
+    mesh, full = site.mesh, site.anatomy.sequence
+    sizes = {"cp": mesh.cp.size, "tp": mesh.tp.size}
+    group = mesh.over(frozenset(axis for axis, size in sizes.items() if size > 1))
+    at = [mesh.shape.coordinates(mesh.members.ranks.index(rank)) for rank in group.ranks]
+    held = [way.places(full, a["cp"], sizes["cp"]).dealt(a["tp"], sizes["tp"]) for a in at]
+    return SlicedLeaf(group, held, site.device)
+
+
+def _taken(places: Tensor, x: Tensor) -> Tensor:
+    """[B, T, ...] → [B, t, ...]."""
+    return x.index_select(1, places)
+
+
+def _check(way: ContextWay, site: Site) -> None:
+    anatomy, plan = site.anatomy, site.plan
+    if not anatomy.sequence or Split.CORE not in anatomy.splits.values():
+        what = f"cp={plan.cp}: this model says nothing of positions, or of how it attends to them"
+        raise UsageError(what, where="plan.cp, model.kind", fix=f"cp=1, and dp={plan.cp} instead", code="P12")
+    heads = [
+        DealtSize(f"the {name}", name, size) for name, size in anatomy.divides.items() if "heads" in name
+    ]
+    sizes = [DealtSize("the context", "context", anatomy.sequence), *heads]
+    for problem in way.problems(plan.cp, plan.tp, sizes):
+        raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
