@@ -88,7 +88,7 @@ def test_what_train_cannot_play_is_priced_when_asked_for_and_marked(
 
 @pytest.mark.parametrize(
     ("held", "flags", "code"),
-    [("cp=2", [], "P10"), ("precision=fp64", [], "P15"),
+    [("precision=fp64", [], "P15"),
      ("precision=bf16", ["--train.dtype", "float64"], "P15")],
 )  # fmt: skip
 def test_a_held_key_that_nothing_can_be_played_with_is_refused_for_that_reason(

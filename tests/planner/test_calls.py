@@ -111,9 +111,14 @@ def said(kind: str, plan: Plan) -> list[Sent]:
     return [sent(model(kind), resolved, 1, resolved.micros or 1, row) for row in range(plan.pp)]
 
 
+def some(kind: str, **more: int) -> list[Plan]:
+    """Of the covering set those whose calls are listed as this version makes them."""
+    return [plan for plan in covering(recipe(kind), **more) if plan.cp == 1]
+
+
 def built(kind: str) -> list[Plan]:
     """Of a network what has a price: tp has none."""
-    plans = covering(recipe(kind), least=100 if kind == "llama" else 0)
+    plans = some(kind, least=100 if kind == "llama" else 0)
     return [plan for plan in plans if KINDS[kind].attends or plan.tp == 1]
 
 
@@ -145,7 +150,7 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one."""
-    plans = covering(recipe(kind), ranks=4, least=0)
+    plans = some(kind, ranks=4, least=0)
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in (one for one in single if KINDS[kind].attends or one.tp == 1):
         own, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
@@ -170,7 +175,7 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
     """Collectives inside passes, of all micro-batches; of every policy whose gradients need no tree."""
-    plans = [p for p in covering(recipe(kind), ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
+    plans = [p for p in some(kind, ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
     for plan in (one for one in plans if KINDS[kind].attends or one.tp == 1):
         own = resolve(recipe(kind), str(plan), plan.world).plan
         micros, table = own.micros or 1, of(plan.schedule).timetable(plan.pp, own.micros or 1)
