@@ -171,6 +171,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "gpipe": lambda: timetable("gpipe", 4, 4),
     "1f1b": lambda: timetable("1f1b", 4, 4),
     "1f1b-8": lambda: timetable("1f1b", 4, 8),
+    "pipedream": lambda: fenced(draw.text(play_costs(SCHEDULES.read("pipedream").flow(3, 3, 3), 1.0, 2.0))),
     "demo-timetable": lambda: timetable("1f1b", 2, 4),
     "interleaved": lambda: several("interleaved", 2, 4),
     "zb1p": lambda: several("zb1p", 4, 4),

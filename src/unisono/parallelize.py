@@ -24,6 +24,7 @@ from unisono.parallel.post import Wire
 from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
+from unisono.parallel.stash import set_apart
 from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
@@ -137,7 +138,7 @@ def parallelize(
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-    blocks = _blocks_of(model, timetable.length, SCHEDULES.read(plan.schedule).blocks)
+    blocks = blocks_of(model, timetable.length, SCHEDULES.read(plan.schedule).blocks)
     store = Store(device, away_of(plan).on_disk, scratch)
     site = Site(
         plan,
@@ -162,6 +163,7 @@ def parallelize(
     for one in chosen:
         one.apply(stages, site)
     aliases, slots = frozenset(site.owners), marked(_slots(stages, site), site)
+    slots = slots if SCHEDULES.read(plan.schedule).flushed else set_apart(slots)
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
@@ -211,7 +213,7 @@ def _routers(site: Site) -> dict[str, int]:
     }
 
 
-def _blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:
+def blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:
     """The blocks of each stage, balanced by cost unless the plan has said how many each has."""
     count = len(model.blocks)  # type: ignore[arg-type]
     if stages > max(1, count):

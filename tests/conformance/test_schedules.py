@@ -22,7 +22,7 @@ def served(name: str, ranks: int, micros: int) -> Timetable | None:
 
 
 def test_the_contract_names_are_found() -> None:
-    assert set(NAMES) == set(known("schedule")) - {"pipedream"}
+    assert set(NAMES) == set(known("schedule"))
     assert set(played("schedule")) <= set(NAMES)
     assert all(SCHEDULES.find(name).name == name for name in NAMES)
 

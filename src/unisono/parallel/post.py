@@ -44,6 +44,7 @@ class Post:
     def __init__(self, wires: Mapping[int, Wire], recorder: Recorder, device: torch.device) -> None:
         self.wires, self.recorder, self.device = wires, recorder, device
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
+        self._older: list[tuple[Tensor, Pending]] = []  # of those, what an earlier `finish` has left under way
         self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
 
     def send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
@@ -68,13 +69,15 @@ class Post:
                 pending.wait()
         return [x for x, _ in arriving]
 
-    def finish(self) -> None:
-        """Wait until all that was sent has left."""
-        if self._sent:
+    def finish(self, older: bool = False) -> None:
+        """Wait until all that was sent has left. older: only what was sent before the last call of this, where the
+        receiver may ask for the rest in a later step."""
+        waiting = self._older if older else self._older + self._sent
+        if waiting:
             with self.recorder.span("wait", axis="pp", op="send"):
-                for _, pending in self._sent:
+                for _, pending in waiting:
                     pending.wait()
-        self._sent = []
+        self._sent, self._older = [], self._sent if older else []
 
     def _ask(self, action: Action) -> list[tuple[Tensor, Pending]]:
         if action.kind == "RECV_F":

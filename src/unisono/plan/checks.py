@@ -58,7 +58,7 @@ class Batch:
 
 def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
-    problems = [*_not_built(plan), *_meaningless(plan), *_rounded(plan)]
+    problems = [*_not_built(plan), *_meaningless(plan), *_unflushed(plan, recipe), *_rounded(plan)]
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
@@ -134,6 +134,32 @@ def _rounded(plan: "Plan") -> Iterator[Problem]:
     if plan.arithmetic.stochastic:
         what = "precision=bf16:stochastic is not yet in this version"
         yield Problem("P10", what, "plan.precision", "precision=bf16, or precision=bf16:params")
+
+
+def _unflushed(plan: "Plan", recipe: RecipeLike | None) -> Iterator[Problem]:
+    """A timetable with the update inside makes it before all stages have their gradients, and its backwards use weights
+    that are not the newest."""
+    if plan.pp == 1 or getattr(_member("schedule", plan.schedule), "flushed", True):
+        return
+    plain, train = type(plan)(), getattr(recipe, "train", None)
+    clip, guard = getattr(train, "clip", 0), getattr(train, "guard", 0)
+    said = f"schedule={plan.schedule} updates each stage for itself"
+    for wrong, why, key, fix in (
+        (plan.sync != plain.sync, f"and sync={plan.sync} makes one update for all", "plan.sync", f"sync={plain.sync}"),
+        (plan.shard > 1, f"from versions of weights that shard={plan.shard} does not keep", "plan.shard",
+         f"dp={plan.shard}"),
+        (plan.offload != plain.offload, f"which offload={plan.offload} has no room for", "plan.offload",
+         f"offload={plain.offload}"),
+        (recipe is not None and recipe.model.deals("ep") is not None, "and experts or tables are balanced by all at"
+         " once", "model.kind", "another model"),
+        (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
+         "precision=bf16"),
+        (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",
+         "--train.clip 0"),
+        (guard, f"so a step cannot be computed twice, as train.guard={guard} asks", "train.guard", "--train.guard 0"),
+    ):  # fmt: skip
+        if wrong:
+            yield Problem("P24", f"{said}, {why}", f"plan.schedule, {key}", f"{fix}, or schedule=1f1b")
 
 
 def _member(key: str, text: str) -> Any:

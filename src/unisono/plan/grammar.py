@@ -49,7 +49,7 @@ _TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 # What the contract knows and this version only prices, or refuses: each name with the option that it must have.
 LATER: Mapping[str, Mapping[str, str]] = {
-    "schedule": {"pipedream": ""},
+    "schedule": {},
     "cp_kind": {},
     "sync": {
         "delayed": "", "local_sgd": "h", "diloco": "h", "gossip": "", "quorum": "k", "ssp": "s", "async": "",

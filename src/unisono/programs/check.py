@@ -55,6 +55,9 @@ def _disordered(timetable: Timetable) -> list[str]:
     for index, row in enumerate(timetable.rows):
         at = {(a.kind, a.stage, a.micro): i for i, a in enumerate(row)}
         for i, action in enumerate(row):
+            if action.kind == "U":
+                late = [m for m in range(action.micro + 1) if at.get(("B", action.stage, m), -1) > i]
+                problems += [f"row {index} has {action} before B{action.stage}.{m}" for m in late]
             for kind, stage in needs(action, timetable.length, split):
                 if at.get((kind, stage, action.micro), -1) > i:
                     problems.append(f"row {index} has {action} before {kind}{stage}.{action.micro}")

@@ -13,11 +13,12 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
-Kind = Literal["F", "B", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
+Kind = Literal["F", "B", "W", "U", "SEND_F", "RECV_F", "SEND_B", "RECV_B"]
 
 COMPUTE: tuple[Kind, ...] = ("F", "B", "W")
 RECEIVES: tuple[Kind, ...] = ("RECV_F", "RECV_B")
 SENDS: tuple[Kind, ...] = ("SEND_F", "SEND_B")
+MESSAGES = RECEIVES + SENDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Action:
 
     F: forward of (stage, micro). B: backward; where the timetable also has W, only towards the input. W: backward
     towards the weights. SEND_F, RECV_F: the stage's output to stage+1, its input from stage-1. SEND_B, RECV_B: the
-    gradient of its input to stage-1, of its output from stage+1. `peer` is the row at the other end of a message,
+    gradient of its input to stage-1, of its output from stage+1. U: update of a stage's weights, where it stands inside
+    a row; `micro` is the last one whose gradient it has. `peer` is the row at the other end of a message,
     -1 for computation.
     """
 
@@ -111,7 +113,7 @@ def lower(timetable: Timetable) -> Timetable:
     they are sent (so transports need no tags): a receive is moved forward where an earlier message would otherwise
     stand in its way. Nothing that is already lowered is lowered twice.
     """
-    if any(action.kind not in COMPUTE for row in timetable.rows for action in row):
+    if any(action.kind in MESSAGES for row in timetable.rows for action in row):
         return timetable
     channels = _channels(timetable)
     rows = []
@@ -131,6 +133,12 @@ def lower(timetable: Timetable) -> Timetable:
                 lowered.append(sent)
         rows.append(tuple(lowered))
     return replace(timetable, rows=tuple(rows))
+
+
+def with_messages(timetable: Timetable, action: Action) -> Iterator[Action]:
+    """A computation between the receive that it needs and the send that follows, as they stand in a lowered row whose
+    messages need no other order."""
+    yield from filter(None, (_incoming(timetable, action), action, _outgoing(timetable, action)))
 
 
 def part_of(timetable: Timetable, wanted: Callable[[Action], bool]) -> Timetable:

@@ -138,7 +138,7 @@ def _some(member: type[Written], ranks: int) -> Timetable:
     error: UsageError | None = None
     for micros in dict.fromkeys((2 * ranks, 4 * ranks, ranks, 8 * ranks, 1)):
         try:
-            return member().timetable(ranks, micros)
+            return member(cut="").timetable(ranks, micros)
         except UsageError as refused:
             error = error or refused
     raise error or AssertionError

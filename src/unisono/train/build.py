@@ -28,7 +28,8 @@ from unisono.plan.away import away_of
 from unisono.spec.model import Facts
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
-from unisono.train.data.feed import Permuted
+from unisono.train.data.feed import Feed, Permuted
+from unisono.train.flow import KnownAhead, drains, unflushed
 from unisono.train.join import Replica, join, timetable_of
 from unisono.train.run import Run
 from unisono.train.scaling import scaler_of
@@ -124,7 +125,7 @@ def _sample(corpus: Corpus, micro_batch: int) -> Tensor:
     return torch.empty((micro_batch, *inputs.shape[1:]), dtype=inputs.dtype, device="meta")
 
 
-def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> tuple[Permuted, Permuted]:
+def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> tuple[Feed, Permuted]:
     """(training, validation) batches."""
     train = recipe.train
     of = partial(
@@ -134,7 +135,9 @@ def feeds(recipe: Recipe, plan: Plan, corpus: Corpus, device: torch.device) -> t
         device=device,
         dtype=dtype_of(plan.precision),
     )
+    schedule = unflushed(plan)
+    read = of(corpus.train, recipe.seed, origin=recipe.data.source)
     return (
-        of(corpus.train, recipe.seed, origin=recipe.data.source),
+        KnownAhead(read, schedule.ahead(plan.pp), drains(train)) if schedule else read,
         of(corpus.val, recipe.seed + 1, origin=recipe.data.source, repeat=True, prefetch=False),
     )

@@ -37,13 +37,16 @@ class ByTensor:
 
     @torch.no_grad()
     def __call__(self, slots: Sequence[Slot], extra: Tensor) -> list[float]:
+        return self.read(self.replica.all_reduce(self.line(slots, extra)))
+
+    @torch.no_grad()
+    def line(self, slots: Sequence[Slot], extra: Tensor) -> Tensor:
+        """This rank's part of what is summed over the replica."""
         at = self.rank_at
         held = [s for s in slots if (grad := s.master.grad) is not None and grad.numel() and s.counted(at)]
-        line = self._line(held, extra)
-        self.replica.all_reduce(line)
-        return self._read(line)
+        return self._line(held, extra)
 
-    def _read(self, line: Tensor) -> list[float]:
+    def read(self, line: Tensor) -> list[float]:
         """The line as numbers: all at once, since a GPU is waited for, and on a CPU an operation on a few numbers
         costs more than Python's own sum."""
         numbers = line.tolist()
@@ -92,7 +95,7 @@ class ByRow(ByTensor):
             self.at[name] = self.length
             self.length += shape[0] if shape else 1
 
-    def _read(self, line: Tensor) -> list[float]:
+    def read(self, line: Tensor) -> list[float]:
         norm = line[: self.length].sum().sqrt()
         return torch.cat((norm.view(1), line[self.length :])).tolist()
 

@@ -26,7 +26,7 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor
-from unisono.train.gradients import Gradients
+from unisono.train.flow import flowing, gradients_kind
 from unisono.train.numbers import LossPlaces
 from unisono.train.routing import routed
 from unisono.train.rows import with_rows
@@ -66,15 +66,14 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     if isinstance(part, Run):
         part.gradients.release()
     mesh = mesh if mesh.members == members else mesh.joined(members)
-    count = replica.global_batch // replica.micro_batch
-    assignment = assign(count, mesh.shape, members, speeds)
+    assignment = assign(count := replica.global_batch // replica.micro_batch, mesh.shape, members, speeds)
     policy, local = POLICIES.read(replica.plan.sync), replica.local
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
     bound = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
     sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
-    gradients = Gradients(
+    gradients = gradients_kind(plan)(
         local.slots,
         mesh.dp,
         sync,
@@ -86,7 +85,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         places=LossPlaces(count, leaves, counted) if policy.leafwise else LossPlaces(counted=counted),
     )
     timetable, row = timetable_of(plan), mesh.at["pp"]
-    return Run(
+    run = Run(
         replica=replica,
         mesh=mesh,
         leaves=leaves,
@@ -115,6 +114,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
     )
+    return flowing(run, plan)
 
 
 def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:

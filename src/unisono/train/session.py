@@ -26,6 +26,7 @@ from unisono.train.checkpoint import Saver
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.evaluate import evaluate
+from unisono.train.flow import unflushed
 from unisono.train.guard import install
 from unisono.train.run import Run
 from unisono.train.sample import sample
@@ -133,6 +134,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     run = build(recipe, plan, replace(place, scratch=order.run_dir), corpus, recorder)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
+    if schedule := unflushed(plan):
+        _note(order, schedule.loses(plan.pp, len(run.leaves)))
     if needs_like_threads(plan) and recipe.launch.threads_per_rank is None and "threads" in order.last_bits:
         threads = order.last_bits["threads"]
         _note(order, f"same bits as one device with {threads} threads, which is what each rank has here;"

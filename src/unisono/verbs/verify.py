@@ -94,7 +94,8 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
         stage=ProofRanks(keep_going=len(plans) > 1),
     )  # fmt: skip
     good = sum(proof.passed for proof in proofs)
-    settings.say(f"{good} of {len(proofs)} plans compute what one process computes; = means to the last bit")
+    what = "what one process computes" if all(p.fidelity != "LOSSY" for p in proofs) else "what they promise"
+    settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit")
     for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
         settings.say(f"note: {text}")
     return {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}

@@ -267,7 +267,7 @@ class _Prover:
             cause=why.get("cause"),
             explanation=why.get("explanation"),
             verdict=verdict,
-            notes=_notes(plan, work.resolved.recipe, judged),
+            notes=(*result.get("notes", ()), *_notes(plan, work.resolved.recipe, judged)),
         )
         shutil.rmtree(work.folder, ignore_errors=True)
         self._proofs[work.number] = proof

@@ -21,9 +21,11 @@ from unisono.parallel.cut import boundaries
 from unisono.train.build import Place, connect, facts_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
+from unisono.train.flow import unflushed
 from unisono.train.session import place_of
 from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference
+from unisono.verify.stale import FLOWING, judge_stale, play_stale
 from unisono.verify.stretch import play_stretch
 
 Around = Callable[[dict[str, Any]], AbstractContextManager[object]]
@@ -78,6 +80,18 @@ def main(
             case "prove":
                 # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
                 connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
+                one = resolve(recipe, job["one"])
+                alone = place_of(0, 1, 0, ctx.backend, timeout)
+                if schedule := unflushed(resolved.plan):
+                    steps = max(job["steps"], FLOWING)
+                    with around(job):
+                        play_stale(resolved, place, corpus, steps, folder)
+                    if ctx.world > 1:
+                        dist.destroy_process_group()
+                    if ctx.rank == 0:
+                        result = judge_stale(schedule, resolved, one, alone, corpus, steps, folder)
+                        ctx.channel.send("done", job=job["id"], result=result)
+                    continue
                 result = {}
                 with around(job):
                     run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
@@ -93,8 +107,6 @@ def main(
                 if ctx.world > 1:
                     dist.destroy_process_group()
                 if right and ctx.rank == 0:
-                    one = resolve(recipe, job["one"])
-                    alone = place_of(0, 1, 0, ctx.backend, timeout)
                     result |= judge_stretch(resolved, one, alone, corpus, job["steps"], folder, reference)
             case _:
                 result = _explain(job, resolved, place, corpus)

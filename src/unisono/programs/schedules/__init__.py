@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from unisono.programs.pipeline import Timetable
+from unisono.programs.pipeline import Action, Timetable
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
 
@@ -20,6 +20,7 @@ class Schedule(Member, ABC):
     halves: weight gradients are apart. heaped: all forward passes come before the first backward one. late: the last
     row's weight gradients wait, the head's among them; where they do not, the head's come directly after its backward.
     overlapped: one micro-batch computes while another's messages travel.
+    flushed: a step ends with an empty pipeline; else it is an `Unflushed`.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.EXACT
@@ -30,6 +31,7 @@ class Schedule(Member, ABC):
     heaped: ClassVar[bool] = False
     late: ClassVar[bool] = False
     overlapped: ClassVar[bool] = False
+    flushed: ClassVar[bool] = True
 
     cut: str = Field(
         "", pattern=r"^([1-9]\d*(/[1-9]\d*)*)?$", description="blocks of each stage: 13/12/12/11"
@@ -67,6 +69,50 @@ class Schedule(Member, ABC):
     def blocks(self) -> tuple[int, ...]:
         """Blocks of each stage as `cut` says them; () where they are for us to choose."""
         return tuple(map(int, self.cut.split("/"))) if self.cut else ()
+
+
+class Unflushed(Schedule, ABC):
+    """A schedule whose pipeline is not emptied between steps: its rows go on over the end of a step, with the update
+    inside. Micro-batches are counted since the pipeline was last empty. `timetable` is that of a step alone."""
+
+    flushed = False
+
+    @abstractmethod
+    def stretch(
+        self, row: int, ranks: int, micros: int, done: tuple[int, int], backwards: int, known: int
+    ) -> tuple[Action, ...]:
+        """A part of a row. done: forwards and backwards before it. backwards: where it ends. known: micro-batches that
+        may be begun."""
+
+    @abstractmethod
+    def begun(self, row: int, ranks: int, backwards: int, known: int) -> int:
+        """Forwards that a row has done after so many backwards."""
+
+    @abstractmethod
+    def ahead(self, ranks: int) -> int:
+        """Micro-batches of later steps that are known at a step's begin."""
+
+    @abstractmethod
+    def version(self, stage: int, ranks: int, micros: int, micro: int) -> int:
+        """Updates since then that are in the weights that a micro-batch uses."""
+
+    @abstractmethod
+    def stale(self, row: int, ranks: int, micros: int) -> int:
+        """The most updates that weights of this row lack when they are used."""
+
+    @abstractmethod
+    def loses(self, ranks: int, micros: int) -> str:
+        """What it promises instead of one device's run, in words."""
+
+    @abstractmethod
+    def crosses(self, row: int, ranks: int) -> bool:
+        """Whether an update may come between a forward of this row and its backward."""
+
+    def flow(self, ranks: int, micros: int, steps: int) -> Timetable:
+        """Of several steps, from an empty pipeline to an empty one."""
+        total = micros * steps
+        rows = tuple(self.stretch(row, ranks, micros, (0, 0), total, total) for row in range(ranks))
+        return Timetable(rows, self.placement(ranks), total)
 
 
 class VShaped(Schedule):
