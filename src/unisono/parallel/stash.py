@@ -1,4 +1,4 @@
-"""Versions of a stage's weights: each micro-batch's backward uses those that its forward used (Narayanan et al., 2019)."""
+"""Versions of a stage's weights: a backward uses those that its forward used (PipeDream; Narayanan et al., 2019)."""
 
 from collections import Counter
 from collections.abc import Sequence

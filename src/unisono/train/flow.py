@@ -3,6 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Callable
+
 import torch
 from torch import Tensor
 

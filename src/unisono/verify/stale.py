@@ -81,7 +81,7 @@ def judge_stale(
         "notes": [schedule.loses(plan.pp, micros)],
     }  # fmt: skip
     if wrong is not None:
-        cause = {"cause": "wrong_version", "explanation": "a stage computes with weights that its schedule does not say"}
+        cause = {"cause": "wrong_version", "explanation": "a stage uses weights that its schedule does not say"}
         return found | {"first": wrong, "step": 0, "kind": "version"} | cause
     right = aged(schedule, plan, one, place, corpus, steps)
     pushed = aged(schedule, plan, one, place, corpus, steps, push=bounds.grad)

@@ -1,4 +1,4 @@
-"""PipeDream: 1F1B without a flush, each stage updating as soon as it has its gradient (Narayanan et al., 2019, 2021)."""
+"""PipeDream: 1F1B without a flush, each stage updates when it has its gradient (Narayanan et al., 2019, 2021)."""
 
 from pydantic import Field
 
