@@ -109,7 +109,11 @@ def test_the_bubble_is_paid_once_and_not_each_step():
 
 # The run -------------------------------------------------------------------------------------------------------------
 
-PLANS = ["pp=4 schedule=pipedream", "pp=2 schedule=pipedream:buffers=2", "dp=2 pp=2 schedule=pipedream recompute=full"]
+PLANS = [
+    "pp=4 schedule=pipedream",
+    "pp=2 schedule=pipedream:buffers=2",
+    "dp=2 pp=2 schedule=pipedream recompute=full",
+]
 MORE = [
     "pp=2 schedule=pipedream", "pp=4 schedule=pipedream:buffers=2", "pp=3 schedule=pipedream:cut=1/1/2",
     "pp=2 tp=2 schedule=pipedream",
@@ -124,7 +128,9 @@ def test_it_is_one_device_with_the_versions_that_it_says(recipe, plans):
         assert max(proof.max_rel_err.values()) < 1e-11
 
 
-@pytest.mark.parametrize("micros", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "micros", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_few_micro_batches_run_over_several_steps(recipe, micros):
     """One a step is the PipeDream of 2019: a stage's weights are as many updates old as stages come after it."""
     recipe = having(recipe, global_batch=micros)

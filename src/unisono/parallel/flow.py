@@ -127,7 +127,9 @@ class FlowPlayer(StagePlayer):
     def abandon(self) -> None:
         """Let go of all that is in flight; gradients are the caller's."""
         begun = self.schedule.begun
-        mine, sent = (begun(row, self.ranks, self.backwards, self.known) for row in (self.stage, self.stage - 1))
+        mine, sent = (
+            begun(row, self.ranks, self.backwards, self.known) for row in (self.stage, self.stage - 1)
+        )
         for micro in range(mine, sent if self.stage else mine):
             self.post.received(Action("RECV_F", self.stage, micro, self.stage - 1))
         self.post.finish()

@@ -44,7 +44,9 @@ class Post:
     def __init__(self, wires: Mapping[int, Wire], recorder: Recorder, device: torch.device) -> None:
         self.wires, self.recorder, self.device = wires, recorder, device
         self._sent: list[tuple[Tensor, Pending]] = []  # buffers must live until they have left
-        self._older: list[tuple[Tensor, Pending]] = []  # of those, what an earlier `finish` has left under way
+        self._older: list[
+            tuple[Tensor, Pending]
+        ] = []  # of those, what an earlier `finish` has left under way
         self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
 
     def send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:

@@ -58,7 +58,9 @@ class Stash:
     def _keep(self, version: int) -> None:
         if version not in self.held:
             if version != self.made:
-                raise RuntimeError(f"version {version} of the weights is asked for and gone; now is {self.made}")
+                raise RuntimeError(
+                    f"version {version} of the weights is asked for and gone; now is {self.made}"
+                )
             self.held[version] = [slot.master.detach().clone() for slot in self.slots]
 
     def _point(self, version: int) -> None:

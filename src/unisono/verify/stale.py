@@ -68,20 +68,31 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
 
 
 def judge_stale(
-    schedule: Unflushed, resolved: Resolved, one: Resolved, place: Place, corpus: Corpus, steps: int, folder: Path
+    schedule: Unflushed,
+    resolved: Resolved,
+    one: Resolved,
+    place: Place,
+    corpus: Corpus,
+    steps: int,
+    folder: Path,
 ) -> dict[str, Any]:
     """As `judge_plan`. one, place: of the one device, which is played here."""
     plan, micros = resolved.plan, resolved.batch.micros
     bounds = bounds_of(plan, sizes_of(resolved, corpus))
     told = [json.loads((folder / f"stale-{rank}.json").read_text()) for rank in range(plan.world)]
-    wrong = next((text for one_rank in told for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None)
+    wrong = next(
+        (text for one_rank in told for text in _misused(schedule, plan.pp, micros, steps, one_rank)), None
+    )
     found = {
         "bound": bounds.grad, "errors": dict.fromkeys(("loss", "grad", "param", "optim"), 0.0), "bit_identical": False,
         "first": None, "step": None, "kind": None, "wide": bounds.shows_nothing(resolved.batch.leaves),
         "notes": [schedule.loses(plan.pp, micros)],
     }  # fmt: skip
     if wrong is not None:
-        cause = {"cause": "wrong_version", "explanation": "a stage uses weights that its schedule does not say"}
+        cause = {
+            "cause": "wrong_version",
+            "explanation": "a stage uses weights that its schedule does not say",
+        }
         return found | {"first": wrong, "step": 0, "kind": "version"} | cause
     right = aged(schedule, plan, one, place, corpus, steps)
     pushed = aged(schedule, plan, one, place, corpus, steps, push=bounds.grad)
@@ -92,13 +103,22 @@ def judge_stale(
     bad = next((row for row in rows if not row[2] <= row[3]), None)
     if bad is not None:
         text = f"{bad[1]}: off by {bad[2]:.1e} of its largest, {bad[3]:.1e} is allowed"
-        cause = {"cause": "stale_run", "explanation": "not what one device with the same versions of weights computes"}
+        cause = {
+            "cause": "stale_run",
+            "explanation": "not what one device with the same versions of weights computes",
+        }
         return found | {"first": text, "step": steps - 1, "kind": bad[0]} | cause
     return found
 
 
 def aged(
-    schedule: Unflushed, plan: Plan, one: Resolved, place: Place, corpus: Corpus, steps: int, push: float = 0.0
+    schedule: Unflushed,
+    plan: Plan,
+    one: Resolved,
+    place: Place,
+    corpus: Corpus,
+    steps: int,
+    push: float = 0.0,
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
     schedule says. push: of each gradient's largest entry, the error that is added to all of them."""
@@ -130,7 +150,9 @@ def aged(
         _push(grads.values(), push, draw)
         for name, slot in slots.items():
             slot.master.grad = grads.get(owners.get(name, name))
-        parts = [p for name, slot in slots.items() if name not in owners and (p := slot.master.grad) is not None]
+        parts = [
+            p for name, slot in slots.items() if name not in owners and (p := slot.master.grad) is not None
+        ]
         numbers.append((lost, math.sqrt(sum(p.double().square().sum().item() for p in parts))))
         set_rate(run.update.optimizer, run.update.rate(step))
         run.update.optimizer.step()
@@ -147,7 +169,9 @@ def _loss(
     stage: Stage, used: Mapping[str, Tensor], leaf: Any, seed: int, precision: str, device: torch.device
 ) -> Tensor:
     with computing(precision, device):
-        return stage.loss(functional_call(stage, dict(used), (leaf.inputs, Noise(seed, leaf.samples))), leaf.targets)
+        return stage.loss(
+            functional_call(stage, dict(used), (leaf.inputs, Noise(seed, leaf.samples))), leaf.targets
+        )
 
 
 def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None:
@@ -158,7 +182,9 @@ def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None
         grad.add_(signs, alpha=push * max(top, push * max(tops)))
 
 
-def _misused(schedule: Unflushed, ranks: int, micros: int, steps: int, told: Mapping[str, Any]) -> Sequence[str]:
+def _misused(
+    schedule: Unflushed, ranks: int, micros: int, steps: int, told: Mapping[str, Any]
+) -> Sequence[str]:
     """What is wrong with the versions that one rank has used, in words."""
     stage, wrong = told["stage"], []
     if [micro for micro, _, _ in told["log"]] != list(range(steps * micros)):
@@ -176,12 +202,19 @@ def _saved(folder: Path, steps: int, right: Aged) -> dict[str, Tensor]:
 
 
 def _compared(
-    told: Sequence[Mapping[str, Any]], got: Mapping[str, Tensor], right: Aged, pushed: Aged, spread: float, unit: float
+    told: Sequence[Mapping[str, Any]],
+    got: Mapping[str, Tensor],
+    right: Aged,
+    pushed: Aged,
+    spread: float,
+    unit: float,
 ) -> Sequence[tuple[str, str, float, float, bool]]:
     """(kind, name, error, what is allowed, whether the bits are the same) of all numbers and tensors."""
     rows = []
     for rank in told:
-        for step, (seen, want, off) in enumerate(zip(rank["numbers"], right.numbers, pushed.numbers, strict=True)):
+        for step, (seen, want, off) in enumerate(
+            zip(rank["numbers"], right.numbers, pushed.numbers, strict=True)
+        ):
             for at, (kind, word) in enumerate((("loss", "the loss"), ("grad", "the gradient norm"))):
                 scale = abs(want[at]) or 1.0
                 allowed = spread * (abs(off[at] - want[at]) / scale + 64 * unit)

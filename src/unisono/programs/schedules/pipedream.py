@@ -25,7 +25,11 @@ class PipeDream(Unflushed):
     fidelity = Fidelity.LOSSY
 
     buffers: int = Field(
-        0, ge=0, le=2, multiple_of=2, description="2: two versions of the weights; 0: as many as are in flight"
+        0,
+        ge=0,
+        le=2,
+        multiple_of=2,
+        description="2: two versions of the weights; 0: as many as are in flight",
     )
 
     def serves(self, ranks: int, micros: int) -> bool:
