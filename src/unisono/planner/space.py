@@ -154,7 +154,7 @@ def _schedules(space: Space, ranks: int) -> list[str]:
     """Timetables, those with several stages a rank for every number that cuts a row evenly."""
     found: list[str] = []
     for name in known("schedule") if space.all_keys else played("schedule"):
-        if name not in SCHEDULES.names() or SCHEDULES.find(name).alone:
+        if name not in SCHEDULES.names() or SCHEDULES.find(name).alone or not SCHEDULES.find(name).flushed:
             continue
         sizes = (
             divisors(-(-space.model.n_layer // ranks))[1:] if "v" in SCHEDULES.find(name).model_fields else ()
