@@ -4,7 +4,7 @@ Counts are whole numbers, so their sums over ranks are the same in any order, an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -75,11 +75,7 @@ def routed(update: Update, local: Local, world: Group) -> Update:
     for _, router in here:
         router.scale = update.scaler.factor
     return BalancedUpdate(
-        update.optimizer,
-        update.slots,
-        update.rate,
-        update.max_norm,
-        update.scaler,
+        **{one.name: getattr(update, one.name) for one in fields(update)},
         routers=local.routers,
         here=here,
         world=world,

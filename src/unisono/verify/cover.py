@@ -6,6 +6,7 @@ greedily from all plans that the recipe allows (after Cohen et al., "The AETG sy
 grammar's list of what is built, so the set grows by itself.
 """
 
+import math
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
@@ -17,6 +18,7 @@ from unisono.verify.bounds import COMPUTE
 
 SIZES = (1, 2, 3, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
+MESH = (*AXES, "ep")  # which takes no ranks of its own
 LEAVES = (
     8,
     12,
@@ -74,13 +76,11 @@ def _take(
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
     """Every plan that differs from the others in something it uses and that the recipe allows."""
     found: dict[str, Plan] = {}
-    for sizes in product(SIZES, repeat=len(AXES)):
-        world = 1
-        for size in sizes:
-            world *= size
-        if world > ranks:
+    dealt = SIZES if recipe.model.deals("ep") else (1,)
+    for *sizes, ep in product(*(SIZES for _ in AXES), dealt):
+        if math.prod(sizes) > ranks or ep > math.prod(sizes):
             continue
-        mesh: dict[str, int] = dict(zip(AXES, sizes, strict=True))
+        mesh: dict[str, int] = dict(zip(MESH, (*sizes, ep), strict=True))
         micros = _micros(recipe, mesh["dp"] * mesh["shard"])
         for named in _named(recipe, mesh):
             plan = Plan(**mesh, **named, micros=micros, said=frozenset(named))  # type: ignore[arg-type]
@@ -117,20 +117,21 @@ def _precisions(recipe: Recipe, mesh: Mapping[str, int], built: Sequence[str]) -
     """In bf16 a plan that cuts layers is `UNPROVEN`: its bound has room for a micro-batch."""
     if recipe.train.dtype == "float64":
         return ("fp64",)
-    whole = mesh["tp"] * mesh["cp"] == 1
+    whole = mesh["tp"] * mesh["cp"] * mesh["ep"] == 1
     return tuple(name for name in built if name == "fp32" or (name in COMPUTE and whole)) or tuple(built)[:1]
 
 
 def _features(plan: Plan) -> dict[str, object]:
     default = Plan()
-    keys = (*AXES, "zero", *NAMED)
+    keys = (*MESH, "zero", *NAMED)
     return {key: getattr(plan, key) for key in keys if getattr(plan, key) != getattr(default, key)}
 
 
 def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[str, object], ...]]]:
-    rows = {}
+    rows, dealt = {}, any(plan.ep > 1 for plan in plans)
     for plan in plans:
         values = [(axis, getattr(plan, axis)) for axis in AXES]
+        values += [("ep", plan.ep)] if dealt else []
         values += [("zero", plan.zero)] if plan.shard > 1 else []
         values += [(key, getattr(plan, key)) for key in NAMED if _means(plan, key)]
         rows[plan] = set(combinations(sorted(values, key=str), strength))
