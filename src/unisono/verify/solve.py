@@ -59,7 +59,7 @@ def ratio(got: Tensor, want: Tensor, slack: float) -> float | None:
 
 def plan_sizes(plan: Plan, leaves: int) -> dict[str, int]:
     """In words → a size of the plan, or a product of two, or the micro-batches of a global batch; ones left out."""
-    sizes = {axis: getattr(plan, axis) for axis in AXES if getattr(plan, axis) > 1}
+    sizes = {axis: getattr(plan, axis) for axis in (*AXES, "ep") if getattr(plan, axis) > 1}
     for a, b in combinations(list(sizes), 2):
         sizes[f"{a}*{b}"] = sizes[a] * sizes[b]
     more = {"micros": plan.micros or 1, "micro-batches of the global batch": leaves, "world": plan.world}

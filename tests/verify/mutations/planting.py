@@ -19,7 +19,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from unisono.plan import Plan
-from unisono.verify.cover import AXES
+from unisono.verify.cover import MESH
 
 WIDE = MappingProxyType(
     {
@@ -53,7 +53,7 @@ class Bug:
     def degrees(self) -> list[int]:
         """Of the axes of its plan that have more than one rank."""
         plan = Plan.parse(self.plan)
-        return [size for axis in AXES if (size := getattr(plan, axis)) > 1]
+        return [size for axis in MESH if (size := getattr(plan, axis)) > 1]
 
 
 def bug(

@@ -86,7 +86,8 @@ def recipe(bug: Bug, folder: Path) -> Recipe:
         section, _, name = key.partition(".")
         sections[section][name] = value
     if "kind" in model:
-        sections["model"] = {"kind": model["kind"], "context": 8}
+        own = {key.partition(".")[2]: value for key, value in bug.recipe.items() if key.startswith("model.")}
+        sections["model"] = {"context": 8, **own}
     return Recipe(seed=3, launch={"timeout": 900.0}, **sections)  # for all plans of a size together
 
 
