@@ -38,14 +38,14 @@ def whole(ranks: list[Any]) -> dict[str, torch.Tensor]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    "topk": {"aux_loss": 0.01, "z_loss": 0.001, "bias_rate": 0.01},
+    "topk": {"aux_loss": 0.5, "z_loss": 0.001, "bias_rate": 0.01},
     "room": {"capacity_factor": 1.0, "n_shared_experts": 1, "activation": "swiglu", "moe_every": 2},
     "switch": {"router": "switch", "top_k": 1, "aux_loss": 0.01, "bias": False},
     "expert_choice": {"router": "expert_choice", "gate": "sigmoid"},
 }
 PLANS = {
-    "topk": ("shard=2 ep=2", "tp=2", "tp=2 ep=2", "shard=4 ep=4", "dp=2 shard=2 ep=2"),
-    "room": ("tp=2 shard=2 ep=2", "tp=4 ep=2"),
+    "topk": ("shard=2 ep=2", "tp=2", "tp=3 ep=3", "shard=4 ep=4", "dp=2 shard=2 ep=2"),
+    "room": ("tp=2 shard=2 ep=2", "tp=4 ep=2", "tp=4"),
     "switch": ("pp=2 tp=2 ep=2", "shard=4 ep=2"),
     "expert_choice": ("shard=2 tp=2 ep=4", "pp=2 shard=2 ep=2 recompute=full"),
 }
@@ -53,7 +53,7 @@ PLANS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_to_deal_experts_is_one_device(threads: World, tmp_path: Path, kind: str) -> None:
-    told = sparse(tmp_path, n_head=4, **KINDS[kind])
+    told = sparse(tmp_path, n_head=4, n_experts=12, **KINDS[kind])
     one = threads(played, 1, group=False, told=told, plan="dp=1")
     want = whole(one)
     for plan in PLANS[kind]:

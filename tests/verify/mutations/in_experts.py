@@ -64,7 +64,7 @@ def votes_on_the_first_stage_alone(patch):
 @bug("tp=2 dp=2", "gradient", "missing_share", "one_part", recipe=SPARSE)
 def balance_by_the_tokens_of_one_rank(patch):
     """The loss for balance counts what is here of a micro-batch as if it were all of it."""
-    patch(SlicedLeaf, "sum", lambda self, x: self.parts * x)
+    patch(SlicedLeaf, "sum", lambda self, x: self.group.size * x)
 
 
 @bug("tp=2 ep=2 shard=2", "forward", recipe=ROOMY)
