@@ -44,10 +44,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "expert_choice": {"router": "expert_choice", "gate": "sigmoid"},
 }
 PLANS = {
-    "topk": ("shard=2 ep=2", "tp=2", "tp=3 ep=3", "shard=4 ep=4", "dp=2 shard=2 ep=2"),
-    "room": ("tp=2 shard=2 ep=2", "tp=4 ep=2", "tp=4"),
-    "switch": ("pp=2 tp=2 ep=2", "shard=4 ep=2"),
-    "expert_choice": ("shard=2 tp=2 ep=4", "pp=2 shard=2 ep=2 recompute=full"),
+    "topk": ("shard=2 ep=2", "tp=3 ep=3", "dp=2 shard=2 ep=2", "cp=2 shard=2 ep=2"),
+    "room": ("tp=2 shard=2 ep=2", "tp=4 ep=2", "cp=2 tp=2 ep=4"),
+    "switch": ("pp=2 tp=2 ep=2", "shard=4 ep=2", "cp=2"),
+    "expert_choice": ("shard=2 tp=2 ep=4", "pp=2 shard=2 ep=2 recompute=full", "cp=2 ep=2"),
 }
 
 
@@ -60,7 +60,7 @@ def test_every_way_to_deal_experts_is_one_device(threads: World, tmp_path: Path,
         ranks = 1
         for word in plan.split():
             key, _, value = word.partition("=")
-            ranks *= int(value) if key in ("dp", "shard", "pp", "tp") else 1
+            ranks *= int(value) if key in ("dp", "shard", "pp", "cp", "tp") else 1
         got = threads(played, ranks, told=told, plan=plan)
         for losses, routers, _ in got:
             assert losses == pytest.approx(one[0][0], rel=1e-12), plan

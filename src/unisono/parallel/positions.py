@@ -42,8 +42,8 @@ def deal_positions(stages: Stages, site: Site) -> None:
                 if way.by_heads:
                     heads = module.drop.places.get(1) or Places.whole(site.anatomy.divides["heads"])  # type: ignore[union-attr]
                     module.drop.places[1] = heads.dealt(cp.index, cp.size)  # type: ignore[index,union-attr]
-                parent, _, leaf = name.rpartition(".")
-                setattr(stage.get_submodule(parent), leaf, way.bind(module, cp, full))
+                parent, _, own = name.rpartition(".")
+                setattr(stage.get_submodule(parent), own, way.bind(module, cp, full))
         if cp.size > 1:
             stage.dealt = partial(_taken, numbers(mine, site.device))
 

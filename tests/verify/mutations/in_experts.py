@@ -10,8 +10,9 @@ from unisono import parallelize
 from unisono.comm.group import Group
 from unisono.models.moe.routing import Router
 from unisono.parallel import experts
-from unisono.parallel.experts import DealtDispatch, RowsAcross, SlicedLeaf
+from unisono.parallel.experts import DealtDispatch, RowsAcross
 from unisono.parallel.params import slots_of
+from unisono.parallel.positions import SlicedLeaf
 from unisono.train import join
 from unisono.train.routing import routed
 
