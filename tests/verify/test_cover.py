@@ -77,14 +77,16 @@ def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references():
 
 def test_every_axis_has_three_ranks_somewhere_where_the_recipe_has_room_for_them():
     recipe = load(Path(__file__).parents[2] / "examples/proof.toml").recipe
-    found = {axis: {getattr(plan, axis) for plan in covering(recipe)} for axis in ("dp", "shard", "pp", "tp")}
+    found = {
+        axis: {getattr(plan, axis) for plan in covering(recipe)} for axis in ("dp", "shard", "pp", "tp", "cp")
+    }
     assert all({1, 2, 3} <= degrees for degrees in found.values()), found
 
 
 def test_bf16_is_there_where_its_bound_shows_something():
     found = candidates(RECIPE.model_copy(update={"train": TrainConfig(global_batch=8, micro_batch=1)}))
     in_bf16 = [plan for plan in found if plan.precision == "bf16"]
-    assert in_bf16 and all(plan.tp == 1 for plan in in_bf16)
+    assert in_bf16 and all(plan.tp * plan.cp == 1 for plan in in_bf16)
     assert {plan.precision for plan in found if plan.tp > 1} == {"fp32"}
 
 

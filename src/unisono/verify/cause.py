@@ -250,6 +250,18 @@ def _received(case: Case, names: Sequence[str]) -> Cause | None:
     own = [name for name in names if name not in tied]
     stages = sorted({part.at["pp"] for name in own for part in case.seen.parts.get(f"raw/{name}", ())})
     text = f"losses are right and {are(names)} wrong in no mixture of micro-batches: the backward"
+    order = [key.removeprefix("raw/") for key in case.ref.names("raw")]
+    last = max(own, key=order.index, default="")
+    layer, block = last.rpartition(".")[0], last.split(".")[:2]
+    later = [name for name in order[order.index(last) :] if name.split(".")[:2] == block] if last else []
+    behind = [name for name in later if name.rpartition(".")[0] != layer]
+    if case.plan.cp > 1 and behind:
+        about = (
+            f"{last} is the first that backward gets wrong, and {behind[0]} behind it in its block is right"
+        )
+        return Cause(
+            "context", f"losses are right, {about}: the way back from keys and values of other ranks of cp"
+        )
     if case.plan.recompute != "none":
         return Cause("kept_activation", f"{text} computes other activations again than its forward had")
     if case.plan.pp == 1 or not stages or not stages[-1]:

@@ -5,6 +5,7 @@ from typing import Any
 from tests.verify.mutations import (
     in_both,
     in_clipping,
+    in_context,
     in_data,
     in_experts,
     in_history,
@@ -22,7 +23,17 @@ from unisono.verify.prover_rank import prepare
 __all__ = ["CATALOGUE", "UNSEEN", "main", "prepare"]
 
 CATALOGUE = bugs_of(
-    in_data, in_experts, in_sums, in_layers, in_clipping, in_updates, in_runs, in_meshes, in_loops, in_history
+    in_context,
+    in_data,
+    in_experts,
+    in_sums,
+    in_layers,
+    in_clipping,
+    in_updates,
+    in_runs,
+    in_meshes,
+    in_loops,
+    in_history,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
