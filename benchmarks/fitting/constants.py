@@ -52,7 +52,7 @@ def _of_table(table: Table, where: str) -> Iterator[Constant]:
 
 def _of_modules() -> Iterator[Constant]:
     """Module-level names of planner's files that hold numbers; their source stands in their annotation."""
-    for path in sorted([*PLANNER.glob("*.py"), *PLANNER.glob("studies/*.py")], key=lambda path: path.name):
+    for path in sorted(PLANNER.rglob("*.py"), key=lambda path: path.name):
         if path.name == "__init__.py":
             continue
         module = import_module(

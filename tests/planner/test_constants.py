@@ -32,7 +32,9 @@ FOLDER = Path(unisono.planner.__file__).parent
 
 def limit(where: str, name: str) -> bool:
     """Modules beside the model, which search, fit or draw, keep how far they go in private names."""
-    return (where, name) in LIMITS or (name.startswith("_") and where.removesuffix(".py") not in MODEL)
+    return (where, name) in LIMITS or (
+        name.startswith("_") and where.removesuffix(".py") not in {Path(name).name for name in MODEL}
+    )
 
 
 def test_every_constant_has_an_origin_and_a_source() -> None:

@@ -1,7 +1,7 @@
 """How many blocks each row of the pipeline has, as `parallel.cut` cuts at run time or as Megatron does: evenly."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from unisono.planner.timetables import chunks, name_of, of
 from unisono.planner.work.transformer import Transformer
@@ -86,6 +86,7 @@ def stages_of(model: Transformer, schedule: str, ranks: int) -> tuple[int, ...]:
     return balanced(model.n_layer, length, head_share(model))
 
 
+@lru_cache(maxsize=4096)
 def rows_of(model: Transformer, schedule: str, ranks: int, is_balanced: bool) -> tuple[float, ...]:
     """Blocks of each row of the pipeline, for one micro-batch; of DualPipe's two stages the mean.
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from unisono.plan import Plan
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.host import Host
-from unisono.planner.memory import Memory, states
+from unisono.planner.memory import Memory, at_peak, states
 from unisono.planner.timetables import in_flight
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import RowWork
@@ -59,7 +59,7 @@ def _moments(plan: Plan, micros: int, held: float, row: RowWork) -> list[tuple[f
     moving = 2 * row.unit if plan.shard > 1 else row.widest if plan.dp > 1 else 0.0
     kept = flat + (own / (plan.shard if plan.zero > 1 else 1) if plan.shard > 1 or plan.dp == 1 else 0.0)
     last = flat + (own / plan.shard if plan.shard > 1 or plan.dp == 1 else 0.0)
-    full = held * row.kept + (held - 1) * row.owed + row.working
+    full = at_peak(held, row.kept, row.owed, row.working)
     found = [(flat, full, 0.0), (last, row.working, moving)]
     if micros > 1:
         found.append((kept, full - row.kept - row.owed, moving))

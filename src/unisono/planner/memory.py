@@ -20,7 +20,7 @@ from unisono.planner.timetables import ends as ends_of
 from unisono.planner.work import kept as own
 from unisono.planner.work import sparse
 from unisono.planner.work.blocks import own_list
-from unisono.planner.work.stage import ITEM
+from unisono.planner.work.stage import ITEM, Habits
 from unisono.planner.work.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
 from unisono.spec.numbers import smaller
 
@@ -171,7 +171,7 @@ def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> floa
     return found
 
 
-def kept_of(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
+def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """What one micro-batch keeps on a rank."""
     if own_list(model, stack):
         return _kept_by_us(model, plan, stack, micro_batch)
@@ -210,13 +210,23 @@ def of_share(
         more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     optim = optim / share.copies  # each copy's optimiser is that of the other
-    inside = share.layers * kept.block * held
-    heads, others = 1.0 + share.heaped * (held - 1.0), share.late * (held - 1.0)
-    head = kept.head * heads + kept.loss + kept.owed * others
-    rest = kept.live + share.stem * kept.stem * held + share.head * head
+    activations = at_peak(held, *passing(share, kept))
     communication = _buffers(model, plan, stack, share.blocks, share.ends)
-    allocated = params + grads + optim + inside + rest + communication
-    return Memory(params, grads, optim, inside + rest, communication, stack.slack * allocated)
+    allocated = params + grads + optim + activations + communication
+    return Memory(params, grads, optim, activations, communication, stack.slack * allocated)
+
+
+def passing(share: RowShare, kept: Kept) -> tuple[float, float, float]:
+    """Bytes of activations on a rank of a row: what each micro-batch keeps, what every further one keeps for the head,
+    and what comes to them while a backward pass begins."""
+    each = share.layers * kept.block + share.stem * kept.stem
+    owed = share.head * (share.heaped * kept.head + share.late * kept.owed)
+    return each, owed, kept.live + share.head * (kept.head + kept.loss)
+
+
+def at_peak(held: float, each: float, owed: float, working: float) -> float:
+    """Bytes of `held` micro-batches of a row as the first backward pass begins."""
+    return held * each + (held - 1.0) * owed + working
 
 
 def _experts_in(model: Transformer, plan: Plan, row: int, layers: Sequence[float]) -> tuple[float, int]:
@@ -275,7 +285,7 @@ def item_of(plan: Plan, stack: Stack) -> int:
     return ITEM[stored(plan, stack)]
 
 
-def _kept_by_us(model: Transformer, plan: Plan, stack: Stack, micro_batch: int) -> Kept:
+def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
     item = ITEM[plan.precision]
 

@@ -23,7 +23,8 @@ from unisono.spec.work import Call
 
 _REDUCER = Source("specification", "our own reducer, train.departures: the first bucket leaves early")
 FIRST_BUCKET: Annotated[float, _REDUCER] = float(1 << 20)
-WIDE = 8.0  # bytes of a loss, of a squared norm: they are summed in fp64
+_SUMMED = Source("specification", "train.step: losses and squared norms are summed in fp64")
+WIDE: Annotated[float, _SUMMED] = 8.0
 
 
 def stages(model: Transformer | Network, plan: Plan) -> list[StageElements]:

@@ -4,14 +4,13 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.planner.cuts import stages_of
-from unisono.planner.memory import share_of
+from unisono.planner.memory import kept_of, passing, share_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import ends, of
-from unisono.planner.work import kept
 from unisono.planner.work.blocks import block
 from unisono.planner.work.inside import StageElements, leafwise, with_step
 from unisono.planner.work.stage import OURS, PassCounts, RowWork, StageWork
-from unisono.planner.work.transformer import Transformer, block_bytes, block_elements
+from unisono.planner.work.transformer import Transformer, block_elements
 
 ITEM: Annotated[float, Source("specification", "bytes of fp32, in which ranks on CPUs compute")] = 4.0
 _ENDS = Source("specification", "parameters of stem and head of our GPT, counted as tensors")
@@ -101,21 +100,12 @@ def row_works(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> 
 
 
 def _row(model: Transformer, plan: Plan, micro_batch: int, row: int) -> RowWork:
-    share, schedule = share_of(model, plan, row, True), of(plan.schedule)
-    whole, layers = _kept(model, plan, micro_batch, "none"), share.layers
-    working, owed = whole if plan.recompute == "full" else 0.0, 0.0
-    if row in ends(plan.schedule, plan.pp)[1]:
-        # Of one micro-batch the logits, their log-probabilities and the gradient of these.
-        working += 3.0 * ITEM * micro_batch * model.context * model.vocab / plan.tp
-        # Where all forward passes come first, every other micro-batch keeps what its loss is made from.
-        if schedule.heaped:
-            owed = kept.head_bytes(model, micro_batch, plan.tp)
-        elif schedule.late:
-            owed = kept.owed_bytes(model, micro_batch, plan.tp)
+    share = share_of(model, plan, row, True)
+    each, owed, working = passing(share, kept_of(model, plan, OURS, micro_batch))
     return RowWork(
         elements=share.blocks + share.ends + share.routed,
         tensors=model.block_tensors * model.n_layer / plan.pp + END_TENSORS,
-        kept=layers * _kept(model, plan, micro_batch, plan.recompute),
+        kept=each,
         working=working,
         owed=owed,
         unit=ITEM * block_elements(model, plan.tp),
@@ -123,14 +113,6 @@ def _row(model: Transformer, plan: Plan, micro_batch: int, row: int) -> RowWork:
         widest=ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp,
         piece=ITEM * micro_batch * model.context * model.d_model,
     )
-
-
-def _kept(model: Transformer, plan: Plan, micro_batch: int, recompute: str) -> float:
-    """Bytes of one block and one micro-batch. Nothing plays experts yet: they keep what fused kernels would."""
-    sizes = {"micro_batch": micro_batch, "tp": plan.tp, "itemsize": int(ITEM), "recompute": recompute}
-    if model.experts or model.latent:
-        return block_bytes(model, **sizes)
-    return kept.block_bytes(model, **sizes, composed=True)
 
 
 def tied(model: Transformer, plan: Plan) -> float:

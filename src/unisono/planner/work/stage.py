@@ -23,16 +23,19 @@ class Habits(Protocol):
     def sequence_parallel(self) -> bool: ...
     @property
     def autograd(self) -> bool: ...
+    @property
+    def composed(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class OwnHabits:
-    """Ours."""
+    """Ours, on a CPU."""
 
     fused_attention: bool = True
     fused_loss: bool = True
     sequence_parallel: bool = True
     autograd: bool = True
+    composed: bool = True
 
 
 OURS = OwnHabits()
