@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
-from unisono.parallel.cut import Stage, boundaries, cut, distinct
+from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
 from unisono.parallel.masters import keep_masters, rounding_of
+from unisono.parallel.measured import measured_costs
 from unisono.parallel.mirror import Mirror, mirror_of
 from unisono.parallel.offload.keeping import keep_at_home
 from unisono.parallel.offload.lending import lend
@@ -105,6 +107,7 @@ class Local:
     halves: bool
     routers: Mapping[str, int]
     store: Store
+    blocks: tuple[int, ...]  # of each stage
 
     @property
     def holds_loss(self) -> bool:
@@ -138,7 +141,9 @@ def parallelize(
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-    blocks = blocks_of(model, timetable.length, SCHEDULES.read(plan.schedule).blocks)
+    schedule = SCHEDULES.read(plan.schedule)
+    measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
+    blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
     site = Site(
         plan,
@@ -163,7 +168,7 @@ def parallelize(
     for one in chosen:
         one.apply(stages, site)
     aliases, slots = frozenset(site.owners), marked(_slots(stages, site), site)
-    slots = slots if SCHEDULES.read(plan.schedule).flushed else set_apart(slots)
+    slots = slots if schedule.flushed else set_apart(slots)
     counted = {name: shape for name, shape in shapes.items() if name not in aliases}
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
@@ -180,6 +185,7 @@ def parallelize(
         halves,
         _routers(site),
         store,
+        tuple(map(len, blocks)),
     )
 
 
@@ -213,7 +219,9 @@ def _routers(site: Site) -> dict[str, int]:
     }
 
 
-def blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[range]:
+def blocks_of(
+    model: nn.Module, stages: int, said: tuple[int, ...], costs: Costs | None = None
+) -> list[range]:
     """The blocks of each stage, balanced by cost unless the plan has said how many each has."""
     count = len(model.blocks)  # type: ignore[arg-type]
     if stages > max(1, count):
@@ -226,7 +234,7 @@ def blocks_of(model: nn.Module, stages: int, said: tuple[int, ...]) -> list[rang
             fix = f"{stages} numbers that add up to {count}, or schedule without cut"
             raise UsageError(what, where="plan.schedule", fix=fix, code="P13")
         return [range(end - blocks, end) for blocks, end in zip(said, accumulate(said), strict=True)]
-    return cut(model, stages) if stages > 1 else [range(count)]
+    return cut(model, stages, costs) if stages > 1 else [range(count)]
 
 
 def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -> dict[int, Wire]:

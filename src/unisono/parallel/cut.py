@@ -65,10 +65,15 @@ def distinct(tensors: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int
     return tuple(once.values()), tuple(at[id(x)] for x in tensors)
 
 
-def cut(model: nn.Module, stages: int) -> list[range]:
-    """The blocks of each stage, balanced by cost."""
-    costs = [matrix_cost(block) for block in model.blocks]  # type: ignore[union-attr]
-    return balance(costs, matrix_cost(model.stem), matrix_cost(model.head), stages)  # type: ignore[arg-type]
+Costs = Callable[[], tuple[Sequence[float], float, float]]  # of (each block, the stem, the head)
+
+
+def cut(model: nn.Module, stages: int, costs: Costs | None = None) -> list[range]:
+    """The blocks of each stage, balanced by cost: by that of matrix products where no other is given."""
+    if costs is not None:
+        return balance(*costs(), stages)
+    each = [matrix_cost(block) for block in model.blocks]  # type: ignore[union-attr]
+    return balance(each, matrix_cost(model.stem), matrix_cost(model.head), stages)  # type: ignore[arg-type]
 
 
 def stage_of(name: str, cuts: Sequence[range]) -> int:

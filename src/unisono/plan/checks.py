@@ -154,6 +154,8 @@ def _unflushed(plan: "Plan", recipe: RecipeLike | None) -> Iterator[Problem]:
          " once", "model.kind", "another model"),
         (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
          "precision=bf16"),
+        (plan.arithmetic.params or plan.arithmetic.stochastic, "from copies of weights that are of one precision",
+         "plan.precision", f"precision={plan.precision}"),
         (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",
          "--train.clip 0"),
         (guard, f"so a step cannot be computed twice, as train.guard={guard} asks", "train.guard", "--train.guard 0"),

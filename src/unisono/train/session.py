@@ -18,6 +18,7 @@ from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train.blame import blame, odd_loss
@@ -134,6 +135,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     run = build(recipe, plan, replace(place, scratch=order.run_dir), corpus, recorder)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
+    if SCHEDULES.read(plan.schedule).measured and plan.pp > 1:
+        _note(order, f"stages by measured seconds: {'/'.join(map(str, run.local.blocks))} blocks")
     if schedule := unflushed(plan):
         _note(order, schedule.loses(plan.pp, len(run.leaves)))
     if needs_like_threads(plan) and recipe.launch.threads_per_rank is None and "threads" in order.last_bits:

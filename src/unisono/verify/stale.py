@@ -13,8 +13,8 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +27,6 @@ from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, stage_of
 from unisono.parallel.flow import FlowPlayer
 from unisono.parallel.precision import computing
-from unisono.parallelize import blocks_of
 from unisono.plan import Plan
 from unisono.programs.schedules import Unflushed
 from unisono.train.build import Place, build, feeds
@@ -60,7 +59,7 @@ def play_stale(resolved: Resolved, place: Place, corpus: Corpus, steps: int, fol
     folder.mkdir(parents=True, exist_ok=True)
     player = run.player
     log = player.log if isinstance(player, FlowPlayer) else []
-    told = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"]}
+    told = {"numbers": numbers, "log": log, "stage": run.mesh.at["pp"], "blocks": run.local.blocks}
     (folder / f"stale-{place.rank}.json").write_text(json.dumps(told))
     save(folder, steps - 1, pieces_of(run), {}, rank=place.rank, world=place.world, token="stale")
     run.mesh.world.barrier()
@@ -94,8 +93,9 @@ def judge_stale(
             "explanation": "a stage uses weights that its schedule does not say",
         }
         return found | {"first": wrong, "step": 0, "kind": "version"} | cause
-    right = aged(schedule, plan, one, place, corpus, steps)
-    pushed = aged(schedule, plan, one, place, corpus, steps, push=bounds.grad)
+    blocks = told[0]["blocks"]
+    right = aged(schedule, plan, blocks, one, place, corpus, steps)
+    pushed = aged(schedule, plan, blocks, one, place, corpus, steps, push=bounds.grad)
     rows = list(_compared(told, _saved(folder, steps, right), right, pushed, bounds.spread, bounds.unit))
     for kind, _, error, _, _ in rows:
         found["errors"][kind] = max(found["errors"][kind], min(error, 1e308))
@@ -114,6 +114,7 @@ def judge_stale(
 def aged(
     schedule: Unflushed,
     plan: Plan,
+    blocks: Sequence[int],
     one: Resolved,
     place: Place,
     corpus: Corpus,
@@ -121,14 +122,13 @@ def aged(
     push: float = 0.0,
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
-    schedule says. push: of each gradient's largest entry, the error that is added to all of them."""
+    schedule says. blocks: of each stage. push: of each gradient's largest entry, the error that is added to all of them."""
     one = _alone(one, steps)
     run = build(one.recipe, one.plan, place, corpus, Recorder(0))
     feed, _ = feeds(one.recipe, one.plan, corpus, place.device)
     (stage,), owners = run.local.stages.values(), run.local.owners
     slots = {slot.name: slot for slot in run.local.slots}
-    whole = SimpleNamespace(stem=stage.stem, blocks=list(stage.blocks.values()), head=stage.head)
-    cuts = blocks_of(whole, plan.pp, schedule.blocks)  # pyright: ignore[reportArgumentType]
+    cuts = [range(end - count, end) for count, end in zip(blocks, accumulate(blocks), strict=True)]
     micros = len(run.leaves) // plan.dp
     history, numbers, draw = [], [], torch.Generator().manual_seed(1)
     for step in range(steps):

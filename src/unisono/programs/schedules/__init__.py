@@ -34,7 +34,9 @@ class Schedule(Member, ABC):
     flushed: ClassVar[bool] = True
 
     cut: str = Field(
-        "", pattern=r"^([1-9]\d*(/[1-9]\d*)*)?$", description="blocks of each stage: 13/12/12/11"
+        "",
+        pattern=r"^([1-9]\d*(/[1-9]\d*)*|measured)?$",
+        description="blocks of each stage: 13/12/12/11; measured: balanced by the seconds that each block takes",
     )
 
     @abstractmethod
@@ -68,7 +70,12 @@ class Schedule(Member, ABC):
     @property
     def blocks(self) -> tuple[int, ...]:
         """Blocks of each stage as `cut` says them; () where they are for us to choose."""
-        return tuple(map(int, self.cut.split("/"))) if self.cut else ()
+        return tuple(map(int, self.cut.split("/"))) if self.cut and not self.measured else ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether stages are balanced by measured seconds."""
+        return self.cut == "measured"
 
 
 class Unflushed(Schedule, ABC):
