@@ -12,7 +12,9 @@ from unisono.comm.device import synchronize
 from unisono.comm.group import Group
 from unisono.parallel.cut import Carry, carry_of, tensors_of
 
-ROUNDS = 5  # of which the first does not count, and the fastest does: what else the machine does makes none faster
+ROUNDS = (
+    5  # of which the first does not count, and the fastest does: what else the machine does makes none faster
+)
 
 
 def measured_costs(
@@ -27,7 +29,7 @@ def measured_costs(
     x: Carry = _like(sample, draw, dtype, device)
     seconds = []
     for part in (model.stem, *model.blocks):  # type: ignore[misc,union-attr]
-        took, x = _timed(lambda real, carry: real(carry, None), part, x, draw, dtype, device)
+        took, x = _timed(lambda real, carry: real(carry, None), part, x, draw, dtype, device)  # type: ignore[arg-type]
         seconds.append(took)
     took, _ = _timed(lambda real, carry: real(carry), model.head, x, draw, dtype, device)  # type: ignore[arg-type]
     seconds.append(took)

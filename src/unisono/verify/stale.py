@@ -122,7 +122,7 @@ def aged(
     push: float = 0.0,
 ) -> Aged:
     """One device's run in which each micro-batch uses, in each stage of the plan, weights of the version that the
-    schedule says. blocks: of each stage. push: of each gradient's largest entry, the error that is added to all of them."""
+    schedule says. blocks: of each stage. push: of each gradient's largest entry, the error added to all of them."""
     one = _alone(one, steps)
     run = build(one.recipe, one.plan, place, corpus, Recorder(0))
     feed, _ = feeds(one.recipe, one.plan, corpus, place.device)

@@ -13,6 +13,7 @@ from tests.verify.mutations import (
     in_loops,
     in_meshes,
     in_runs,
+    in_stages,
     in_sums,
     in_updates,
 )
@@ -23,17 +24,8 @@ from unisono.verify.prover_rank import prepare
 __all__ = ["CATALOGUE", "UNSEEN", "main", "prepare"]
 
 CATALOGUE = bugs_of(
-    in_context,
-    in_data,
-    in_experts,
-    in_sums,
-    in_layers,
-    in_clipping,
-    in_updates,
-    in_runs,
-    in_meshes,
-    in_loops,
-    in_history,
+    in_context, in_data, in_experts, in_sums, in_layers, in_clipping, in_updates, in_runs, in_meshes, in_loops, in_history,
+    in_stages,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
