@@ -24,7 +24,17 @@ from unisono.verify.prover_rank import prepare
 __all__ = ["CATALOGUE", "UNSEEN", "main", "prepare"]
 
 CATALOGUE = bugs_of(
-    in_context, in_data, in_experts, in_sums, in_layers, in_clipping, in_updates, in_runs, in_meshes, in_loops, in_history,
+    in_context,
+    in_data,
+    in_experts,
+    in_sums,
+    in_layers,
+    in_clipping,
+    in_updates,
+    in_runs,
+    in_meshes,
+    in_loops,
+    in_history,
     in_stages,
 )
 UNSEEN = bugs_of(in_both)
