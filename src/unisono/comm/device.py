@@ -16,6 +16,8 @@ from torch import Tensor
 RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
+# A device that is only imagined: tensors have shapes and no numbers, and all takes the ways that it takes on a GPU.
+META, IMAGINED = "meta", "imagined"
 
 
 def names() -> list[str]:
@@ -46,6 +48,8 @@ def beside_cpus(backend: str) -> str:
 
 def of_rank(backend: str, local_rank: int) -> torch.device:
     """The device of a rank: its own GPU under NCCL, which becomes this thread's, else the CPU."""
+    if backend == IMAGINED:
+        return torch.device(META)
     device = torch.device(GPU, local_rank) if backend == GPU_BACKEND else torch.device("cpu")
     adopt(device)
     return device
@@ -77,7 +81,22 @@ def numbered(device: torch.device) -> torch.device:
 
 def is_apart(x: Tensor | torch.device) -> bool:
     """Whether a tensor or device has memory and a stream of its own: copies from it may be pinned and go on beside."""
-    return (x if isinstance(x, torch.device) else x.device).type == GPU
+    return (x if isinstance(x, torch.device) else x.device).type in (GPU, META)
+
+
+def has_numbers(device: torch.device) -> bool:
+    """Whether tensors there have numbers, or shapes alone."""
+    return device.type != META
+
+
+def sharded_as(device: torch.device) -> tuple[str, bool]:
+    """(the kind of device that FSDP2 takes it for, whether its collectives are left to our groups)."""
+    return ("cpu", True) if device.type in ("cpu", META) else (device.type, False)
+
+
+def casting(device: torch.device) -> str:
+    """The kind of device by which torch's autocast knows it."""
+    return device.type if has_numbers(device) else "cpu"
 
 
 def attention_kernels(x: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
@@ -99,17 +118,19 @@ def has_fused(device: torch.device) -> bool:
 
 def between_cpus(pg: dist.ProcessGroup) -> bool:
     """Whether a process group is one of CPUs."""
-    return pg.name() != GPU_BACKEND
+    return pg.name() not in (GPU_BACKEND, IMAGINED)
 
 
 def arithmetic(device: torch.device) -> str:
     """What decides the bits of a sum there: a GPU's model, or the vector instructions of a CPU."""
-    return torch.cuda.get_device_name(device) if is_apart(device) else torch.backends.cpu.get_cpu_capability()
+    return (
+        torch.cuda.get_device_name(device) if device.type == GPU else torch.backends.cpu.get_cpu_capability()
+    )
 
 
 def properties(device: torch.device) -> dict[str, Any]:
     """A GPU's `name`, `memory` in bytes and `units`; nothing of a CPU, which is measured."""
-    if not is_apart(device):
+    if device.type != GPU:
         return {}
     known = torch.cuda.get_device_properties(device)
     return {"memory": known.total_memory, "units": known.multi_processor_count, "name": known.name}
@@ -158,7 +179,7 @@ def begun_collectives() -> str:
 
 def host_room(nbytes: int, device: torch.device) -> Tensor:
     """Bytes of host memory, uint8 [nbytes], to and from which `device` copies on its own."""
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=is_apart(device))
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == GPU)
 
 
 class Lane:
@@ -166,7 +187,7 @@ class Lane:
     a copy is over when its call returns."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if is_apart(device) else None
+        self._stream = torch.cuda.Stream(device) if device.type == GPU else None
 
     def copy(self, to: Tensor, source: Tensor) -> Callable[[], None]:
         """Begin a copy of what `source` is once all that this thread has asked of the device is done. What is returned
@@ -179,7 +200,7 @@ class Lane:
             to.copy_(source, non_blocking=True)
             done = self._stream.record_event()
         for x in (to, source):
-            if is_apart(x):
+            if x.device.type == GPU:
                 x.record_stream(self._stream)
         return lambda: torch.cuda.current_stream(done.device).wait_event(done)
 

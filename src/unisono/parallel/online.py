@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unisono.comm.device import attention_kernels
+from unisono.comm.device import attention_kernels, casting
 from unisono.models.noise import Dropout, Noise
 from unisono.parallel.attend import tiles
 from unisono.spec.layout import Places
@@ -85,7 +85,7 @@ class OnlineAttention(torch.autograd.Function):
                 here.mul_((old - new).exp_().unsqueeze(-1)).add_(part * (sums - new).exp_().unsqueeze(-1))
                 old.copy_(new)
 
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(casting(q.device), enabled=False):
             core.transport.show(torch.stack((k, v)).contiguous(), see)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -110,7 +110,7 @@ class OnlineAttention(torch.autograd.Function):
                     total += part
             return both
 
-        with torch.autocast(q.device.type, enabled=False):
+        with torch.autocast(casting(q.device), enabled=False):
             dk, dv = core.transport.collect(torch.stack((k, v)).contiguous(), grad_of)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 

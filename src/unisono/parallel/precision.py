@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from unisono.comm.device import casting
+
 HALF: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -16,5 +18,5 @@ def dtype_of(precision: str) -> torch.dtype:
 def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass (Micikevicius et al., Mixed precision training, 2018)."""
     if precision in HALF:
-        return torch.autocast(device.type, dtype=HALF[precision])
+        return torch.autocast(casting(device), dtype=HALF[precision])
     return nullcontext()

@@ -6,6 +6,7 @@ backward scatters them. zero=3 also shards parameters: they are gathered block b
 
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from unisono.comm.device import is_apart
+from unisono.comm.device import sharded_as
 from unisono.comm.group import Done, Group, Pending
 from unisono.comm.tree import tree_sum
 from unisono.parallel.wires import EightBits, segment_of
@@ -24,11 +25,13 @@ from unisono.plan.options import Wires
 class _FsdpAdapter:
     """What FSDP2 asks of any communication of ours."""
 
+    device: torch.device | None = None  # where parameters are, if elsewhere than FSDP2 thinks
+
     def __init__(self, group: Group) -> None:
         self.group = group
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
+        return torch.empty(*size, dtype=dtype, device=self.device or device)
 
 
 class ShardScatter(_FsdpAdapter):
@@ -120,6 +123,12 @@ class UnderWay(dist.Work):
         return True
 
 
+def placed(adapter: _FsdpAdapter, device: torch.device) -> Any:
+    """The same, for parameters on `device`."""
+    adapter.device = device
+    return adapter
+
+
 class Whole:
     """Nothing is sharded: the value that stands for `shard=1`."""
 
@@ -145,7 +154,8 @@ class Sharded(Whole):
         device = next(stage.parameters()).device
         if group.pg is None:
             raise ValueError("a group of one shards nothing")
-        mesh = DeviceMesh.from_group(group.pg, device.type, mesh_dim_names=("shard",))
+        kind, ours = sharded_as(device)
+        mesh = DeviceMesh.from_group(group.pg, kind, mesh_dim_names=("shard",))
         self._zero = zero
         self._each = each  # scatter the gradients of each backward, whatever the stage
         blocks = tuple(blocks)
@@ -169,12 +179,13 @@ class Sharded(Whole):
                 module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
                 module.set_force_sum_reduction_for_comms(True)
                 gathered, scattered = forms[module]
-                if not is_apart(device) or wires.scatter:
+                if ours or wires.scatter:
                     wire = scattered if wires.scatter else None
-                    module.set_custom_reduce_scatter(ShardScatter(group, wire=wire))  # type: ignore[arg-type]
-                if not is_apart(device) or wires.gather:
+                    module.set_custom_reduce_scatter(placed(ShardScatter(group, wire=wire), device))  # type: ignore[arg-type]
+                if ours or wires.gather:
                     wire = gathered if wires.gather else None
-                    module.set_custom_all_gather(ShardGather(group, wire, wires.prefetch > 0))  # type: ignore[arg-type]
+                    gather = ShardGather(group, wire, wires.prefetch > 0)
+                    module.set_custom_all_gather(placed(gather, device))  # type: ignore[arg-type]
         if wires.prefetch:
             _prefetch(stage, blocks, wires.prefetch)
 

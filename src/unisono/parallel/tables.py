@@ -180,7 +180,7 @@ def _require(whole: nn.Module, site: Site) -> None:
     rows, columns = min(shape[0] for shape in tables), tables[0][1]  # type: ignore[index]
     have = {"table": len(tables), "row": rows, "column": columns}[site.anatomy.table_cut]
     if site.plan.ep > have:
-        what = f"ep={site.plan.ep} deals {have} {site.anatomy.table_cut}s of the tables"
+        what = f"ep={site.plan.ep} has only {have} {site.anatomy.table_cut}s to deal"
         raise UsageError(what, where="plan.ep, model.table_sharding", fix=f"ep={have} or less", code="P12")
 
 

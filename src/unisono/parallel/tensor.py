@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.comm.device import casting
 from unisono.comm.group import Group
 from unisono.parallel.channels import DealtNorm, product_of
 from unisono.parallel.heads import dealt_heads, with_lent_keys
@@ -90,7 +91,7 @@ def enter(x: Tensor, group: Group, sequence: int) -> Tensor:
     """Into a split layer. With sequence parallelism, of `sequence` positions, these are gathered, and the gradients of
     all ranks summed and scattered; without it, 0, gradients are summed. Under autocast x crosses as the product will
     read it."""
-    kind = x.device.type
+    kind = casting(x.device)
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     ways = (partial(gather_sequence, length=sequence), scatter_sum) if sequence else (as_it_is, summed)
     return Crossing.apply(x, group, *ways, dtype)  # type: ignore[return-value]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from unisono.comm.collectives import COLLECTIVES
-from unisono.comm.device import is_apart
+from unisono.comm.device import has_numbers, is_apart
 from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
@@ -83,7 +83,7 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
     members = ordered(shape, filter(None, recipe.launch.order.split(",")))
     mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective, members)
     model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed, loss=recipe.train.loss)
-    values = initial_values(model, recipe.seed)
+    values = initial_values(model, recipe.seed, place.device)
     train, dtype = recipe.train, dtype_of(plan.precision)
     micro = train.micro_batch or 1
     local = parallelize(
@@ -109,8 +109,12 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
     return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
 
 
-def initial_values(model: nn.Module, seed: int) -> Callable[[str], Tensor]:
-    """name → full initial tensor: drawn by name for our models, as made for a user's own."""
+def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callable[[str], Tensor]:
+    """name → full initial tensor: drawn by name for our models, as made for a user's own; without numbers on a device
+    that has none."""
+    if not has_numbers(device):
+        whole = {name: p.detach().to(device) for name, p in model.named_parameters()}
+        return lambda name: whole[name]
     if any(p.is_meta for p in model.parameters()):
         rules = rules_of(model)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -47,7 +47,7 @@ class DLRMConfig(ModelConfig):
         have = {"table": len(self.tables), "row": min(self.tables, default=0), "column": self.d_table}
         most = have[self.table_sharding]
         if plan.ep > most > 0:
-            what = f"ep={plan.ep} deals {most} {self.table_sharding}s of the tables"
+            what = f"ep={plan.ep} has only {most} {self.table_sharding}s to deal"
             yield Problem("P12", what, "plan.ep, model.tables, model.table_sharding", f"ep={most} or less")
         policy, schedule = member("sync", plan.sync), member("schedule", plan.schedule)
         if plan.ep > 1 and getattr(policy, "leafwise", False):

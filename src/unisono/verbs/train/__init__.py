@@ -35,6 +35,12 @@ class TrainVerb(RecipeVerb):
             help="every N steps (200), check that replicas agree: --train.guard N",
         )  # fmt: skip
 
+        parser.add_argument(
+            "--world", type=int, metavar="N",
+            help="with --dry-run: run one rank of N by itself, without numbers, and show what it holds and calls",
+        )  # fmt: skip
+        parser.add_argument("--rank", type=int, metavar="R", help="with --world: which rank (0)")
+
     def run(self, call: CommandCall) -> Result:
         from unisono import config
 
@@ -50,10 +56,25 @@ class TrainVerb(RecipeVerb):
             given, why = auto.choose(given, started_ranks(call), call.environ)
             for line in why:
                 call.settings.note(line)
-        resolved = config.resolve(given.recipe, given.plan, started_ranks(call), given.origins)
+        if args.world is None and args.rank is not None:
+            raise UsageError(
+                "--rank names a rank of --world N",
+                where="unisono train",
+                fix="--world 4096 --rank 17",
+                code="C04",
+            )
+        if args.world is not None and not call.settings.dry_run:
+            raise UsageError("--world N looks at one rank of N without starting any", where="unisono train",
+                             fix="--dry-run --world N --rank R; --launch.ranks N starts N", code="C04")  # fmt: skip
+        ranks = started_ranks(call) if args.world is None else args.world
+        resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
         text = config.resolved_toml(resolved)
         if call.settings.dry_run:
-            return _would_train(call, resolved, text, resume)
+            return (
+                _would_train(call, resolved, text, resume)
+                if args.world is None
+                else _rehearsed(call, resolved)
+            )
         if not any(origin != "default" for key, origin in given.origins.items() if key.startswith(_WHAT)):
             raise UsageError(
                 "nothing says what to train",
@@ -67,6 +88,14 @@ class TrainVerb(RecipeVerb):
 
         order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint)
         return run.run(order, call.settings, demo=args.demo)
+
+
+def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:
+    """One rank alone: its real code on the meta device."""
+    from unisono.verbs.train.rehearsal import told
+
+    facts, lines = told(resolved, call.args.world, call.args.rank or 0, call.environ)
+    return call.would({"plan": str(resolved.plan), **facts}, f"plan         {resolved.plan}", *lines)
 
 
 def resumed(path: str) -> tuple[Path, str]:
