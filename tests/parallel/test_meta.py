@@ -14,7 +14,7 @@ from unisono.comm.imagined import imagined
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.data.load import load
-from unisono.train.rehearsal import Rehearsed, Onlooker, rehearse
+from unisono.train.rehearsal import Onlooker, Rehearsed, rehearse
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "dropout": 0.1, "vocab": 24},
