@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, sheet
+from unisono.report import analyse, charts, expected, html, routers, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord
 from unisono.spec import words
@@ -40,6 +40,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _tiles(run, facts),
         _missing(run),
         _curves(run),
+        routers.section(run),
         _times(facts),
         expected.section(run, facts.shares),
         _timeline(run),
