@@ -146,19 +146,8 @@ def parallelize(
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
     site = Site(
-        plan,
-        mesh,
-        anatomy,
-        shapes,
-        blocks,
-        timetable.placement,
-        values,
-        dtype,
-        device,
-        store,
-        leafwise,
-        compiled,
-    )
+        plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store, leafwise, compiled
+    )  # fmt: skip
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
     length = timetable.length
@@ -173,20 +162,10 @@ def parallelize(
     ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
     halves = not any(one.at_once for one in chosen)
     return Local(
-        stages,
-        site.owners,
-        tuple(slots),
-        counted,
-        site.sharding,
-        ties,
-        mirror,
-        wires,
-        device,
-        halves,
-        _routers(site),
+        stages, site.owners, tuple(slots), counted, site.sharding, ties, mirror, wires, device, halves, _routers(site),
         store,
         tuple(map(len, blocks)),
-    )
+    )  # fmt: skip
 
 
 def _slots(stages: Stages, site: Site) -> list[Slot]:
