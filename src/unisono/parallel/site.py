@@ -24,9 +24,10 @@ class Site:
 
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
     pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
-    is wanted by itself. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of
-    experts. masters: by name, of parameters that are rounded where modules hold them. sharding: by stage. store: where
-    what is put away lies. lenders: of the parts whose weights are.
+    is wanted by itself. virtual: shards by which every layer is computed, 1: layers as they are. cuts: by name, what
+    `tp` took of a parameter. dealt: by name, this rank's part of one of experts. masters: by name, of parameters that
+    are rounded where modules hold them. sharding: by stage. store: where what is put away lies. lenders: of the parts
+    whose weights are.
     """
 
     plan: Plan
@@ -40,6 +41,7 @@ class Site:
     device: torch.device
     store: Store
     leafwise: bool = False
+    virtual: int = 1
     compiled: bool = False
     cuts: dict[str, Cut] = field(default_factory=dict)
     dealt: dict[str, Dealt] = field(default_factory=dict)

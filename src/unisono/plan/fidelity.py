@@ -8,10 +8,13 @@ from unisono.spec.fidelity import Fidelity
 def fidelity_of(plan: Plan) -> Fidelity:
     """EXACT where every sum keeps its order: recomputation alone, stages as their timetable says, replicas and shards
     as policy and codec say. A policy that adds up leaf by leaf orders the stages' sums too. `tp` and `cp` cut sums
-    inside a layer, which no rule of ours can put in one order, and `ep` deals tokens to experts in another. What this
+    inside a layer, which keep one order only where the policy computes by virtual shards; `ep` deals tokens to experts
+    in another. What this
     version lacks counts as LOSSY."""
-    inside = Fidelity.EXACT if plan.tp * plan.cp * plan.ep == 1 else Fidelity.ROUNDING
-    ordered = plan.pp == 1 or getattr(member("sync", plan.sync), "leafwise", False)
+    policy = member("sync", plan.sync)
+    cutting = plan.ep if getattr(policy, "virtual", 1) > 1 else plan.tp * plan.cp * plan.ep
+    inside = Fidelity.EXACT if cutting == 1 else Fidelity.ROUNDING
+    ordered = plan.pp == 1 or getattr(policy, "leafwise", False)
     staged = Fidelity.EXACT if ordered else _declared("schedule", plan.schedule)
     between = _declared("sync", plan.sync) if plan.replicas > 1 else Fidelity.EXACT
     sent = _declared("codec", plan.codec) if plan.dp > 1 else Fidelity.EXACT

@@ -42,6 +42,11 @@ class Policy(Member, ABC):
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
 
+    @property
+    def virtual(self) -> int:
+        """Virtual shards by which every layer is computed, so that `tp` and `cp` change no bit; 1: layers as they are."""
+        return 1
+
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         """What of a plan and its batch (`plan.checks.Batch`) this policy cannot be played with."""
         yield from ()

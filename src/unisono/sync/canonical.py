@@ -3,11 +3,16 @@
 The gradients of the global batch's leaves are summed along one binary tree over the leaves (`comm/tree.py`). A rank
 adds its own leaves along its part of the tree; replicas exchange parts and add them along the rest of it.
 
-Fidelity: EXACT towards one process in this mode, over dp, shard and pp.
+Inside a layer `tp` and `cp` cut sums. `canonical:shards=4` deals every width, the heads, the vocabulary and the positions
+as 4 virtual shards (`parallel/virtual/`), so that these sums keep one order too.
+
+Fidelity: EXACT towards one process in this mode, over dp, shard and pp; with shards over tp and cp too.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from unisono.codecs import Coder, Deal, Exchange, Gather, Memory
 from unisono.comm.tree import tree_sum
@@ -50,9 +55,24 @@ class Canonical(Policy):
     leafwise = True
     alone = True
 
+    shards: int = Field(default=1, ge=1, description="virtual shards of each layer, 2^k; the same bits under tp and cp")
+
+    @property
+    def virtual(self) -> int:
+        return self.shards
+
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         """One tree over the leaves of a step, of which ranks compute whole branches: those have 2^k leaves."""
         schedule = member("schedule", plan.schedule) if plan.pp > 1 else None
+        for key in ("tp", "cp"):
+            ranks = getattr(plan, key)
+            if self.shards > 1 and self.shards % ranks:
+                what = f"{self.shards} virtual shards cannot be dealt evenly to {key}={ranks}"
+                fix = f"{key}={_below(min(ranks, self.shards))}, or sync=canonical:shards={1 << (ranks - 1).bit_length()}"
+                yield Problem("P18", what, f"plan.sync, plan.{key}", fix)
+        if self.shards & (self.shards - 1):
+            what = f"virtual shards are added up in pairs, and {self.shards} is no power of two"
+            yield Problem("P18", what, "plan.sync", f"sync=canonical:shards={_below(self.shards)}")
         if plan.replicas == 1 and (schedule is None or schedule.chains == 1):
             return
         codec = member("codec", plan.codec)

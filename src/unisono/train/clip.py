@@ -6,15 +6,20 @@ bit, the norm that it has on one device.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group
+<<<<<<< HEAD
 from unisono.comm.tree import fold_
 from unisono.parallel.params import Slot, values_of
+=======
+from unisono.comm.tree import dealt, fold_
+from unisono.parallel.params import Slot
+>>>>>>> 4f282c4 (Layers by virtual shards: tp and cp change no bit (not yet wired))
 
 _CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most CPUs
 
@@ -86,14 +91,19 @@ def _sum(numbers: Sequence[float]) -> float:
 
 
 class ByRow(ByTensor):
-    """One number for each row (dim 0) of each parameter, so that cutting rows over ranks changes no bit of the norm."""
+    """One number for each row (dim 0) of each parameter, so that cutting rows over ranks changes no bit of the norm.
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], replica: Group, at: Mapping[str, int]) -> None:
+    blocks: as many numbers for each row, of columns that follow each other; so does cutting a matrix between them.
+    """
+
+    def __init__(
+        self, shapes: Mapping[str, Sequence[int]], replica: Group, at: Mapping[str, int], blocks: int = 1
+    ) -> None:
         super().__init__(shapes, replica, at)
-        self.length = 0
+        self.length, self.blocks = 0, blocks
         for name, shape in shapes.items():
             self.at[name] = self.length
-            self.length += shape[0] if shape else 1
+            self.length += (shape[0] if shape else 1) * blocks
 
     def read(self, line: Tensor) -> list[float]:
         norm = line[: self.length].sum().sqrt()
@@ -105,9 +115,22 @@ class ByRow(ByTensor):
             grad = slot.master.grad
             if grad is not None:
                 rows = grad.reshape(grad.shape[0] if grad.dim() else 1, -1)
-                first = self.at[slot.name] + (slot.start[0] if slot.start else 0)
-                line[first : first + len(rows)] += _squares(rows)
+                first = self.at[slot.name] + (slot.start[0] if slot.start else 0) * self.blocks
+                numbers = line[first : first + len(rows) * self.blocks].view(len(rows), self.blocks)
+                for block, columns in self._columns(slot, rows.shape[1]):
+                    numbers[:, block] += _squares(rows[:, columns])
         return line
+
+    def _columns(self, slot: Slot, width: int) -> Iterator[tuple[int, slice]]:
+        """(block, its columns among the `width` of this rank's part); blocks that lie elsewhere are left out."""
+        if self.blocks == 1 or len(slot.shape) != 2:
+            yield 0, slice(None)
+            return
+        here, start = range(slot.start[1], slot.start[1] + width), 0
+        for block, size in enumerate(dealt(slot.shape[1], self.blocks)):
+            if size and start in here:
+                yield block, slice(start - here.start, start - here.start + size)
+            start += size
 
 
 def _squares(rows: Tensor) -> Tensor:

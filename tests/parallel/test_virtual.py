@@ -1,0 +1,48 @@
+"""Layers by virtual shards: the bits do not depend on how many ranks hold them."""
+
+import pytest
+import torch
+
+from tests.threads import prove
+from unisono.comm.group import Group
+from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.models.build import build
+from unisono.observe.span import Recorder
+from unisono.parallel.virtual.attention import VirtualCore
+from unisono.parallel.virtual.deal import VirtualDeal
+from unisono.plan import Plan
+from unisono.spec.model import Facts
+
+pytestmark = pytest.mark.timeout(300)
+
+PLANS = ["tp=2", "tp=4", "cp=2", "tp=2 cp=2", "tp=2 pp=2", "dp=2 tp=2", "shard=2 tp=2", "shard=2 cp=2", "cp=4"]
+
+
+def recipe(**model):
+    given = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 16, "dropout": 0.1, "vocab": 258, "d_ff": 32}
+    train = {"steps": 3, "global_batch": 8, "micro_batch": 2, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
+    return Recipe(seed=3, model=ModelConfig(**{**given, **model}), train=TrainConfig(**train))
+
+
+def proven(recipe, texts, steps=2):
+    plans = [Plan.parse(f"{text} sync=canonical:shards=4") for text in texts]
+    for proof in prove(recipe, plans, steps=steps):
+        assert proof.fidelity == "EXACT" and proof.bit_identical and proof.passed, proof
+
+
+def test_weights_are_the_same_bits_however_layers_are_cut():
+    proven(recipe(), PLANS)
+
+
+def test_so_are_those_of_a_llama_that_recomputes():
+    llama = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "tie_embeddings": False}
+    proven(recipe(**llama), ["tp=2 cp=2 recompute=full", "tp=4"])
+
+
+def test_attention_by_virtual_shards_is_the_models_own_to_rounding():
+    model = build(recipe(n_head=8, n_kv_head=4).model, Facts(), seed=0)
+    core = model.blocks[0].attn.core
+    one = Group("tp", [0], 0, None, Recorder(0))
+    q, k, v = (torch.randn(2, heads, 16, 4, dtype=torch.float64) for heads in (8, 4, 4))
+    made = VirtualCore(core.drop, VirtualDeal(4, one, one), 8)(q, k, v, None)
+    torch.testing.assert_close(made, core(q, k, v, None), rtol=1e-12, atol=1e-12)
