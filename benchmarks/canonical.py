@@ -1,6 +1,7 @@
 """sync=canonical: one SHA-256 of weights, moments, losses and validation under 12 plans, and what the policy costs.
 
 python benchmarks/canonical.py            # hashes under 12 plans on 1 to 8 ranks, then the cost on dp=2 and dp=4
+python benchmarks/canonical.py --layers   # the same for canonical:shards=4, where tp and cp cut the layers too
 python benchmarks/canonical.py --hashes   # the hashes alone
 """
 
@@ -12,17 +13,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.config.write import recipe_toml
 from unisono.launch.nursery import Nursery
+from unisono.plan import Plan
 from unisono.recipes.demo import demo
 
 PLANS = (
     "dp=1", "dp=2", "dp=4", "dp=8", "shard=2 zero=1", "shard=4 zero=2", "shard=8 zero=3", "pp=2", "pp=4",
     "dp=2 shard=2 zero=3", "dp=2 pp=2", "dp=2 shard=2 pp=2 zero=1",
+)  # fmt: skip
+LAYERS = (
+    "dp=1", "tp=2", "tp=4", "tp=2 pp=2", "dp=2 tp=2", "cp=2 tp=2", "cp=4", "shard=2 cp=2 tp=2",
+    "tp=2 pp=2 schedule=zb1p", "dp=2 tp=4 recompute=full",
 )  # fmt: skip
 
 
@@ -48,7 +55,7 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0)
     connect(place, ctx.store)
     runs = []
-    for policy in ("every_step", "canonical"):
+    for policy in ("every_step", argument["policy"]):
         resolved = resolve(recipe, f"{argument['plan']} sync={policy}")
         run = build(resolved.recipe, resolved.plan, place, shared.corpus, Recorder(ctx.rank))
         feed, _ = feeds(resolved.recipe, resolved.plan, shared.corpus, place.device)
@@ -68,7 +75,7 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     return {"ratios": ratios}
 
 
-def hashes(steps: int) -> list[dict[str, Any]]:
+def hashes(steps: int, policy: str, plans: Sequence[str]) -> list[dict[str, Any]]:
     """The demo's recipe with dropout, float32, by `unisono train` under every plan, with no setting beside the plan."""
     recipe, _ = demo()
     sizes = {"dropout": 0.1, "d_model": 32, "context": 32}
@@ -84,7 +91,7 @@ def hashes(steps: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as out:
         file = Path(out, "canonical.toml")
         file.write_text(recipe_toml(changed, {}, []))
-        for plan in PLANS:
+        for plan in plans:
             command = [
                 sys.executable,
                 "-m",
@@ -92,7 +99,7 @@ def hashes(steps: int) -> list[dict[str, Any]]:
                 "train",
                 str(file),
                 "--plan",
-                f"{plan} sync=canonical",
+                f"{plan} sync={policy}",
             ]
             ended = subprocess.run(
                 [*command, "--out.dir", str(Path(out, "runs")), "--json", "--quiet"],
@@ -130,29 +137,30 @@ def _hash(summary: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def cost(blocks: int, steps: int) -> list[dict[str, Any]]:
-    """Step time of canonical over that of every_step, 10 M parameters, blocks of steps in turn in the same ranks."""
+def cost(blocks: int, steps: int, policy: str, plans: Sequence[str]) -> list[dict[str, Any]]:
+    """Step time of the policy over that of every_step, 10 M parameters, blocks of steps in turn in the same ranks."""
     model = ModelConfig(n_layer=5, n_head=8, d_model=400, context=128)
     rows = []
     with Nursery("canonical:main", path=[str(Path(__file__).parent)]) as nursery:
-        for plan in ("dp=2", "dp=4"):
+        for plan in plans:
             recipe = Recipe(model=model, train=TrainConfig(global_batch=8, micro_batch=1, steps=1000))
             argument = {
                 "recipe": recipe.model_dump_json(exclude_unset=True),
                 "plan": plan,
+                "policy": policy,
                 "run_dir": None,
                 "resume": False,
                 "blocks": blocks,
                 "steps": steps,
             }
-            outcome = nursery.run(argument, int(plan[-1]), 1, lambda rank, event: None, 600.0)
+            outcome = nursery.run(argument, Plan.parse(plan).world, 1, lambda rank, event: None, 600.0)
             if outcome.error is not None:
                 raise outcome.error
             ratios = (outcome.results[0] or {})["ratios"]
             median = statistics.median(ratios)
             rows.append({"plan": plan, "ratio_vs_every_step": median, "ratios": ratios})
             print(
-                f"{plan}: canonical / every_step step time, median of {blocks} blocks: {median:.3f}",
+                f"{plan}: {policy} / every_step step time, median of {blocks} blocks: {median:.3f}",
                 flush=True,
             )
     return rows
@@ -164,19 +172,22 @@ if __name__ == "__main__":
     )
     parser.add_argument("--hashes", action="store_true", help="the hashes alone")
     parser.add_argument("--cost", action="store_true", help="the cost alone")
+    parser.add_argument("--layers", action="store_true", help="plans that cut layers, shards=4")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     result: dict[str, Any] = {"schema_version": 1}
     bad = False
+    policy, plans = ("canonical:shards=4", LAYERS) if given.layers else ("canonical", PLANS)
+    timed = ("dp=1", "tp=2") if given.layers else ("dp=2", "dp=4")
     if not given.cost:
-        result["hashes"] = hashes(given.steps)
+        result["hashes"] = hashes(given.steps, policy, plans)
         same = len({row["sha256"] for row in result["hashes"]}) == 1
         print("one hash" if same else "DIFFERENT HASHES", file=sys.stderr)
         bad = not same
     if not given.hashes:
-        result["cost"] = cost(given.blocks, 3)
+        result["cost"] = cost(given.blocks, 3, policy, timed)
     if given.json:
         print(json.dumps(result))
     sys.exit(bad)
