@@ -30,6 +30,7 @@ from unisono.parallel.stash import set_apart
 from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
+from unisono.parallel.virtual.build import virtualize
 from unisono.plan import Plan
 from unisono.plan.away import away_of
 from unisono.programs.pipeline import Timetable
@@ -62,7 +63,7 @@ def _shard(stages: Stages, site: Site) -> None:
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
         site.sharding[i] = Sharded(
-            stage, blocks, site.mesh.states, site.plan.zero, site.leafwise, apart, *how
+            stage, blocks, site.states, site.plan.zero, site.leafwise, apart, *how
         )
 
 
@@ -75,9 +76,10 @@ def _deals_experts(site: Site) -> bool:
 PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
     Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
-    Pass("split", lambda site: site.plan.tp > 1, split),
+    Pass("virtual shards", lambda site: site.virtual > 1, virtualize),
+    Pass("split", lambda site: site.plan.tp > 1 and site.virtual == 1, split),
     Pass("experts", _deals_experts, deal_experts),
-    Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1, deal_positions),
+    Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
     Pass("lend", lambda site: away_of(site.plan).params, lend),
@@ -131,13 +133,14 @@ def parallelize(
     dtype: torch.dtype,
     device: torch.device,
     leafwise: bool = False,
+    virtual: int = 1,
     compiled: bool = False,
     scratch: Path | None = None,
 ) -> Local:
     """Build this rank's part: the stages that its row of the timetable owns.
 
     model: whole and uncut, on the meta device or not; it is consumed. sample: a meta tensor shaped like the inputs of
-    one micro-batch. values, leafwise: see `Site`. scratch: a folder for what is offloaded to disk.
+    one micro-batch. values, leafwise, virtual: see `Site`. scratch: a folder for what is offloaded to disk.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -146,8 +149,20 @@ def parallelize(
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
     site = Site(
-        plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store, leafwise, compiled
-    )  # fmt: skip
+        plan,
+        mesh,
+        anatomy,
+        shapes,
+        blocks,
+        timetable.placement,
+        values,
+        dtype,
+        device,
+        store,
+        leafwise,
+        virtual,
+        compiled,
+    )
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
     length = timetable.length
@@ -184,6 +199,8 @@ def _slots(stages: Stages, site: Site) -> list[Slot]:
             i >= len(site.blocks),
             site.dealt,
             site.masters,
+            states=site.states,
+            added_up=site.virtual > 1,
         )
     ]
 
@@ -225,7 +242,7 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
     def crossing(x: Tensor) -> Tensor:
         shape = list(x.shape)
         if sequence and x.dim() > 1 and shape[1] == sequence:
-            shape[1] = part_of(site.length, mesh.tp)[1]
+            shape[1] = site.length if site.virtual > 1 else part_of(site.length, mesh.tp)[1]
         return x.new_empty(shape, dtype=site.carried if x.is_floating_point() else x.dtype)
 
     carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]

@@ -5,21 +5,23 @@ import torch
 
 from tests.threads import prove
 from unisono.comm.group import Group
-from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
 from unisono.models.build import build
 from unisono.observe.span import Recorder
 from unisono.parallel.virtual.attention import VirtualCore
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.plan import Plan
+from unisono.spec.errors import ConfigProblems
 from unisono.spec.model import Facts
 
 pytestmark = pytest.mark.timeout(300)
 
-PLANS = ["tp=2", "tp=4", "cp=2", "tp=2 cp=2", "tp=2 pp=2", "dp=2 tp=2", "shard=2 tp=2", "shard=2 cp=2", "cp=4"]
+FEW = ["tp=2 cp=2"]
+MORE = ["tp=2", "tp=4", "cp=2", "cp=4", "tp=2 pp=2", "dp=2 tp=2", "shard=2 tp=2", "shard=2 cp=2"]
 
 
 def recipe(**model):
-    given = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 16, "dropout": 0.1, "vocab": 258, "d_ff": 32}
+    given = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 16, "dropout": 0.1, "vocab": 258, "d_ff": 30}
     train = {"steps": 3, "global_batch": 8, "micro_batch": 2, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
     return Recipe(seed=3, model=ModelConfig(**{**given, **model}), train=TrainConfig(**train))
 
@@ -31,9 +33,15 @@ def proven(recipe, texts, steps=2):
 
 
 def test_weights_are_the_same_bits_however_layers_are_cut():
-    proven(recipe(), PLANS)
+    proven(recipe(), FEW)
 
 
+@pytest.mark.slow
+def test_weights_are_the_same_bits_under_every_cut():
+    proven(recipe(), MORE)
+
+
+@pytest.mark.slow
 def test_so_are_those_of_a_llama_that_recomputes():
     llama = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "tie_embeddings": False}
     proven(recipe(**llama), ["tp=2 cp=2 recompute=full", "tp=4"])
@@ -46,3 +54,16 @@ def test_attention_by_virtual_shards_is_the_models_own_to_rounding():
     q, k, v = (torch.randn(2, heads, 16, 4, dtype=torch.float64) for heads in (8, 4, 4))
     made = VirtualCore(core.drop, VirtualDeal(4, one, one), 8)(q, k, v, None)
     torch.testing.assert_close(made, core(q, k, v, None), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("tp=3 sync=canonical:shards=4", "dealt evenly to tp=3"),
+        ("tp=2 sync=canonical:shards=3", "a power of two"),
+        ("tp=2 sync=canonical:shards=8", "do not divide the heads 4"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(plan, says):
+    with pytest.raises(ConfigProblems, match=says):
+        resolve(recipe(), Plan.parse(plan))

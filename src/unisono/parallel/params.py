@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.parallel.parts import Cut, Dealt
 
@@ -85,15 +86,19 @@ def slots_of(
     copy: bool = False,
     dealt: Mapping[str, Dealt] = MappingProxyType({}),
     masters: Mapping[str, nn.Parameter] = MappingProxyType({}),
+    *,
+    states: Group | None = None,
+    added_up: bool = False,
 ) -> list[Slot]:
     """The slots of a built stage, in the model's own order.
 
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
     whole see only a slice of the positions, as those of a model with attention do. aliases: names that are a second use
     of a weight owned elsewhere. copy: see `Slot`. dealt: this rank's parts of experts. masters: of parameters that
-    modules hold rounded.
+    modules hold rounded. states: whoever FSDP2 has dealt them to, `mesh.states` if None. added_up: backward has added up
+    what ranks of `tp` and `cp` make.
     """
-    slots = []
+    slots, states = [], states or mesh.states
     for name, live in stage.named_parameters():
         shape = shapes[name]
         start = [0] * len(shape)
@@ -103,8 +108,8 @@ def slots_of(
         master = masters.get(name, live)
         if isinstance(live, DTensor):
             rows = live.shape[0]
-            chunk = -(-rows // mesh.states.size)  # torch.chunk's rule, which FSDP2 follows
-            start[0] += min(chunk * mesh.states.index, rows)
+            chunk = -(-rows // states.size)  # torch.chunk's rule, which FSDP2 follows
+            start[0] += min(chunk * states.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
         if own is not None:
             many, first = own.group.size > 1, own.group.index == 0
@@ -114,7 +119,7 @@ def slots_of(
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
         # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.
-        seen = frozenset({"cp"} if mesh.cp.size > 1 and not isinstance(live, DTensor) else ())
+        seen = frozenset({"cp"} if mesh.cp.size > 1 and not (isinstance(live, DTensor) and states is mesh.states) else ())
         slots.append(
             Slot(
                 name=name,
@@ -122,7 +127,7 @@ def slots_of(
                 master=master,
                 shape=shape,
                 start=tuple(start),
-                sum_over=(whole if sequence else NO_AXES) | seen,
+                sum_over=NO_AXES if added_up else (whole if sequence else NO_AXES) | seen,
                 repeated_on=whole | seen,
                 alias=name in aliases,
                 copy=copy,

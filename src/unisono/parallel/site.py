@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Store
@@ -53,6 +54,12 @@ class Site:
     def length(self) -> int:
         """Positions that `tp` deals between blocks; 0 if there are none."""
         return self.anatomy.sequence // self.plan.cp
+
+    @property
+    def states(self) -> Group:
+        """Whoever deals out parameters and their states: also ranks of `cp`, which have gradients to add up that ranks
+        of `shard` scatter, unless virtual shards have added them up before."""
+        return self.mesh.shard if self.virtual > 1 else self.mesh.states
 
     @property
     def carried(self) -> torch.dtype:

@@ -64,6 +64,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         problems += [
             *_tensor(plan, recipe.model),
             *_context(plan, recipe.model),
+            *_virtual(plan, recipe.model),
             *_experts(plan, recipe.model),
             *_kept_whole(plan, recipe.model),
             *_refused(plan, recipe.model),
@@ -221,6 +222,21 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
         )
     elif sizes and way is not None:
         yield from way.problems(plan.cp, plan.tp, sizes)
+
+
+def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
+    """What a policy that computes by virtual shards needs of the model: whole heads and equal stretches of positions."""
+    count = getattr(_member("sync", plan.sync), "virtual", 1)
+    sizes = model.deals("cp") if model.deals("ep") is None else None
+    if count > 1 and not sizes:
+        what = f"sync={plan.sync}: a model of kind {model.kind} does not say what of it virtual shards could be"
+        yield Problem("P12", what, "plan.sync, model.kind", "sync=canonical, without tp and cp")
+    for name, keys, size in (sizes or ()) if count > 1 else ():
+        if size % count:
+            fits = " ".join(str(1 << k) for k in range(1, size.bit_length()) if not size % (1 << k))
+            fix = f"sync=canonical:shards= one of {fits}" if fits else f"an even {keys}"
+            what = f"sync={plan.sync}: {count} virtual shards do not divide {name} {size}"
+            yield Problem("P12", what, f"plan.sync, {keys}", fix)
 
 
 def _experts(plan: "Plan", model: Any) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ Fidelity: EXACT towards one process in this mode, over dp, shard and pp; with sh
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from unisono.codecs import Coder, Deal, Exchange, Gather, Memory
 from unisono.comm.tree import tree_sum
@@ -57,6 +57,13 @@ class Canonical(Policy):
 
     shards: int = Field(default=1, ge=1, description="virtual shards of each layer, 2^k; the same bits under tp and cp")
 
+    @field_validator("shards")
+    @classmethod
+    def _paired(cls, shards: int) -> int:
+        if shards & (shards - 1):
+            raise ValueError("virtual shards are added up in pairs: a power of two")
+        return shards
+
     @property
     def virtual(self) -> int:
         return self.shards
@@ -70,9 +77,6 @@ class Canonical(Policy):
                 what = f"{self.shards} virtual shards cannot be dealt evenly to {key}={ranks}"
                 fix = f"{key}={_below(min(ranks, self.shards))}, or sync=canonical:shards={1 << (ranks - 1).bit_length()}"
                 yield Problem("P18", what, f"plan.sync, plan.{key}", fix)
-        if self.shards & (self.shards - 1):
-            what = f"virtual shards are added up in pairs, and {self.shards} is no power of two"
-            yield Problem("P18", what, "plan.sync", f"sync=canonical:shards={_below(self.shards)}")
         if plan.replicas == 1 and (schedule is None or schedule.chains == 1):
             return
         codec = member("codec", plan.codec)

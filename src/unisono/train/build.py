@@ -96,6 +96,7 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         dtype=dtype,
         device=place.device,
         leafwise=policy.leafwise,
+        virtual=policy.virtual,
         compiled=train.compile,
         scratch=place.scratch,
     )

@@ -13,13 +13,8 @@ from torch import Tensor
 
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group
-<<<<<<< HEAD
-from unisono.comm.tree import fold_
-from unisono.parallel.params import Slot, values_of
-=======
 from unisono.comm.tree import dealt, fold_
-from unisono.parallel.params import Slot
->>>>>>> 4f282c4 (Layers by virtual shards: tp and cp change no bit (not yet wired))
+from unisono.parallel.params import Slot, values_of
 
 _CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most CPUs
 

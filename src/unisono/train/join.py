@@ -25,7 +25,7 @@ from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.sync import POLICIES, Policy
-from unisono.train.clip import ByRow, ByTensor
+from unisono.train.clip import ByRow, ByTensor, Measure
 from unisono.train.flow import flowing, gradients_kind
 from unisono.train.numbers import LossPlaces
 from unisono.train.routing import routed
@@ -108,13 +108,19 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         eval_row=part_of(timetable, lambda action: action.kind == "F").rows[row],
         sync=sync,
         gradients=gradients,
-        measure=(ByRow if policy.leafwise else ByTensor)(local.shapes, mesh.replica, mesh.at),
+        measure=_measure(policy, local, mesh),
         update=routed(replica.update, local, mesh.world),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
     )
     return flowing(run, plan)
+
+
+def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:
+    if not policy.leafwise:
+        return ByTensor(local.shapes, mesh.replica, mesh.at)
+    return ByRow(local.shapes, mesh.replica, mesh.at, policy.virtual)
 
 
 def _check(replica: Replica, policy: Policy, mesh: Mesh, assignment: Assignment) -> None:

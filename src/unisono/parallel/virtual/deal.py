@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unisono.comm.group import Group
 from unisono.comm.tree import dealt
-from unisono.parallel.tensor import Cut
+from unisono.parallel.parts import Cut
 from unisono.parallel.virtual.fan import solid
 
 

@@ -39,7 +39,7 @@ def fan(x: Tensor, uses: int, group: Group) -> Sequence[Tensor]:
     return Fan.apply(x, uses, group)  # type: ignore[return-value]
 
 
-class Meeting(torch.autograd.Function):
+class SummedAcross(torch.autograd.Function):
     """The tree's sum of every rank's x; all ranks go on alike, so each has the whole gradient of its term."""
 
     @staticmethod
@@ -53,7 +53,7 @@ class Meeting(torch.autograd.Function):
 
 def total(terms: Sequence[Tensor], group: Group) -> Tensor:
     """The sum of this rank's terms and of those of the others."""
-    return Meeting.apply(tree_sum(terms), group)  # type: ignore[return-value]
+    return SummedAcross.apply(tree_sum(terms), group)  # type: ignore[return-value]
 
 
 class Solid(torch.autograd.Function):

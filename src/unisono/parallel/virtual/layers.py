@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unisono.parallel.tensor import Cut
+from unisono.parallel.parts import Cut
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.parallel.virtual.fan import fan, solid, total
 
