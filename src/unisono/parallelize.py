@@ -148,21 +148,8 @@ def parallelize(
     measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
-    site = Site(
-        plan,
-        mesh,
-        anatomy,
-        shapes,
-        blocks,
-        timetable.placement,
-        values,
-        dtype,
-        device,
-        store,
-        leafwise,
-        virtual,
-        compiled,
-    )
+    parts = plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store
+    site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
     length = timetable.length
@@ -171,16 +158,23 @@ def parallelize(
     chosen = [one for one in PASSES if one.wanted(site)]
     for one in chosen:
         one.apply(stages, site)
-    aliases, slots = frozenset(site.owners), marked(_slots(stages, site), site)
+    slots = marked(_slots(stages, site), site)
     slots = slots if schedule.flushed else set_apart(slots)
-    counted = {name: shape for name, shape in shapes.items() if name not in aliases}
-    ties, mirror = ties_of(slots, site), mirror_of(slots, timetable, mesh)
-    halves = not any(one.at_once for one in chosen)
     return Local(
-        stages, site.owners, tuple(slots), counted, site.sharding, ties, mirror, wires, device, halves, _routers(site),
-        store,
-        tuple(map(len, blocks)),
-    )  # fmt: skip
+        stages=stages,
+        owners=site.owners,
+        slots=tuple(slots),
+        shapes={name: shape for name, shape in shapes.items() if name not in site.owners},
+        sharding=site.sharding,
+        ties=ties_of(slots, site),
+        mirror=mirror_of(slots, timetable, mesh),
+        wires=wires,
+        device=device,
+        halves=not any(one.at_once for one in chosen),
+        routers=_routers(site),
+        store=store,
+        blocks=tuple(map(len, blocks)),
+    )
 
 
 def _slots(stages: Stages, site: Site) -> list[Slot]:
