@@ -62,9 +62,7 @@ def _shard(stages: Stages, site: Site) -> None:
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
-        site.sharding[i] = Sharded(
-            stage, blocks, site.states, site.plan.zero, site.leafwise, apart, *how
-        )
+        site.sharding[i] = Sharded(stage, blocks, site.states, site.plan.zero, site.leafwise, apart, *how)
 
 
 def _deals_experts(site: Site) -> bool:

@@ -21,7 +21,15 @@ MORE = ["tp=2", "tp=4", "cp=2", "cp=4", "tp=2 pp=2", "dp=2 tp=2", "shard=2 tp=2"
 
 
 def recipe(**model):
-    given = {"n_layer": 2, "n_head": 4, "d_model": 16, "context": 16, "dropout": 0.1, "vocab": 258, "d_ff": 30}
+    given = {
+        "n_layer": 2,
+        "n_head": 4,
+        "d_model": 16,
+        "context": 16,
+        "dropout": 0.1,
+        "vocab": 258,
+        "d_ff": 30,
+    }
     train = {"steps": 3, "global_batch": 8, "micro_batch": 2, "lr": 1e-2, "warmup_steps": 2, "clip": 0.5}
     return Recipe(seed=3, model=ModelConfig(**{**given, **model}), train=TrainConfig(**train))
 
@@ -43,7 +51,13 @@ def test_weights_are_the_same_bits_under_every_cut():
 
 @pytest.mark.slow
 def test_so_are_those_of_a_llama_that_recomputes():
-    llama = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "tie_embeddings": False}
+    llama = {
+        "positions": "rotary",
+        "norm": "rms",
+        "activation": "swiglu",
+        "bias": False,
+        "tie_embeddings": False,
+    }
     proven(recipe(**llama), ["tp=2 cp=2 recompute=full", "tp=4"])
 
 

@@ -18,7 +18,7 @@ def split(n: int) -> int:
 
 
 def dealt(full: int, parts: int) -> list[int]:
-    """How many of `full` places each of so many parts has; the first ones have one more where not all can have as many."""
+    """How many of `full` places each part has; the first ones have one more where not all can have as many."""
     base, more = divmod(full, parts)
     return [base + (i < more) for i in range(parts)]
 

@@ -95,8 +95,8 @@ def slots_of(
     shapes: full shape of every logical name. cuts: what `tp` took. sequence: whether parameters that `tp` leaves
     whole see only a slice of the positions, as those of a model with attention do. aliases: names that are a second use
     of a weight owned elsewhere. copy: see `Slot`. dealt: this rank's parts of experts. masters: of parameters that
-    modules hold rounded. states: whoever FSDP2 has dealt them to, `mesh.states` if None. added_up: backward has added up
-    what ranks of `tp` and `cp` make.
+    modules hold rounded. states: whoever FSDP2 has dealt them to, `mesh.states` if None. added_up: backward has added
+    up what ranks of `tp` and `cp` make.
     """
     slots, states = [], states or mesh.states
     for name, live in stage.named_parameters():
@@ -119,7 +119,9 @@ def slots_of(
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
         # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.
-        seen = frozenset({"cp"} if mesh.cp.size > 1 and not (isinstance(live, DTensor) and states is mesh.states) else ())
+        seen = frozenset(
+            {"cp"} if mesh.cp.size > 1 and not (isinstance(live, DTensor) and states is mesh.states) else ()
+        )
         slots.append(
             Slot(
                 name=name,

@@ -225,11 +225,13 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
 
 
 def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:
-    """What a policy that computes by virtual shards needs of the model: whole heads and equal stretches of positions."""
+    """What a policy that computes by virtual shards needs of the model: whole heads, equal stretches of positions."""
     count = getattr(_member("sync", plan.sync), "virtual", 1)
     sizes = model.deals("cp") if model.deals("ep") is None else None
     if count > 1 and not sizes:
-        what = f"sync={plan.sync}: a model of kind {model.kind} does not say what of it virtual shards could be"
+        what = (
+            f"sync={plan.sync}: a model of kind {model.kind} does not say what of it virtual shards could be"
+        )
         yield Problem("P12", what, "plan.sync, model.kind", "sync=canonical, without tp and cp")
     for name, keys, size in (sizes or ()) if count > 1 else ():
         if size % count:

@@ -44,7 +44,7 @@ class Policy(Member, ABC):
 
     @property
     def virtual(self) -> int:
-        """Virtual shards by which every layer is computed, so that `tp` and `cp` change no bit; 1: layers as they are."""
+        """Shards by which every layer is computed, so that `tp` and `cp` change no bit; 1: layers as they are."""
         return 1
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:

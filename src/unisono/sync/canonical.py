@@ -3,8 +3,8 @@
 The gradients of the global batch's leaves are summed along one binary tree over the leaves (`comm/tree.py`). A rank
 adds its own leaves along its part of the tree; replicas exchange parts and add them along the rest of it.
 
-Inside a layer `tp` and `cp` cut sums. `canonical:shards=4` deals every width, the heads, the vocabulary and the positions
-as 4 virtual shards (`parallel/virtual/`), so that these sums keep one order too.
+Inside a layer `tp` and `cp` cut sums. `canonical:shards=4` deals every width, the heads, the vocabulary and the
+positions as 4 virtual shards (`parallel/virtual/`), so that these sums keep one order too.
 
 Fidelity: EXACT towards one process in this mode, over dp, shard and pp; with shards over tp and cp too.
 """
@@ -55,7 +55,9 @@ class Canonical(Policy):
     leafwise = True
     alone = True
 
-    shards: int = Field(default=1, ge=1, description="virtual shards of each layer, 2^k; the same bits under tp and cp")
+    shards: int = Field(
+        default=1, ge=1, description="virtual shards of each layer, 2^k; the same bits under tp and cp"
+    )
 
     @field_validator("shards")
     @classmethod
@@ -75,7 +77,8 @@ class Canonical(Policy):
             ranks = getattr(plan, key)
             if self.shards > 1 and self.shards % ranks:
                 what = f"{self.shards} virtual shards cannot be dealt evenly to {key}={ranks}"
-                fix = f"{key}={_below(min(ranks, self.shards))}, or sync=canonical:shards={1 << (ranks - 1).bit_length()}"
+                more = 1 << (ranks - 1).bit_length()
+                fix = f"{key}={_below(min(ranks, self.shards))}, or sync=canonical:shards={more}"
                 yield Problem("P18", what, f"plan.sync, plan.{key}", fix)
         if plan.replicas == 1 and (schedule is None or schedule.chains == 1):
             return

@@ -62,9 +62,7 @@ class VirtualCore(nn.Module):
             first = end
         return torch.cat(parts, 2)
 
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, at: tuple[int, int], noise: Noise | None
-    ) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, at: tuple[int, int], noise: Noise | None) -> Tensor:
         """at: the first head and the first position of the queries."""
         (rows, columns), (head, first) = (q.shape[2], k.shape[2]), at
         score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])

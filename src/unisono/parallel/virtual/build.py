@@ -44,7 +44,9 @@ def virtualize(stages: Stages, site: Site) -> None:
             parent, _, leaf = name.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, made)
             cuts = getattr(made, "cuts", {})
-            site.cuts.update({f"{name}.{key}": cut for key, cut in cuts.items() if getattr(made, key) is not None})
+            site.cuts.update(
+                {f"{name}.{key}": cut for key, cut in cuts.items() if getattr(made, key) is not None}
+            )
         first = deal.cp.index * anatomy.sequence // deal.cp.size
         stage.dealt = lambda x, first=first: x.narrow(1, first, x.shape[1] // deal.cp.size)
         if stage.last:

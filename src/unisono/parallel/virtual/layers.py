@@ -34,9 +34,7 @@ class VirtualColumn(nn.Module):
         parts = []
         for p, x in enumerate(deal.along(x_BTD)):
             uses = fan(x, deal.features, deal.tp)
-            made = [
-                solid(F.linear(use, w[p], b[p])) for use, w, b in zip(uses, weights, biases, strict=True)
-            ]
+            made = [solid(F.linear(use, w[p], b[p])) for use, w, b in zip(uses, weights, biases, strict=True)]
             parts.append(torch.cat(made, -1))
         return torch.cat(parts, 1)
 
@@ -114,9 +112,7 @@ class VirtualNorm(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         deal = self.deal
         weights = fan(self.weight, deal.stretches, deal.cp)
-        biases = (
-            [None] * deal.stretches if self.bias is None else fan(self.bias, deal.stretches, deal.cp)
-        )
+        biases = [None] * deal.stretches if self.bias is None else fan(self.bias, deal.stretches, deal.cp)
         return torch.cat(
             [self._norm(x, w, b) for x, w, b in zip(deal.along(x_BTD), weights, biases, strict=True)], 1
         )

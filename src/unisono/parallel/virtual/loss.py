@@ -56,8 +56,8 @@ class AtFirst(torch.autograd.Function):
 
 
 def virtual_loss(deal: VirtualDeal, classes: int):
-    """(logits [B, T, v] of this rank, targets [B, T]) → the loss of all positions on the first rank of `cp`, zero on its
-    others: the ranks' losses are added up elsewhere."""
+    """(logits [B, T, v] of this rank, targets [B, T]) → the loss of all positions on the first rank of `cp`, zero on
+    its others: the ranks' losses are added up elsewhere."""
     sizes, start = deal.sizes(classes), deal.cut(0, classes).start
 
     def loss(logits_BTv: Tensor, targets_BT: Tensor) -> Tensor:
@@ -67,9 +67,7 @@ def virtual_loss(deal: VirtualDeal, classes: int):
             VirtualCrossEntropy.apply(
                 targets.flatten(), start, deal.tp, *(solid(x.flatten(0, 1)) for x in part.split(sizes, -1))
             )
-            for part, targets in zip(
-                deal.along(logits), targets_BT.chunk(deal.stretches, 1), strict=True
-            )
+            for part, targets in zip(deal.along(logits), targets_BT.chunk(deal.stretches, 1), strict=True)
         ]
         return AtFirst.apply(total(terms, deal.cp), deal.cp)  # type: ignore[return-value]
 
