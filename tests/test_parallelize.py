@@ -6,10 +6,11 @@ import pytest
 
 from unisono.parallelize import PASSES
 from unisono.plan import Plan
+from unisono.spec.layout import Anatomy
 
 
 def asked(plan, **more):
-    site = SimpleNamespace(**{"plan": Plan.parse(plan), "owners": {}, "compiled": False, **more})
+    site = SimpleNamespace(**{"plan": Plan.parse(plan), "owners": {}, "compiled": False, "virtual": 1, "anatomy": Anatomy(), **more})
     return [one.name for one in PASSES if one.wanted(site)]
 
 

@@ -17,17 +17,6 @@ from unisono.observe.span import Recorder
 __all__ = ["Done", "Group", "Pending"]
 
 
-class Several:
-    """Several operations under way, as one."""
-
-    def __init__(self, works: Sequence[Pending]) -> None:
-        self.works = works
-
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
-
-
 class Group:
     """The ranks that differ only in their coordinate on `axis`.
 
@@ -151,15 +140,6 @@ class Group:
         """Receive into `out` from the rank at index `source`."""
         work = dist.irecv(out, self.ranks[source], group=self.pg)
         return work if work is not None else Done()
-
-    def start_pass(self, out: Tensor, x: Tensor) -> Pending:
-        """Send x to the next rank of the group and receive into `out` from the one before, the last being before the
-        first. x must not change before `wait`. Every member calls it, or it hangs."""
-        self.recorder.count(self.axis, "send", x.nbytes)
-        before, behind = self.ranks[self.index - 1], self.ranks[(self.index + 1) % self.size]
-        # Both at once: of a backend that runs a group's messages in order, two sends would wait for each other.
-        ends = [dist.P2POp(dist.irecv, out, before, self.pg), dist.P2POp(dist.isend, x, behind, self.pg)]
-        return Several(dist.batch_isend_irecv(ends))
 
     def _sent(self, by: Algorithm, op: str, x: Tensor) -> int:
         return by.member.sent(op, x.nbytes, self.size)

@@ -8,6 +8,7 @@ from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
 from unisono import parallelize
 from unisono.comm.mesh import Mesh
+from unisono.comm.ring import start_pass
 from unisono.models.gpt import net
 from unisono.models.noise import Dropout
 from unisono.parallel import online, positions
@@ -63,7 +64,7 @@ def gradients_of_keys_stay_where_the_ring_ends(patch):
     def collect(self, own, grad_of):
         x = COLLECT(self, own, grad_of)
         out = torch.empty_like(x)
-        self.group.start_pass(out, x).wait()
+        start_pass(self.group, out, x).wait()
         return out
 
     patch(Ring, "collect", collect)

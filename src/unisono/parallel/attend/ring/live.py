@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from unisono.comm.group import Group, Pending
+from unisono.comm.ring import start_pass
 from unisono.parallel.online import GradOf, See
 
 
@@ -36,7 +37,7 @@ class Ring:
             if total is not None:
                 grad += self._arrived(total, home)
             total = torch.empty_like(grad)
-            home = group.start_pass(total, grad)
+            home = start_pass(group, total, grad)
             here = self._arrived(arriving, pending)
         return self._arrived(total, home)  # type: ignore[arg-type]
 
@@ -45,7 +46,7 @@ class Ring:
         if step == self.group.size - 1:
             return here, None
         arriving = torch.empty_like(here)
-        return arriving, self.group.start_pass(arriving, here)
+        return arriving, start_pass(self.group, arriving, here)
 
     def _arrived(self, x: Tensor, pending: Pending | None) -> Tensor:
         if pending is not None:

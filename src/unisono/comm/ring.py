@@ -1,0 +1,29 @@
+"""Passing on: every rank of a group sends to the next one and receives from the one before."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.comm.group import Group, Pending
+
+
+class Several:
+    """Several operations under way, as one."""
+
+    def __init__(self, works: Sequence[Pending]) -> None:
+        self.works = works
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+def start_pass(group: Group, out: Tensor, x: Tensor) -> Pending:
+    """Send x to the next rank of the group and receive into `out` from the one before, the last being before the first.
+    x must not change before `wait`. Every member of a group of two or more calls it, or it hangs."""
+    group.recorder.count(group.axis, "send", x.nbytes)
+    before, behind = group.ranks[group.index - 1], group.ranks[(group.index + 1) % group.size]
+    # Both at once: of a backend that runs a group's messages in order, two sends would wait for each other.
+    ends = [dist.P2POp(dist.irecv, out, before, group.pg), dist.P2POp(dist.isend, x, behind, group.pg)]
+    return Several(dist.batch_isend_irecv(ends))
