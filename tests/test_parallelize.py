@@ -10,7 +10,16 @@ from unisono.spec.layout import Anatomy
 
 
 def asked(plan, **more):
-    site = SimpleNamespace(**{"plan": Plan.parse(plan), "owners": {}, "compiled": False, "virtual": 1, "anatomy": Anatomy(), **more})
+    site = SimpleNamespace(
+        **{
+            "plan": Plan.parse(plan),
+            "owners": {},
+            "compiled": False,
+            "virtual": 1,
+            "anatomy": Anatomy(),
+            **more,
+        }
+    )
     return [one.name for one in PASSES if one.wanted(site)]
 
 
