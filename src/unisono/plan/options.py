@@ -47,7 +47,7 @@ TAKEN: Mapping[str, str] = {
 }
 """What may stand behind a value, by its key or its word, as help says it."""
 SAMPLES: Mapping[str, tuple[str, ...]] = {
-    "zero": ("3:wire=int8", "3:prefetch=2", "2:scatter=int8"),
+    "zero": ("3:wire=int8,prefetch=2",),
     "precision": ("bf16:params", "bf16:stochastic"),
 }
 """Values with options, for those who try every kind of value."""

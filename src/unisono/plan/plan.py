@@ -82,6 +82,8 @@ class Plan:
     def text(self, key: str) -> Any:
         """The value of a key as it is written: with its options, if it has any."""
         value = getattr(self, key)
+        if not self.options or key not in OPTIONED:
+            return value
         stands = (text.partition("=")[2] for text in self.options if text.startswith(f"{key}={value}:"))
         return next(stands, value)
 

@@ -14,6 +14,7 @@ from itertools import combinations, product
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.grammar import NAMED, played
+from unisono.plan.options import SAMPLES
 from unisono.verify.bounds import COMPUTE
 
 SIZES = (1, 2, 3, 4, 8)
@@ -91,7 +92,9 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
 
 def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object]]:
     """Values of the keys with names, where they mean anything on this mesh."""
-    choices: dict[str, Sequence[object]] = {"zero": (1, 2, 3) if mesh["shard"] > 1 else (3,)}
+    choices: dict[str, Sequence[object]] = {
+        "zero": (1, 2, 3, *SAMPLES["zero"]) if mesh["shard"] > 1 else (3,)
+    }
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         if key == "precision":
@@ -118,13 +121,14 @@ def _precisions(recipe: Recipe, mesh: Mapping[str, int], built: Sequence[str]) -
     if recipe.train.dtype == "float64":
         return ("fp64",)
     whole = mesh["tp"] * mesh["cp"] * mesh["ep"] == 1
-    return tuple(name for name in built if name == "fp32" or (name in COMPUTE and whole)) or tuple(built)[:1]
+    half = (*(name for name in built if name in COMPUTE), *SAMPLES["precision"])
+    return ("fp32", *half) if whole else ("fp32",)
 
 
 def _features(plan: Plan) -> dict[str, object]:
     default = Plan()
     keys = (*MESH, "zero", *NAMED)
-    return {key: getattr(plan, key) for key in keys if getattr(plan, key) != getattr(default, key)}
+    return {key: plan.text(key) for key in keys if plan.text(key) != getattr(default, key)}
 
 
 def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[str, object], ...]]]:
@@ -132,8 +136,8 @@ def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[st
     for plan in plans:
         values = [(axis, getattr(plan, axis)) for axis in AXES]
         values += [("ep", plan.ep)] if dealt else []
-        values += [("zero", plan.zero)] if plan.shard > 1 else []
-        values += [(key, getattr(plan, key)) for key in NAMED if _means(plan, key)]
+        values += [("zero", plan.text("zero"))] if plan.shard > 1 else []
+        values += [(key, plan.text(key)) for key in NAMED if _means(plan, key)]
         rows[plan] = set(combinations(sorted(values, key=str), strength))
     return rows
 

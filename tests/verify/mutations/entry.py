@@ -12,6 +12,7 @@ from tests.verify.mutations import (
     in_layers,
     in_loops,
     in_meshes,
+    in_numbers,
     in_runs,
     in_stages,
     in_sums,
@@ -36,6 +37,7 @@ CATALOGUE = bugs_of(
     in_loops,
     in_history,
     in_stages,
+    in_numbers,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
