@@ -77,9 +77,8 @@ def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references():
 
 def test_every_axis_has_three_ranks_somewhere_where_the_recipe_has_room_for_them():
     recipe = load(Path(__file__).parents[2] / "examples/proof.toml").recipe
-    found = {
-        axis: {getattr(plan, axis) for plan in covering(recipe)} for axis in ("dp", "shard", "pp", "tp", "cp")
-    }
+    plans = covering(recipe)
+    found = {axis: {getattr(plan, axis) for plan in plans} for axis in ("dp", "shard", "pp", "tp", "cp")}
     assert all({1, 2, 3} <= degrees for degrees in found.values()), found
 
 
