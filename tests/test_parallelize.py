@@ -17,6 +17,7 @@ def asked(plan, **more):
             "compiled": False,
             "virtual": 1,
             "anatomy": Anatomy(),
+            "blocks": [range(2)],
             **more,
         }
     )
@@ -28,7 +29,8 @@ def asked(plan, **more):
     [
         ("dp=4", {}, ["fill"]),
         ("pp=2", {"owners": {"head": "stem"}}, ["untie", "fill", "share"]),
-        ("tp=2", {}, ["split", "fill"]),
+        ("tp=2", {}, ["split", "positions", "fill"]),
+        ("tp=2 cp=2", {"virtual": 4}, ["virtual shards", "fill"]),
         ("shard=2 recompute=full", {"compiled": True}, ["fill", "recompute", "compile", "shard"]),
     ],
 )
