@@ -85,7 +85,7 @@ def known(error: BaseException) -> errors.UnisonoError:
             return error
         case KeyboardInterrupt():
             return errors.Interrupted("stopped by Ctrl-C")
-        case _ if _is_memory(error):
+        case _ if is_memory(error):
             likely = "the plan does not fit this machine's memory"
             fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
             return errors.Infeasible(words(error), where=place(error), likely=likely, fix=fix)
@@ -115,7 +115,7 @@ def is_crowded(error: BaseException) -> bool:
     return "too many open files" in str(error).lower()
 
 
-def _is_memory(error: BaseException) -> bool:
+def is_memory(error: BaseException) -> bool:
     """Python's and torch's ways to say that there is no memory."""
     said = str(error).lower()
     return type(error).__name__ in ("MemoryError", "OutOfMemoryError") or any(

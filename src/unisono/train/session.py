@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from unisono.comm.device import of_rank
 from unisono.config import Recipe
+from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
@@ -120,6 +121,8 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "seconds": time.perf_counter() - begun,
         "stopped": stopped,
         "checkpoint": str(folder),
+        "resident_mib": peak_rss_mib(),
+        "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
     }

@@ -92,7 +92,10 @@ class Keeper:
             int, tuple[Entry, Tensor]
         ] = {}  # holds what it knows by its place: nobody else may lie there
         with saved_tensors_hooks(partial(self._pack, frame, own, seen), _unpack):
-            return inner(*args, **kwargs)
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                seen.clear()  # the graph keeps the hooks, and would keep these with them
 
     def _pack(
         self, frame: KeptPass, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor

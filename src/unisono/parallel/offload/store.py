@@ -62,6 +62,7 @@ class Store:
         self.away = self.most = 0
         self._lane = Lane(device)
         self._free: dict[int, list[Home]] = defaultdict(list)
+        self._starts: set[int] = set()
         self._file: Any = None
         self._length = 0
         self._segment: tuple[mmap.mmap, int, int] | None = None  # and its next free byte, and its length
@@ -72,9 +73,14 @@ class Store:
         made = free.pop() if free else self._in_file(nbytes) if self.on_disk else Home(
             host_room(nbytes, self.device), None
         )  # fmt: skip
+        self._starts.add(made.bytes.data_ptr())
         self.away += nbytes
         self.most = max(self.most, self.away)
         return made
+
+    def holds(self, start: int) -> bool:
+        """Whether a home begins at this address, or did: homes are used again, and never given up."""
+        return start in self._starts
 
     def leave(self, home: Home) -> None:
         """Nobody needs what lies there any more."""

@@ -24,9 +24,10 @@ def block_bytes(
         return tokens * wide * h / tp
     casts = e < wide
     norms = 2 * _norm(model, wide, composed) / tp
+    selective = recompute == "selective"
     # Gate and up read one input each where each casts or gathers its own.
     inputs = e * h * (3 if model.gated and (casts or tp > 1) else 2)
-    dealt = _attention(model, e) + e * model.d_ff * (4 if model.gated else 2)
+    dealt = _attention(model, e, selective) + e * model.d_ff * (4 if model.gated else 2)
     masks = 2 * e * h / tp if model.noisy else 0.0
     weights = e * _matrices(model) / tp if casts else 0.0
     return tokens * (norms + inputs + dealt / tp + masks) + weights
@@ -76,10 +77,13 @@ def _norm(model: Transformer, wide: int, composed: bool) -> float:
     return wide * (model.d_model + 2)
 
 
-def _attention(model: Transformer, e: int) -> float:
-    """Bytes of one token from the product of queries, keys and values to the input of the last product."""
+def _attention(model: Transformer, e: int, selective: bool) -> float:
+    """Bytes of one token from the product of queries, keys and values to the input of the last product. selective: what
+    lies between is computed again, and its inputs and result are kept."""
     h, heads, groups = model.n_head * model.head_width, model.n_head, model.kv_heads
     qkv = h + 2 * model.kv_width
+    if selective:
+        return e * (qkv + (0 if model.learned else h + model.kv_width) + h)
     if model.noisy:
         # Operands of both products, softmax, mask and dropped weights, and the result.
         return e * (4 * h + 3 * heads * model.context)

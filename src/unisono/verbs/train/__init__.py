@@ -10,7 +10,7 @@ from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
-    from unisono.config import Resolved
+    from unisono.config import Loaded, Resolved
 
 
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
@@ -30,6 +30,10 @@ class TrainVerb(RecipeVerb):
         parser.add_argument(
             "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
         )
+        parser.add_argument(
+            "--fit-micro-batch", action="store_true",
+            help="the largest train.micro_batch that fits this machine's memory, by the ledger",
+        )  # fmt: skip
         parser.add_argument(
             "--guard", nargs="?", const="200", metavar="N",
             help="every N steps (200), check that replicas agree: --train.guard N",
@@ -67,6 +71,8 @@ class TrainVerb(RecipeVerb):
             raise UsageError("--world N looks at one rank of N without starting any", where="unisono train",
                              fix="--dry-run --world N --rank R; --launch.ranks N starts N", code="C04")  # fmt: skip
         ranks = started_ranks(call) if args.world is None else args.world
+        if args.fit_micro_batch:
+            given = _fitted(call, given, ranks)
         resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
         text = config.resolved_toml(resolved)
         if call.settings.dry_run:
@@ -96,6 +102,14 @@ def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:
 
     facts, lines = told(resolved, call.args.world, call.args.rank or 0, call.environ)
     return call.would({"plan": str(resolved.plan), **facts}, f"plan         {resolved.plan}", *lines)
+
+
+def _fitted(call: CommandCall, given: "Loaded", ranks: int | None) -> "Loaded":
+    from unisono.verbs.train import room
+
+    found, said = room.with_largest_micro_batch(given, ranks, call.environ)
+    call.settings.note(said)
+    return found
 
 
 def resumed(path: str) -> tuple[Path, str]:

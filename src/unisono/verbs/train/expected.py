@@ -45,10 +45,15 @@ def require_room(prediction: str | None, ranks: int) -> None:
     own = max(0.0, told.get("mem_mib", 0.0) - _SHARED)
     need = own * ranks / 1024
     have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    if need > 2 * have and not Path("/dev/nvidiactl").exists():
+    if need > 2 * have and not has_gpus():
         raise Infeasible(
             f"the ranks need about {need:.3g} GiB together, this machine has {have:.3g}",
             where="model, train.micro_batch, plan",
             likely="a model or a batch that is too large, or a slip of the finger",
             fix="a smaller model or --train.micro_batch; unisono simulate says what takes the memory",
         )
+
+
+def has_gpus() -> bool:
+    """Whether the ranks' memory is that of GPUs, as far as one sees without torch."""
+    return Path("/dev/nvidiactl").exists()

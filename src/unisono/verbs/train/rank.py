@@ -2,6 +2,7 @@
 
 import platform
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ from typing import Any
 import torch._dynamo
 
 from unisono import __version__
-from unisono.comm.device import arithmetic, of_rank
+from unisono.comm.device import arithmetic, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
+from unisono.plan import Plan
+from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
@@ -23,6 +26,7 @@ from unisono.train.session import RankOrder, place_of, session
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.order import TrainOrder
+from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
@@ -45,6 +49,10 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
         resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
+        room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
+        plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
+        if said and ctx.rank == 0:
+            ctx.channel.send("note", text=said)
         order = RankOrder(
             recipe,
             plan,
@@ -57,11 +65,33 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             ctx.run_token,
             _last_bits(ctx),
         )
+        try:
+            summary = session(order, corpus)
+        except Exception as error:
+            if not is_memory(error):
+                raise
+            raise out_of_memory(error, recipe, plan, room, corpus.vocab) from error
         return {
             "run_dir": str(run_dir),
             "resumed_from": resume.name if resume is not None else None,
-            **session(order, corpus),
+            "recompute": plan.recompute,
+            **summary,
         }
+
+
+def _agree_on_recomputation(
+    ctx: RankContext, recipe: Recipe, plan: Plan, room: float, corpus: Corpus
+) -> tuple[Plan, str]:
+    """What recompute=auto comes to, by the room of rank 0: ranks that compute again gather again, all or none."""
+    if plan.recompute != "auto":
+        return plan, ""
+
+    def own() -> list[str]:
+        got, said = settled(recipe, plan, room, corpus.vocab)
+        return [got.recompute, said]
+
+    word, said = tell(ctx, "recompute", own)
+    return replace(plan, recompute=word), said
 
 
 def facts_of(ctx: RankContext, resolved: Resolved, corpus: Corpus) -> Facts:

@@ -223,6 +223,11 @@ def closing(summary: dict[str, Any]) -> list[str]:
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
     val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats a target   "
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
+    if summary.get("away_bytes"):
+        away, resident = summary["away_bytes"], summary["resident_mib"] * 2**20
+        lines.append(
+            f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
+        )
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:

@@ -1,0 +1,115 @@
+"""The most bytes of tensors that are alive on a rank, counted, beside the ledger; and what its process has resident.
+
+`python benchmarks/memory.py` plays two steps of each plan of a small GPT on forked ranks, the second one counted, and
+prints a table. `--plan` (again and again) names others. live, ledger: MiB of the fullest rank. resident: MiB of the
+process at the end, with Python's and torch's own; away: MiB that lie in homes (host memory or a file).
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unisono.config import ModelConfig, Recipe, TrainConfig, resolve
+from unisono.launch.nursery import Nursery
+from unisono.plan import Plan
+from unisono.planner.alive import fullest
+from unisono.planner.work.transformer import transformer
+
+PLANS = (
+    "dp=1", "micros=2", "dp=2", "dp=2 micros=2", "shard=2 zero=1", "shard=2 zero=2", "shard=2 zero=3", "tp=2",
+    "pp=2 micros=4", "recompute=selective", "recompute=full", "recompute=auto:full=2,selective=2",
+    "micros=2 recompute=full", "pp=2 micros=4 recompute=full", "shard=2 zero=3 recompute=full",
+    "offload=optimizer:to=disk", "offload=params:to=disk", "offload=activations:to=disk",
+    "micros=2 offload=activations:to=disk", "offload=params:to=disk+activations",
+    "recompute=full offload=optimizer:to=disk", "recompute=full offload=params:to=disk",
+)  # fmt: skip
+SIZES = {"n_layer": 4, "n_head": 4, "d_model": 128, "context": 64}
+MIB = 2.0**20
+
+
+def prepare(argument: dict[str, Any]) -> Any:
+    """In the helper: the data."""
+    from unisono.train.data.load import load
+
+    recipe = Recipe.model_validate_json(argument["recipe"])
+    return load(recipe.data, recipe.model)
+
+
+def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
+    """In each rank: a step, and one that is counted."""
+    from unisono.measure.live import live_peak
+    from unisono.observe.memory import rss_mib
+    from unisono.observe.span import Recorder
+    from unisono.train.build import build, connect, feeds
+    from unisono.train.session import place_of
+    from unisono.train.step import train_step
+
+    resolved = resolve(Recipe.model_validate_json(argument["recipe"]), argument["plan"], ctx.world)
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
+    connect(place, ctx.store)
+    run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
+    feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
+    train_step(run, feed.fetch(0, run.leaves))
+    leaves = feed.fetch(1, run.leaves)
+    seen = live_peak(run, lambda: train_step(run, leaves))
+    resident = rss_mib()
+    feed.close()
+    return {
+        "live": seen.most,
+        "at": seen.at,
+        "resident": resident,
+        "away": run.local.store.most,
+        "sizes": seen.sizes,
+    }
+
+
+def row_of(plan: str, sizes: dict[str, Any], batch: int) -> dict[str, Any]:
+    """One row of the table."""
+    recipe = Recipe(model=ModelConfig(**sizes), train=TrainConfig(global_batch=batch, steps=1000))
+    resolved = resolve(recipe, plan)
+    argument = {"recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan}
+    with Nursery("memory:main", path=[str(Path(__file__).parent)]) as nursery:
+        outcome = nursery.run(argument, resolved.plan.world, 1, lambda rank, event: None, 600.0)
+    if outcome.error is not None:
+        raise outcome.error
+    found = max((result or {} for result in outcome.results), key=lambda result: result["live"])
+    model = replace(transformer(resolved.recipe.model, 256), states=recipe.train.optimiser().kept)
+    sum_of = resolved.batch
+    _, ledger = fullest(model, resolved.plan, micro_batch=sum_of.micro_batch, micros=sum_of.micros)
+    return {
+        "plan": str(Plan.parse(plan)), "live": found["live"] / MIB, "ledger": ledger.total / MIB,
+        "ratio": ledger.total / found["live"], "resident": found["resident"], "away": found["away"] / MIB,
+        "at": found["at"], "sizes": found["sizes"],
+    }  # fmt: skip
+
+
+def table(plans: list[str], sizes: dict[str, Any], batch: int) -> list[dict[str, Any]]:
+    """Every row, printed as it is known."""
+    print(f"{'plan':44} {'live':>8} {'ledger':>8} {'ratio':>6} {'resident':>9} {'away':>8}")
+    rows = []
+    for plan in plans:
+        rows.append(row := row_of(plan, sizes, batch))
+        print(f"{plan:44} {row['live']:8.2f} {row['ledger']:8.2f} {row['ratio']:6.3f} {row['resident']:9.1f}"
+              f" {row['away']:8.2f}", flush=True)  # fmt: skip
+    far = max(abs(row["ratio"] - 1.0) for row in rows)
+    print(f"{len(rows)} plans, the ledger is at most {100 * far:.1f} % from what was counted")
+    return rows
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", action="append")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--context", type=int, default=SIZES["context"])
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument(
+        "--json", action="store_true", help="rows as one object a line, with the sizes at the peak"
+    )
+    asked = parser.parse_args()
+    rows = table(
+        asked.plan or list(PLANS), {**SIZES, "dropout": asked.dropout, "context": asked.context}, asked.batch
+    )
+    if asked.json:
+        print("\n".join(map(json.dumps, rows)))

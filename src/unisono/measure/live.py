@@ -1,0 +1,93 @@
+"""Bytes of tensors that are alive on a rank, and the most there were: every storage that an operation gives is counted
+until it is gone."""
+
+import gc
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from unisono.parallel.offload.store import Store
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts on this thread while it is entered. held: tensors that are there already and count too. store: what lies
+    there is away, and does not.
+
+    now, most: bytes. at: the operation at whose end they were the most. Views count with what they look at. Storages
+    are swept when the count might be a new maximum, so those that go in between cost nothing.
+    """
+
+    def __init__(self, held: list[Tensor], store: Store | None = None) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._store = store
+        self.now = self.most = 0
+        self.at = ""
+        for x in held:
+            self._see(x)
+        self._sweep("")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, Tensor):
+                self._see(x)
+        if self.now > self.most:
+            self._sweep(str(func))
+        return result
+
+    def _see(self, x: Tensor) -> None:
+        try:
+            storage = x.untyped_storage()
+        except NotImplementedError:
+            return
+        key = storage._cdata
+        known = self._alive.get(key)
+        if known is not None and not known[0].expired():
+            grown = storage.nbytes() - known[1]
+            if grown:  # resized in its place
+                self.now += grown
+                self._alive[key] = known[0], storage.nbytes()
+            return
+        if x.device.type == "meta" or (self._store is not None and self._store.holds(storage.data_ptr())):
+            return
+        if known is not None:
+            self.now -= known[1]
+        self._alive[key] = StorageWeakRef(storage), storage.nbytes()
+        self.now += storage.nbytes()
+
+    def _sweep(self, at: str) -> None:
+        gone = [key for key, (ref, _) in self._alive.items() if ref.expired()]
+        for key in gone:
+            self.now -= self._alive.pop(key)[1]
+        if self.now > self.most:
+            self.most, self.at = self.now, at
+            self.sizes = sorted((n for _, n in self._alive.values()), reverse=True)
+
+
+def held_now() -> list[Tensor]:
+    """Every tensor of this process that Python knows of."""
+    return [x for x in gc.get_objects() if isinstance(x, Tensor) and not x.is_meta]
+
+
+def held_by(run: Any) -> list[Tensor]:
+    """What a run on this rank holds between steps: weights, optimiser state, buffers of gradients."""
+    slots = run.local.slots
+    state = [v for values in run.update.optimizer.state.values() for v in values.values()]
+    stand_ins = [p for group in run.update.optimizer.param_groups for p in group["params"]]
+    gradients = run.gradients
+    partial = [bucket for _, group in gradients._partial for bucket in group]
+    flats = [bucket.flat for bucket in (*gradients._early, *gradients._late, *partial)]
+    buffers = [b for stage in run.local.stages.values() for b in stage.buffers()]
+    tensors = [*(s.master for s in slots), *state, *stand_ins, *flats, *buffers]
+    return [x for x in tensors if isinstance(x, Tensor)]
+
+
+def live_peak(run: Any, play: Any) -> LiveBytes:
+    """What `play()` takes at its peak, beside what the run holds."""
+    gc.collect()
+    with LiveBytes(held_by(run), run.local.store) as seen:
+        play()
+    return seen

@@ -1,0 +1,194 @@
+"""What a run has room for, by the ledger of `planner.alive`: blocks that `recompute=auto` computes again, the largest
+micro-batch, and what to change where memory has run out. No torch."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from unisono.config import Loaded, Recipe
+from unisono.plan import Plan
+from unisono.plan.away import Again, again_of
+from unisono.plan.checks import batch_of, divisors
+from unisono.plan.grammar import choice
+from unisono.planner import predict
+from unisono.planner.alive import chosen, fullest
+from unisono.planner.memory import Memory, remedies
+from unisono.planner.work.transformer import Transformer, transformer
+from unisono.spec import words
+from unisono.spec.errors import Infeasible, UsageError
+from unisono.spec.frames import place
+from unisono.spec.model import Facts
+from unisono.verbs.train.expected import has_gpus
+
+SHARE = 0.9
+"""Of a rank's memory, what a choice may fill: allocators hold some beside what is asked for."""
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def host_bytes(ranks: int) -> float:
+    """Bytes of this host's memory for each of so many ranks on it: the machine's, or those its container may have."""
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):
+        most = min(most, int(_CGROUP.read_text()))
+    return float(most) / ranks
+
+
+def room_here(ranks: int, environ: Mapping[str, str]) -> float:
+    """Bytes for each of so many ranks on this machine, known without torch: those of a measured GPU, or the host's.
+    Raises UsageError P19 where nobody has measured the GPUs."""
+    if not has_gpus():
+        return host_bytes(ranks)
+    where, _, is_calibrated = predict.here(environ)
+    if not is_calibrated or where.host is not None:
+        what = (
+            "--fit-micro-batch needs the memory of this machine's GPUs in numbers, and nobody has measured it"
+        )
+        raise UsageError(
+            what,
+            where="train.micro_batch",
+            fix="unisono calibrate, once, or --train.micro_batch N",
+            code="P19",
+        )
+    return where.device.memory
+
+
+def ledger(recipe: Recipe, plan: Plan, vocab: int | None = None) -> tuple[int, Memory] | None:
+    """(pipeline row, bytes) of the fullest rank of a resolved plan; None for a model whose blocks have no count."""
+    sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
+    if sizes is None or batch is None:
+        return None
+    return fullest(sizes, plan, micro_batch=batch.micro_batch, micros=batch.micros)
+
+
+def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None) -> tuple[Plan, str]:
+    """A plan with recompute=auto as it is played, and what to say of it: the fewest blocks computed again that fit into
+    `capacity` bytes. Others as they are, and nothing. Raises Infeasible where all blocks are not enough."""
+    if plan.recompute != "auto":
+        return plan, ""
+    sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
+    if sizes is None or batch is None:
+        return plan, f"recompute auto: none, as a model of kind {recipe.model.kind} has no ledger by blocks"
+    given = {"micro_batch": batch.micro_batch, "micros": batch.micros}
+    got = chosen(sizes, plan, SHARE * capacity, **given)
+    if got is None:
+        need = fullest(sizes, replace(plan, recompute="full"), **given)[1].total
+        raise Infeasible(
+            f"recompute=auto: with every block computed again a rank needs {words.nbytes(need)}, and there are"
+            f" {words.nbytes(capacity)}",
+            where="plan.recompute, train.micro_batch",
+            fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab),
+        )
+    depth = -(-sizes.n_layer // plan.pp)
+    many = again_of(got, depth)
+    said = "none" if many == Again() else f"{many.full} full, {many.selective} selective"
+    need = fullest(sizes, got, **given)[1].total
+    return got, (
+        f"recompute auto: {said} of {depth} blocks a stage; {words.nbytes(need)} of {words.nbytes(capacity)} a rank"
+    )
+
+
+def out_of_memory(
+    error: BaseException, recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = None
+) -> Infeasible:
+    """The error of ours for one of memory: the ledger, and the nearest plan that fits."""
+    found = ledger(recipe, plan, vocab)
+    said = str(error).strip().splitlines() or [""]
+    what = f"out of memory: {said[0][:200]}" if said[0] else "out of memory"
+    if found is None:
+        fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
+        return Infeasible(
+            what, where=place(error), likely="the plan does not fit this machine's memory", fix=fix
+        )
+    row, memory = found
+    parts = {
+        "weights": memory.params, "gradients": memory.grads, "optimiser": memory.optim,
+        "activations": memory.activations, "communication": memory.communication,
+    }  # fmt: skip
+    listed = ", ".join(f"{name} {words.nbytes(size)}" for name, size in parts.items() if size)
+    likely = f"a rank of stage row {row} needs {words.nbytes(memory.total)}: {listed}; it has {words.nbytes(capacity)}"
+    room = min(capacity, 0.8 * memory.total)  # it did not fit, whatever was thought to be there
+    return Infeasible(what, where=place(error), likely=likely, fix=_nearest(recipe, plan, room, vocab))
+
+
+def with_largest_micro_batch(
+    loaded: Loaded, ranks: int | None, environ: Mapping[str, str], capacity: float | None = None
+) -> tuple[Loaded, str]:
+    """The recipe with the largest micro-batch that fits, and what to say of it. Of the recipe it changes which samples
+    are one leaf, so sums round otherwise, and `sync=canonical` has other bits; nothing else.
+
+    ranks: that exist already. Raises UsageError where the batch is given already, Infeasible where no size fits.
+    """
+    recipe = loaded.recipe
+    if recipe.train.micro_batch is not None or loaded.plan.micros is not None:
+        what = "--fit-micro-batch finds the micro-batch, and the recipe or the plan says it"
+        raise UsageError(
+            what,
+            where="train.micro_batch, plan.micros",
+            fix="leave train.micro_batch and micros out",
+            code="C06",
+        )
+    plan = loaded.plan.fill(ranks or recipe.launch.ranks)
+    sizes = _sizes(recipe, None)
+    if sizes is None:
+        what = f"--fit-micro-batch: a model of kind {recipe.model.kind} has no ledger"
+        raise UsageError(what, where="model.kind", fix="--train.micro_batch N", code="C06")
+    room = room_here(plan.world, environ) if capacity is None else capacity
+    share = recipe.train.global_batch // plan.replicas
+    for size in sorted(divisors(share), reverse=True):
+        train = recipe.train.model_copy(update={"micro_batch": size})
+        tried = recipe.model_copy(update={"train": train})
+        filled = replace(plan, micros=share // size)
+        if filled.check(tried):
+            continue
+        _, memory = fullest(sizes, _most_again(filled), micro_batch=size, micros=share // size)
+        if memory.total <= SHARE * room:
+            takes = f"{words.nbytes(memory.total)} of {words.nbytes(room)} a rank"
+            note = f"micro_batch {size}: the largest that fits, {takes}"
+            origins = {**loaded.origins, "train.micro_batch": "found: --fit-micro-batch"}
+            return replace(loaded, recipe=tried, origins=origins), note
+    raise Infeasible(
+        f"no micro-batch fits into {words.nbytes(room)} a rank",
+        where="train.micro_batch, plan",
+        fix=_nearest(recipe, replace(plan, micros=share), room, None),
+    )
+
+
+def _most_again(plan: Plan) -> Plan:
+    """With recompute=auto a micro-batch fits if it fits with all blocks computed again."""
+    return replace(plan, recompute="full") if plan.recompute == "auto" else plan
+
+
+def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
+    """The change to a plan that costs least time and fits, in words."""
+    sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
+    if sizes is None or batch is None:
+        return "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
+    ways = list(remedies(plan, batch.micro_batch, batch.micros, sizes.n_layer))
+    base = (plan, batch.micro_batch, batch.micros)
+    ways += [(said, *other) for said, *other in _put_away([("", *base), *ways])]
+    for said, other, micro_batch, micros in ways:
+        if fullest(sizes, other, micro_batch=micro_batch, micros=micros)[1].total > room:
+            continue
+        train = recipe.train.model_copy(update={"micro_batch": micro_batch})
+        if not replace(other, micros=micros).check(recipe.model_copy(update={"train": train})):
+            return f"{said}, the nearest that fits by the ledger"
+    return "more ranks or a smaller model: no plan of as many ranks fits by the ledger"
+
+
+def _put_away(ways: Sequence[tuple[str, Plan, int, int]]) -> list[tuple[str, Plan, int, int]]:
+    """The same with more and more of it on disk."""
+    return [
+        (f"{said} offload={what}".strip(), replace(plan, offload=what), micro_batch, micros)
+        for what in ("optimizer:to=disk", "params:to=disk+activations")
+        for said, plan, micro_batch, micros in ways
+        if choice(plan.offload).name == "none"
+    ]
+
+
+def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
+    if not recipe.model.attends or recipe.model.deals("ep"):
+        return None
+    known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
+    return replace(transformer(recipe.model, known), states=recipe.train.optimiser().kept)
