@@ -4,9 +4,9 @@ What a rank sends depends on its plan alone, so its own code can be run without 
 tensors have shapes and no numbers, there is nothing to be received either. Each call of a group is written down.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,19 +22,27 @@ TIMEOUT = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One call of a process group. group: its name. op: as `Group` calls it. nbytes: of the whole tensor that is added
-    up, dealt, exchanged or brought together; of a message, the message. peer: of a message, a rank."""
+    """One call of a process group. group: its name, the same on all its ranks. op: as `Group` calls it; `arrived` where
+    a receive is waited for. nbytes: of the whole tensor that is added up, dealt, exchanged or brought together; of a
+    message, the message. peer: of a message, a rank. ranks: of the group. axis: what the group is called."""
 
     group: str
     op: str
     nbytes: int
     peer: int = -1
+    ranks: tuple[int, ...] = ()
+    axis: str = ""
 
 
 class _Over(dist.Work):
-    """An operation that is over."""
+    """An operation that is over. waited: called when it is waited for."""
+
+    def __init__(self, waited: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self._waited = waited
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self._waited()
         return True
 
     def is_completed(self) -> bool:
@@ -55,8 +63,11 @@ class ImaginedGroup(dist.ProcessGroup):
         return self._name
 
     def _made(self, op: str, tensors: Sequence[Tensor], peer: int = -1) -> _Over:
-        self._calls.append(Made(self._name, op, sum(x.nbytes for x in tensors), peer))
-        return _Over()
+        call = Made(self._name, op, sum(x.nbytes for x in tensors), peer, self._ranks)
+        self._calls.append(call)
+        if op != "recv":
+            return _Over()
+        return _Over(lambda: self._calls.append(replace(call, op="arrived")))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> _Over:
         return self._made("all_reduce", tensors)

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import finalize
 
@@ -42,7 +42,7 @@ class Rehearsed:
     """What one rank was seen to do in one step.
 
     stages: numbers of those that it owns. parameters: elements that it holds. lasting, peak: bytes of tensors that live
-    between steps, and at most during the step. calls: of the step, in order, by the name of their axis. waits: places
+    between steps, and at most during the step. calls: of the step, in order. waits: places
     in the code that wait for a number, how often. strays: places that make tensors elsewhere than on the device.
     notes: what was left out.
     """
@@ -61,8 +61,9 @@ class Rehearsed:
         """(axis, operation) → (how often, bytes of the whole tensors)."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
         for call in self.calls:
-            times, nbytes = found.get((call.group, call.op), (0, 0))
-            found[call.group, call.op] = times + 1, nbytes + call.nbytes
+            if call.op != "arrived":
+                times, nbytes = found.get((call.axis, call.op), (0, 0))
+                found[call.axis, call.op] = times + 1, nbytes + call.nbytes
         return found
 
 
@@ -191,7 +192,7 @@ def rehearse(
                 train_step(run, leaves)
             watching.stepping = False
     names = _axes(run)
-    told = [Made(names.get(call.group, call.group), call.op, call.nbytes, call.peer) for call in calls]
+    told = [replace(call, axis=names.get(call.group, call.group)) for call in calls]
     return Rehearsed(
         at=dict(run.mesh.at),
         stages=tuple(run.local.stages),

@@ -41,6 +41,10 @@ class VerifyVerb(RecipeVerb):
             metavar="NAME",
             help="a member of a family, ours or mine.py:NAME, held to what its family owes",
         )
+        parser.add_argument(
+            "--static", action="store_true",
+            help="check the operations of all ranks for partners and deadlock, on any number of them, playing none",
+        )  # fmt: skip
         parser.add_argument("--replay", metavar="RUN", help="a step of this run once more, on one process")
         parser.add_argument("--step", type=int, metavar="N", help="with --replay: which step (the last one)")
 
@@ -74,7 +78,27 @@ class VerifyVerb(RecipeVerb):
             from unisono.verify.cover import covering
 
             plans = covering(recipe)  # in the order in which they are proven
-        return _prove(call, recipe, plans)
+        return (_static if args.static else _prove)(call, recipe, plans)
+
+
+def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
+    """A line for each plan and each of its problems, and the object of --json."""
+    from unisono.config import resolve
+    from unisono.train.data.load import load
+    from unisono.verify.static import prove
+
+    corpus, proofs = load(recipe.data, recipe.model), []
+    for plan in plans:
+        proof = prove(resolve(recipe, plan), corpus)
+        proofs.append(proof)
+        word = "ok" if proof.passed else "FAIL"
+        looked = f"{proof.calls:,} operations a step, by {len(proof.looked_at)} of them"
+        call.settings.say(f"{proof.plan}  {proof.ranks} ranks, {looked}  {word}")
+        for text in proof.problems:
+            call.settings.say(f"    {text}")
+        for text in proof.notes:
+            call.settings.say(f"    note: {text}")
+    return {"results": [proof.as_dict() for proof in proofs], "pass": all(proof.passed for proof in proofs)}
 
 
 def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
