@@ -54,7 +54,7 @@ def test_help_answers_at_once(words: list[str]) -> None:
     [
         ["train", "--train.stpes", "3"],
         ["train", "--demo", "--dry-run"],
-        ["verify", "--demo", "--plan", "tp=3"],
+        ["verify", "--demo", "--plan", "tp=5"],
         ["config", "show"],
     ],
 )
