@@ -13,6 +13,7 @@ from unisono.comm.mesh import Mesh
 from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
+from unisono.parallel.grid import crossing_shape, split_over_grid
 from unisono.parallel.masters import keep_masters, rounding_of
 from unisono.parallel.measured import measured_costs
 from unisono.parallel.mirror import Mirror, mirror_of
@@ -33,6 +34,7 @@ from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.parallel.virtual.build import virtualize
 from unisono.plan import Plan
 from unisono.plan.away import away_of
+from unisono.plan.grid import Grid
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
@@ -75,7 +77,8 @@ PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
     Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
     Pass("virtual shards", lambda site: site.virtual > 1, virtualize),
-    Pass("split", lambda site: site.plan.tp > 1 and site.virtual == 1, split),
+    Pass("split", lambda site: site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid), split),
+    Pass("grid", lambda site: isinstance(site.plan.tp, Grid), split_over_grid, at_once=True),
     Pass("experts", _deals_experts, deal_experts),
     Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
     Pass("fill", lambda site: True, fill),
@@ -146,7 +149,7 @@ def parallelize(
     measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
-    parts = plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store
+    parts = plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store, sample.shape[0]
     site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
@@ -234,7 +237,10 @@ def _wires(model: nn.Module, owned: Sequence[int], site: Site, sample: Tensor) -
     def crossing(x: Tensor) -> Tensor:
         shape = list(x.shape)
         if sequence and x.dim() > 1 and shape[1] == sequence:
-            shape[1] = site.length if site.virtual > 1 else part_of(site.length, mesh.tp)[1]
+            dealt = site.length and site.virtual == 1
+            shape[1] = part_of(site.length, mesh.tp)[1] if dealt else sequence // mesh.cp.size
+            if isinstance(site.plan.tp, Grid):
+                shape = crossing_shape(tuple(shape), mesh, site.plan.tp)
         return x.new_empty(shape, dtype=site.carried if x.is_floating_point() else x.dtype)
 
     carries = [distinct(carry) for carry in boundaries(model, site.blocks, sample)]

@@ -115,7 +115,18 @@ def slots_of(
             many, first = own.group.size > 1, own.group.index == 0
             over = frozenset({own.sum_over}) if many else NO_AXES
             box = tuple(start)
-            slots.append(Slot(name, live, master, shape, box, sum_over=over, copy=copy or not first))
+            slots.append(
+                Slot(
+                    name,
+                    live,
+                    master,
+                    shape,
+                    box,
+                    sum_over=over,
+                    alias=name in aliases,
+                    copy=copy or not first,
+                )
+            )
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
         # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.

@@ -1,6 +1,7 @@
 """Which part of what is dealt lies on one rank."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from unisono.comm.group import Group
 from unisono.spec.layout import Units
@@ -38,6 +39,11 @@ def ends_of(full: int, ranks: int) -> list[int]:
     """Where each rank's part of `full` begins, and the end of the last one."""
     base, more = divmod(full, ranks)
     return [i * base + min(i, more) for i in range(ranks + 1)]
+
+
+def longest(ends: list[int]) -> int:
+    """Of the parts that end there."""
+    return max(b - a for a, b in pairwise(ends))
 
 
 def features_of(units: Units, group: Group) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from unisono.models.moe.routing import LeafTokens
 from unisono.models.noise import numbers
 from unisono.parallel.attend import CONTEXT_WAYS, ContextWay
 from unisono.parallel.site import Site, Stages
+from unisono.plan.grid import columns_of
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Places, Split
 from unisono.spec.model import DealtSize
@@ -25,7 +26,7 @@ def deal_positions(stages: Stages, site: Site) -> None:
     if cp.size > 1:
         _check(way, site)
     mine = way.places(full, cp.index, cp.size)
-    between = mine.dealt(tp.index, tp.size)
+    between = mine.dealt(tp.index, tp.size) if site.length else mine
     leaf = _leaf(way, site) if Split.ROUTER in site.anatomy.splits.values() else None
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
@@ -99,5 +100,5 @@ def _check(way: ContextWay, site: Site) -> None:
         DealtSize(f"the {name}", name, size) for name, size in anatomy.divides.items() if "heads" in name
     ]
     sizes = [DealtSize("the context", "context", anatomy.sequence), *heads]
-    for problem in way.problems(plan.cp, plan.tp, sizes):
+    for problem in way.problems(plan.cp, columns_of(plan.tp), sizes):
         raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)

@@ -14,6 +14,7 @@ from unisono.parallel.offload.store import Store
 from unisono.parallel.parts import Cut, Dealt
 from unisono.parallel.shard import Whole
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
 from unisono.spec.layout import Anatomy
 
 Stages = Mapping[int, Stage]  # of one rank, by number
@@ -24,11 +25,11 @@ class Site:
     """One rank's building site.
 
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
-    pipeline, its blocks and its row. values(name): the full initial tensor. leafwise: the gradient of each micro-batch
-    is wanted by itself. virtual: shards by which every layer is computed, 1: layers as they are. cuts: by name, what
-    `tp` took of a parameter. dealt: by name, this rank's part of one of experts. masters: by name, of parameters that
-    are rounded where modules hold them. sharding: by stage. store: where what is put away lies. lenders: of the parts
-    whose weights are.
+    pipeline, its blocks and its row. values(name): the full initial tensor. samples: of a micro-batch. leafwise: the
+    gradient of each micro-batch is wanted by itself. virtual: shards by which every layer is computed, 1: layers as
+    they are. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of experts, or its
+    block on a grid. masters: by name, of parameters that are rounded where modules hold them. sharding: by stage.
+    store: where what is put away lies. lenders: of the parts whose weights are.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class Site:
     dtype: torch.dtype
     device: torch.device
     store: Store
+    samples: int
     leafwise: bool = False
     virtual: int = 1
     compiled: bool = False
@@ -53,7 +55,7 @@ class Site:
     @property
     def length(self) -> int:
         """Positions that `tp` deals between blocks; 0 if there are none."""
-        return self.anatomy.sequence // self.plan.cp
+        return 0 if isinstance(self.plan.tp, Grid) else self.anatomy.sequence // self.plan.cp
 
     @property
     def states(self) -> Group:

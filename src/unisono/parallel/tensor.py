@@ -21,7 +21,7 @@ from unisono.comm.device import casting
 from unisono.comm.group import Group
 from unisono.parallel.channels import DealtNorm, product_of
 from unisono.parallel.heads import dealt_heads, with_lent_keys
-from unisono.parallel.parts import Cut, ends_of, features_of, part_of
+from unisono.parallel.parts import Cut, ends_of, features_of, longest, part_of
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Places, Split, Units
 
@@ -32,37 +32,38 @@ if TYPE_CHECKING:
 # How activations cross the group ---------------------------------------------------------------------------
 
 
-def gather_dealt(x: Tensor, group: Group, full: int) -> Tensor:
-    """Parts of dim 0, dealt as `part_of` does → all `full` of it. Shorter parts travel with a row of zeros."""
-    most = -(-full // group.size)
-    if full % group.size == 0:
+def gather_dealt(x: Tensor, group: Group, ends: list[int]) -> Tensor:
+    """Parts of dim 0, where `ends` says → all of it. Shorter parts travel with rows of zeros behind."""
+    most = longest(ends)
+    if most * group.size == ends[-1]:
         return group.all_gather(x)
     room = x.new_zeros((most, *x.shape[1:]))
     room[: len(x)] = x
-    ends = ends_of(full, group.size)
     parts = group.all_gather(room).split(most)
     return torch.cat([part[: b - a] for part, (a, b) in zip(parts, pairwise(ends), strict=True)])
 
 
-def scatter_dealt(x: Tensor, group: Group) -> Tensor:
-    """All of dim 0, partial on every rank → this rank's part, summed. Shorter parts travel with a row of zeros."""
-    ends, most = ends_of(len(x), group.size), -(-len(x) // group.size)
-    if len(x) % group.size == 0:
+def scatter_dealt(x: Tensor, group: Group, ends: list[int]) -> Tensor:
+    """All of dim 0, partial on every rank → this rank's part, summed. Shorter parts travel with rows of zeros."""
+    most, own = longest(ends), ends[group.index + 1] - ends[group.index]
+    if most * group.size == ends[-1]:
         return group.reduce_scatter(x)
     room = x.new_zeros((group.size, most, *x.shape[1:]))
     for part, (a, b) in zip(room, pairwise(ends), strict=True):
         part[: b - a] = x[a:b]
-    return group.reduce_scatter(room.flatten(0, 1))[: part_of(len(x), group)[1]]
+    return group.reduce_scatter(room.flatten(0, 1))[:own]
 
 
 def gather_sequence(x_BtD: Tensor, group: Group, length: int) -> Tensor:
     """[B, t, D] → [B, T, D], T = length."""
-    return gather_dealt(x_BtD.transpose(0, 1), group, length).transpose(0, 1).contiguous()
+    ends = ends_of(length, group.size)
+    return gather_dealt(x_BtD.transpose(0, 1), group, ends).transpose(0, 1).contiguous()
 
 
 def scatter_sum(x_BTD: Tensor, group: Group) -> Tensor:
     """[B, T, D] partial on every rank → [B, t, D], summed."""
-    return scatter_dealt(x_BTD.transpose(0, 1), group).transpose(0, 1).contiguous()
+    ends = ends_of(x_BTD.shape[1], group.size)
+    return scatter_dealt(x_BTD.transpose(0, 1), group, ends).transpose(0, 1).contiguous()
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
@@ -214,7 +215,9 @@ class GatherVocab(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, full, group):  # type: ignore[override]
         ctx.part = part_of(full, group)
-        return gather_dealt(logits.movedim(-1, 0).contiguous(), group, full).movedim(0, -1)
+        return gather_dealt(logits.movedim(-1, 0).contiguous(), group, ends_of(full, group.size)).movedim(
+            0, -1
+        )
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]

@@ -4,11 +4,12 @@ Recipes are looked at, never imported: anything with the attributes of `RecipeLi
 dotted keys (`plan.tp, model.n_head`); whoever knows the files puts the lines to them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.plan.grammar import NAMED, choice, member, problem_of
+from unisono.plan.grid import Grid, columns_of
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.fidelity import Fidelity
@@ -75,7 +76,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
         if plan.dp != -1:
             batch, wrong = batch_of(plan, recipe.train)
             problems += [wrong] if wrong else []
-            problems += _served(plan, batch) if batch else []
+            problems += [*_served(plan, batch), *_rows(plan, batch)] if batch else []
             policy = _member("sync", plan.sync)
             problems += policy.problems(plan, batch) if batch and policy else []
     if cluster is not None and plan.dp != -1 and plan.world > cluster.devices:
@@ -205,6 +206,9 @@ def _tensor(plan: "Plan", model: Any) -> Iterator[Problem]:
         yield Problem(
             "P12", what, "plan.tp, model.kind", f"tp=1, and dp={plan.tp} or shard={plan.tp} instead"
         )
+    if isinstance(plan.tp, Grid):
+        yield from _grid(plan, plan.tp, model, sizes or ())
+        return
     for name, keys, size in sizes or ():
         if size < plan.tp:
             what = f"tp={plan.tp} deals out {name}, and there are {size}: some ranks would have none"
@@ -221,7 +225,26 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
             "P12", what, "plan.cp, model.kind", f"cp=1, and dp={plan.cp} or shard={plan.cp} instead"
         )
     elif sizes and way is not None:
-        yield from way.problems(plan.cp, plan.tp, sizes)
+        yield from way.problems(plan.cp, columns_of(plan.tp), sizes)
+
+
+def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]) -> Iterator[Problem]:
+    """Columns deal heads and widths, rows deal samples; positions stay whole."""
+    if not model.grids:
+        what = f"tp={grid}: products of the {model.kind} are not dealt in two dims"
+        yield Problem("P12", what, "plan.tp, model.kind", f"tp={int(grid)}")
+    for name, keys, size in sizes:
+        if size < grid.columns:
+            what = f"tp={grid} deals out {name} over {grid.columns} columns, and there are {size}"
+            yield Problem("P12", what, f"plan.tp, {keys}", f"fewer columns, or another {keys}")
+
+
+def _rows(plan: "Plan", batch: Batch) -> Iterator[Problem]:
+    """Rows of a grid deal out the samples of a micro-batch."""
+    if isinstance(plan.tp, Grid) and batch.micro_batch < plan.tp.rows:
+        what = f"tp={plan.tp} deals a micro-batch over {plan.tp.rows} rows, and it has {batch.micro_batch} samples"
+        fix = f"--train.micro_batch {plan.tp.rows}, fewer micros, or tp={int(plan.tp)}"
+        yield Problem("P11", what, "plan.tp, train.micro_batch, plan.micros", fix)
 
 
 def _virtual(plan: "Plan", model: Any) -> Iterator[Problem]:

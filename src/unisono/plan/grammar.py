@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from typing import Any
 
+from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.finder import family_in, names_in, split
 from unisono.spec.words import meant
@@ -159,6 +160,9 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
         return Problem(
             "P03", f"{key}={value} is not a whole number", where, f"write {key}=N, N a whole number"
         )
+    if isinstance(value, Grid) and min(value.rows, value.columns) < 2:
+        what = f"{key}={value} has one row or one column"
+        return Problem("P03", what, where, f"write {key}={int(value)}")
     if key == "zero" and value not in (1, 2, 3):
         return Problem(
             "P03",

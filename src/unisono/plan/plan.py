@@ -11,6 +11,7 @@ from typing import Any, Self
 from unisono.plan import checks
 from unisono.plan.checks import Batch, Devices, RecipeLike
 from unisono.plan.grammar import KEYS, NAMED, SIZES, meant, size_problem, value_problems
+from unisono.plan.grid import grid_of
 from unisono.plan.options import Arithmetic, Wires, arithmetic_of, options_problem, wires_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 
@@ -22,6 +23,7 @@ class Plan:
     """How a run is spread. World size is dp * shard * pp * cp * tp, axes from outer to inner pp, dp, shard, cp, tp.
 
     dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
+    tp: a number, or a `Grid` of ranks in rows and columns, `2x2`.
     micros: micro-batches of a step on one data rank; None until derived from the batch.
     options: what stands behind a value of `zero` or `precision`, as it is written: `zero=3:wire=int8`.
     said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart; and `auto`.
@@ -177,7 +179,8 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             what = f"{key} is given twice: {key}={values[key]} and {word}"
             problems.append(Problem("P02", what, where, "keep one of them"))
         else:
-            values[key] = _number(value) if key in SIZES else value
+            grid = grid_of(value) if key == "tp" else None
+            values[key] = grid or (_number(value) if key in SIZES else value)
     return values, problems
 
 

@@ -45,9 +45,10 @@ class ModelConfig(Member):
     """`[model]` of a recipe: the keys of one kind of model. `ModelConfig(kind="mlp", hidden=(64,))` is an MLPConfig.
 
     reads: what a sample is: "tokens", "pictures", "clicks"; "" where only the model's author knows. played: `train`
-    plays it; others are priced alone. attends: a transformer, priced along every axis from its sizes. by_weights: pp
-    deals equal weights to its stages when priced, as `train` does, rather than equal arithmetic. depth_key: the key
-    that says its depth. selective: its anatomy says what `recompute=selective` computes again, or may say it.
+    plays it; others are priced alone. attends: a transformer, priced along every axis from its sizes. grids: `tp=RxC`
+    deals its products in two dims. by_weights: pp deals equal weights to its stages when priced, as `train` does,
+    rather than equal arithmetic. depth_key: the key that says its depth. selective: its anatomy
+    says what `recompute=selective` computes again, or may say it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -56,6 +57,7 @@ class ModelConfig(Member):
     reads: ClassVar[str] = ""
     played: ClassVar[bool] = True
     attends: ClassVar[bool] = False
+    grids: ClassVar[bool] = False
     by_weights: ClassVar[bool] = True
     depth_key: ClassVar[str] = "model.n_layer"
     selective: ClassVar[bool] = False
@@ -173,6 +175,7 @@ class OwnModel(ModelConfig):
     """A function of the user's own, FILE.py:FUNCTION; it gets all keys that any kind has."""
 
     name: ClassVar[str] = "FILE.py:FUNCTION"
+    grids: ClassVar[bool] = True  # the module knows
     selective: ClassVar[bool] = True
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:

@@ -9,7 +9,8 @@ taken in another order. Which sums these are follows from the plan:
   loss has the same bits, and so has its gradient.
 - `tp` and `cp` cut sums inside a layer, and `ep` puts tokens of several ranks, and of several micro-batches, into one
   product of an expert; so every number behind the first layer may differ. Which expert a token takes is the same as
-  long as no two of its scores are nearer than the error: prove such plans in float64.
+  long as no two of its scores are nearer than the error: prove such plans in float64. `tp=RxC` deals samples over rows,
+  so sums over tokens are cut too, and their number counts as part of the path.
 
 **One sum.** Adding n numbers in floating point commits at most n - 1 rounding errors, each at most u (the unit
 roundoff of the dtype) of the partial sum. They have no common sign. With random signs the error of the whole stays
@@ -54,6 +55,7 @@ from dataclasses import dataclass, replace
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
+from unisono.plan.grid import Grid
 from unisono.spec.fidelity import Fidelity
 
 FALSE_ALARM = 1e-9
@@ -110,7 +112,9 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     inside = between = 0.0
     if plan.tp * plan.cp * plan.ep > 1:
         rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
-        inside = spread * (math.sqrt(sizes.path) * unit + rounding)
+        # Rows of a grid have samples of their own, so sums over tokens are cut too.
+        path = sizes.path + (sizes.tokens if isinstance(plan.tp, Grid) else 0)
+        inside = spread * (math.sqrt(path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
     # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
     if inside or fidelity_of(outside) is not Fidelity.EXACT:

@@ -14,11 +14,13 @@ from itertools import combinations, product
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.grammar import NAMED, played
+from unisono.plan.grid import Grid
 from unisono.plan.options import SAMPLES
 from unisono.verify.bounds import COMPUTE
 
 SIZES = (1, 2, 3, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
+GRIDS = (Grid(2, 2),)  # of tp, beside plain numbers
 MESH = (*AXES, "ep")  # which takes no ranks of its own
 LEAVES = (
     8,
@@ -43,7 +45,8 @@ def covering(recipe: Recipe, ranks: int = 8, least: int = 100, wide: bool = Fals
     plans = candidates(recipe, ranks)
     chosen: list[Plan] = []
     _take(_rows(plans, 2), chosen, None)
-    rest = [plan for plan in plans if plan not in set(chosen)]
+    taken = set(chosen)
+    rest = [plan for plan in plans if plan not in taken]
     triples = _rows(plans, 3)
     have = set().union(*(triples[plan] for plan in chosen))
     _take({plan: triples[plan] - have for plan in rest}, chosen, None if wide else least)
@@ -78,7 +81,7 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
     """Every plan that differs from the others in something it uses and that the recipe allows."""
     found: dict[str, Plan] = {}
     dealt = SIZES if recipe.model.deals("ep") else (1,)
-    for *sizes, ep in product(*(SIZES for _ in AXES), dealt):
+    for *sizes, ep in product(*((*SIZES, *GRIDS) if axis == "tp" else SIZES for axis in AXES), dealt):
         if math.prod(sizes) > ranks or ep > math.prod(sizes):
             continue
         mesh: dict[str, int] = dict(zip(MESH, (*sizes, ep), strict=True))

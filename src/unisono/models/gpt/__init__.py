@@ -26,6 +26,7 @@ class GPTConfig(ModelConfig):
     name: ClassVar[str] = "gpt"
     reads: ClassVar[str] = "tokens"
     attends: ClassVar[bool] = True
+    grids: ClassVar[bool] = True
     selective: ClassVar[bool] = True
 
     kind: Literal["gpt"] = Field(default="gpt", description="gpt")

@@ -18,6 +18,7 @@ class MoEConfig(GPTConfig):
     """A gpt in which each token takes some of many feed-forward layers."""
 
     name: ClassVar[str] = "moe"
+    grids: ClassVar[bool] = False
 
     kind: Literal["moe"] = Field(default="moe", description="moe")
     n_experts: Count = Field(default=8, description="moe: experts of a sparse layer")
