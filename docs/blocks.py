@@ -33,7 +33,7 @@ PLAN_MEANINGS = {
     "pp": "pipeline stages",
     "schedule": "the stages' timetable",
     "micros": "micro-batches of a step on one data rank",
-    "tp": "ranks that split every matrix product",
+    "tp": "ranks that split every matrix product, in one row or in rows and columns",
     "cp": "ranks that split the positions of a sample",
     "ep": "ranks that split the experts",
     "cp_kind": "how `cp` exchanges keys and values",
@@ -123,7 +123,12 @@ def plan_keys() -> str:
                 here = " ".join(f"`{v}`" for v in played(key))
                 later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))
             else:
-                here, later = {"zero": "`1` `2` `3`", "dp": "a number, `-1`"}.get(key, "a number"), ""
+                here, later = (
+                    {"zero": "`1` `2` `3`", "dp": "a number, `-1`", "tp": "a number, `2x2`"}.get(
+                        key, "a number"
+                    ),
+                    "",
+                )
             yield f"`{key}`", default, here, PLAN_MEANINGS[key], later
 
     return table(("key", "default", "values here", "meaning", "not yet"), rows())
