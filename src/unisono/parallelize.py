@@ -77,7 +77,11 @@ PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
     Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
     Pass("virtual shards", lambda site: site.virtual > 1, virtualize),
-    Pass("split", lambda site: site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid), split),
+    Pass(
+        "split",
+        lambda site: site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid),
+        split,
+    ),
     Pass("grid", lambda site: isinstance(site.plan.tp, Grid), split_over_grid, at_once=True),
     Pass("experts", _deals_experts, deal_experts),
     Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
@@ -149,7 +153,19 @@ def parallelize(
     measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
-    parts = plan, mesh, anatomy, shapes, blocks, timetable.placement, values, dtype, device, store, sample.shape[0]
+    parts = (
+        plan,
+        mesh,
+        anatomy,
+        shapes,
+        blocks,
+        timetable.placement,
+        values,
+        dtype,
+        device,
+        store,
+        sample.shape[0],
+    )
     site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)

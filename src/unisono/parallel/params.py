@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from unisono.comm.group import Group
-from unisono.comm.mesh import Mesh
+from unisono.comm.mesh import AXES, Mesh
 from unisono.parallel.parts import Cut, Dealt
 
 NO_AXES: frozenset[str] = frozenset()
@@ -112,20 +112,13 @@ def slots_of(
             start[0] += min(chunk * states.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
         if own is not None:
-            many, first = own.group.size > 1, own.group.index == 0
-            over = frozenset({own.sum_over}) if many else NO_AXES
-            box = tuple(start)
+            over = frozenset({own.sum_over}) if own.group.size > 1 else NO_AXES
+            # Of a group that is no axis of the mesh, a slot's coordinates say nothing.
+            axes = over & frozenset(AXES)
+            twice = copy or (own.group.index > 0 and not axes)
+            box, alias = tuple(start), name in aliases
             slots.append(
-                Slot(
-                    name,
-                    live,
-                    master,
-                    shape,
-                    box,
-                    sum_over=over,
-                    alias=name in aliases,
-                    copy=copy or not first,
-                )
+                Slot(name, live, master, shape, box, over, repeated_on=axes, alias=alias, copy=twice)
             )
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())

@@ -230,6 +230,10 @@ def _context(plan: "Plan", model: Any) -> Iterator[Problem]:
 
 def _grid(plan: "Plan", grid: Grid, model: Any, sizes: Iterable[tuple[str, str, int]]) -> Iterator[Problem]:
     """Columns deal heads and widths, rows deal samples; positions stay whole."""
+    virtual = getattr(_member("sync", plan.sync), "virtual", 1)
+    if virtual > 1:
+        what = f"sync={plan.sync} computes by {virtual} virtual shards in one row, tp={grid} has {grid.rows} rows"
+        yield Problem("P12", what, "plan.tp, plan.sync", f"tp={int(grid)}, or sync=canonical")
     if not model.grids:
         what = f"tp={grid}: products of the {model.kind} are not dealt in two dims"
         yield Problem("P12", what, "plan.tp, model.kind", f"tp={int(grid)}")
