@@ -111,14 +111,9 @@ def said(kind: str, plan: Plan) -> list[Sent]:
     return [sent(model(kind), resolved, 1, resolved.micros or 1, row) for row in range(plan.pp)]
 
 
-def some(kind: str, **more: int) -> list[Plan]:
-    """Of the covering set those whose calls are listed as this version makes them."""
-    return [plan for plan in covering(recipe(kind), **more) if plan.cp == 1]
-
-
 def built(kind: str) -> list[Plan]:
     """Of a network what has a price: tp has none."""
-    plans = some(kind, least=100 if kind == "llama" else 0)
+    plans = covering(recipe(kind), least=100 if kind == "llama" else 0)
     return [plan for plan in plans if KINDS[kind].attends or plan.tp == 1]
 
 
@@ -129,13 +124,13 @@ def held(kind: str, plan: Plan) -> None:
         assert {key: n for key, (_, n) in theirs.items()} == pytest.approx(times), f"{plan}: row {row}"
         for key, (nbytes, n) in mine.items():
             # A bucket is filled up to a multiple of the replicas; a part of what three ranks deal is no whole byte.
-            slack = 8 * plan.dp * n if key[0] == "dp" else n * (plan.shard == 3)
+            slack = 8 * plan.dp * n if key[0] == "dp" else n * (3 in (plan.shard, plan.cp))
             assert theirs[key][0] == pytest.approx(nbytes, abs=slack), f"{plan}: row {row}: {key}"
 
 
 FEW = {
-    "llama": ["dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2"],
-    "tied": ["dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1"],
+    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2"],
+    "tied": ["cp=2 dp=2 pp=2", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1"],
     "untied": ["dp=3 pp=2 sync=canonical"],
     "convnet": ["shard=2 pp=3 schedule=gpipe recompute=full", "dp=2 pp=2 schedule=interleaved:v=2"],
     "mlp": ["dp=2 shard=2 collective=memory"],
@@ -150,7 +145,7 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one."""
-    plans = some(kind, ranks=4, least=0)
+    plans = covering(recipe(kind), ranks=4, least=0)
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in (one for one in single if KINDS[kind].attends or one.tp == 1):
         own, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
@@ -175,7 +170,7 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
     """Collectives inside passes, of all micro-batches; of every policy whose gradients need no tree."""
-    plans = [p for p in some(kind, ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
+    plans = [p for p in covering(recipe(kind), ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
     for plan in (one for one in plans if KINDS[kind].attends or one.tp == 1):
         own = resolve(recipe(kind), str(plan), plan.world).plan
         micros, table = own.micros or 1, of(plan.schedule).timetable(plan.pp, own.micros or 1)
@@ -191,7 +186,7 @@ def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
                     made[call.axis, call.op] += call.nbytes * call.times * many
                     made[call.axis, f"{call.op}, times"] += call.times * many
             for call in calls(model(kind), own, 1, micros, row):
-                if call.axis in ("tp", "shard"):
+                if call.axis in ("tp", "cp", "cp+tp", "shard"):
                     said_[call.axis, call.op] += call.nbytes * call.times
                     said_[call.axis, f"{call.op}, times"] += call.times
             if (

@@ -177,6 +177,22 @@ def _tensor_calls(
     return found
 
 
+def own_context_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
+) -> list[Transfer]:
+    """What a block of ours sends on cp. Gradients on their way are summed in fp32 at least. again: the forward pass
+    once more."""
+    item = ITEM[plan.precision]
+    found = _context_calls(model, plan, micro_batch, item, 2 if backward else 1)
+    wide = max(4, item) / item
+    if backward and plan.cp_kind == "ring":  # keys and values, and their gradients
+        both = found[0]._replace(nbytes=found[0].nbytes / 2)
+        found = [both, both._replace(nbytes=wide * both.nbytes)]
+    elif backward:
+        found = [c._replace(nbytes=c.nbytes * (wide if c.op == "reduce_scatter" else 1.0)) for c in found]
+    return found + (own_context_calls(model, plan, micro_batch, False) if again else [])
+
+
 def own_tensor_calls(
     model: Transformer, plan: Plan, tokens: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
@@ -197,10 +213,14 @@ def _context_calls(
     come again and their gradients go round.
 
     Ring: keys and values go round while scores are computed (Liu et al., 2023). Ulysses: all-to-alls of queries, keys
-    and values before attention and of results after it, which nothing hides (Jacobs et al., 2023).
+    and values before attention and of results after it, which nothing hides (Jacobs et al., 2023). Gather: keys and
+    values are gathered in both directions, and their gradients scattered (Grattafiori et al., 2024).
     """
     if plan.cp == 1:
         return []
+    if plan.cp_kind == "gather":
+        whole = 2 * micro_batch * model.context * model.kv_width / plan.tp * item
+        return [Transfer("cp", op, whole) for op in ("all_gather", "reduce_scatter")[:ways]]
     if plan.cp_kind == "ulysses":
         tokens = _tokens(model, plan, micro_batch)
         widths = model.qkv_width, model.attended - model.qkv_width

@@ -14,7 +14,7 @@ from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work import networks, passes
-from unisono.planner.work.inside import StageElements, item, leafwise, of_pass
+from unisono.planner.work.inside import StageElements, dealers, item, leafwise, of_pass, summed
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
@@ -53,13 +53,15 @@ def calls(
         and not leafwise(plan)
     ):
         elements -= model.tied_elements / plan.tp  # one gradient travels for both uses
-    if alone:
-        found.append(Transfer("tp", "all_reduce", item(plan) * alone / plan.shard))
+    near = near and _near(plan)
+    for axis, some in summed(plan, elements, alone):
+        for nbytes in buckets(item(plan) * some / dealers(plan), near):
+            found.append(Transfer(axis, "all_reduce", nbytes))
     for kind, stage, count in _sends(plan.schedule, plan.pp, micros)[row]:
         own = every[stage % len(every)]
         handed = own.ahead if kind == "SEND_F" else own.back
         found.append(Transfer("pp", "send", item(plan) * micro_batch * handed, count, later=True))
-    found += _together(plan, elements / plan.shard, alone / plan.shard, near)
+    found += _together(plan, elements / dealers(plan), alone / dealers(plan), near)
     found += _told(model, plan, here, elements, micros)
     return tuple(call for call in found if call.nbytes * call.times > 0)
 
@@ -81,12 +83,18 @@ def _sends(schedule: str, ranks: int, micros: int) -> tuple[tuple[tuple[str, int
     return tuple(tuple((*key, count) for key, count in each.items()) for each in counts)
 
 
+def _near(plan: Plan) -> bool:
+    """Whether gradients of replicas on one host meet in its memory."""
+    return (
+        plan.dp > 1 and not leafwise(plan) and getattr(member("collective", plan.collective), "nearby", False)
+    )
+
+
 def _together(plan: Plan, elements: float, alone: float, near: bool) -> Iterator[Transfer]:
     """Gradients of replicas, as policy and codec have them meet, bucket by bucket."""
     policy = member("sync", plan.sync)
     if plan.dp == 1 or policy is None:
         return
-    near = near and not policy.leafwise and getattr(member("collective", plan.collective), "nearby", False)
     for some in (elements - alone, alone):
         for nbytes in buckets(item(plan) * some, near):
             for call in policy.work(round(nbytes), plan.dp).calls:
@@ -118,9 +126,9 @@ def _told(
     stems, heads = ends(plan.schedule, plan.pp)
     if copies(plan.schedule, plan.pp) > 1:
         # And one number: whether a half lacks some of them.
-        yield Transfer("pp", "all_reduce", item(plan) * (elements / plan.shard + 1))
+        yield Transfer("pp", "all_reduce", item(plan) * (elements / dealers(plan) + 1))
     elif stems != heads and any(own.stem or own.head for own in here):
-        yield Transfer("pp", "all_reduce", item(plan) * model.tied_elements / plan.tp / plan.shard)
+        yield Transfer("pp", "all_reduce", item(plan) * model.tied_elements / plan.tp / dealers(plan))
     apart = leafwise(plan)
     places = 2 + (micros * plan.replicas if apart else 1)
     if plan.dp > 1:
@@ -147,6 +155,10 @@ def _squares(model: Transformer | Network, rows: bool) -> int:
     return block * model.n_layer + stem + norm * wide + (0 if model.tied else model.vocab)
 
 
+def _as_messages(call: Transfer, ranks: int) -> Transfer:
+    return call._replace(op="send", nbytes=call.nbytes / ranks, times=call.times * (ranks - 1))
+
+
 def sent(
     model: Transformer | Network, plan: Plan, micro_batch: int, micros: int, row: int = 0, near: bool = True
 ) -> dict[tuple[str, str], tuple[float, float]]:
@@ -154,6 +166,8 @@ def sent(
     found: dict[tuple[str, str], tuple[float, float]] = {}
     for call in calls(model, plan, micro_batch, micros, row, near):
         way: Any = member("collective", plan.collective if call.axis == "dp" else Plan().collective)
+        if call.op == "ring":  # a message to the next rank, and so often that all have had it
+            call = _as_messages(call, call.ranks(plan))
         n, op = call.ranks(plan), "all_to_all" if call.op == "reduce_scatter" else call.op
         if op == "send":
             nbytes = call.nbytes

@@ -1,4 +1,4 @@
-"""What one rank of ours sends inside a pass of a stage: on tp and shard. An axis that meets there adds its calls."""
+"""What one rank of ours sends inside a pass of a stage: on tp, cp, shard. An axis that meets there adds its calls."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
-from unisono.planner.work.blocks import own_tensor_calls
+from unisono.planner.work.blocks import own_context_calls, own_tensor_calls
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -49,6 +49,10 @@ def of_pass(
     found: list[Transfer] = []
     if plan.tp > 1:
         found += _dealt_layers(model, plan, own, micro_batch, backward)
+    if plan.cp > 1:
+        again = backward and plan.recompute in ("full", "selective")
+        made = own_context_calls(model, plan, micro_batch, backward, again)
+        found += [call._replace(times=own.blocks * call.times) for call in made]
     if plan.shard > 1:
         wide, once = item(plan), 1.0 / micros
         rim = wide * own.rim
@@ -73,7 +77,7 @@ def _dealt_layers(
     model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
 ) -> Iterator[Transfer]:
     """On tp."""
-    wide, narrow, tokens = item(plan), ITEM[plan.precision], micro_batch * model.context
+    wide, narrow, tokens = item(plan), ITEM[plan.precision], micro_batch * model.context / plan.cp
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
     made = own_tensor_calls(model, plan, tokens, backward)
     if backward and plan.recompute == "full":
@@ -86,6 +90,20 @@ def _dealt_layers(
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)
 
 
+def dealers(plan: Plan) -> int:
+    """Ranks that deal out parameters and their states: those of shard, and with them those of cp."""
+    return plan.shard * plan.cp if plan.shard > 1 else 1
+
+
+def summed(plan: Plan, elements: float, alone: float) -> list[tuple[str, float]]:
+    """(axis, elements) of gradients of which each rank has a part of the sum, after a step's last pass. alone: of all
+    elements, those that every rank of tp has."""
+    seen = plan.cp if plan.shard == 1 else 1
+    whole = "+".join(axis for axis, ranks in (("cp", seen), ("tp", plan.tp)) if ranks > 1)
+    parts = [("cp", elements - alone)] if seen > 1 else []
+    return [pair for pair in (*parts, (whole, alone if plan.tp > 1 else 0.0)) if pair[1]]
+
+
 def item(plan: Plan) -> float:
     """Bytes of a weight, a gradient, an activation between stages: under autocast they stay fp32."""
     return float(max(4, ITEM[plan.precision]))
@@ -96,6 +114,6 @@ def with_step(
 ) -> tuple[Transfer, ...]:
     """The same with what tp's ranks all have, whose gradients they add up after a step's last pass."""
     found = of_pass(model, plan, own, micro_batch, micros, backward=backward)
-    if backward and own.alone:
-        found.append(Transfer("tp", "all_reduce", item(plan) * own.alone / plan.shard, 1.0 / micros))
+    for axis, some in summed(plan, own.inside + own.rim, own.alone) if backward else ():
+        found.append(Transfer(axis, "all_reduce", item(plan) * some / dealers(plan), 1.0 / micros))
     return tuple(found)

@@ -26,7 +26,7 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
     last, tp, (_, whole) = len(counts) - 1, plan.tp, model.block_parameters
     # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
     once = last == 0 and not leafwise(plan)
-    handed = float(model.context * model.d_model / tp)
+    handed = float(model.context * model.d_model / tp / plan.cp)
     for place, blocks in enumerate(counts):
         stem, head = place == 0, place == last
         ends_ = [

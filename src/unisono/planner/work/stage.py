@@ -2,6 +2,7 @@
 before any machine gives it seconds."""
 
 from dataclasses import dataclass, fields, replace
+from math import prod
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from unisono.plan import Plan
@@ -86,6 +87,10 @@ class Transfer(NamedTuple):
             return 2
         if self.axis == "cut":
             return plan.tp // plan.ep
+        if self.axis == "shard":  # ranks of cp deal out states with those of shard
+            return plan.shard * plan.cp if plan.shard > 1 else 1
+        if "+" in self.axis:
+            return prod(getattr(plan, axis) for axis in self.axis.split("+"))
         return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
 
     def sent(self, ranks: int) -> float:

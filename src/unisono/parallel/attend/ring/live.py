@@ -29,6 +29,7 @@ class Ring:
     def collect(self, own: Tensor, grad_of: GradOf) -> Tensor:
         """The sum over all ranks of grad_of(this rank, its keys and values)."""
         here, group = own, self.group
+        kept: Tensor | None = None  # what this rank adds to its own
         total: Tensor | None = None
         home: Pending | None = None
         for step in range(group.size):
@@ -36,10 +37,13 @@ class Ring:
             grad = grad_of((group.index - step) % group.size, here)
             if total is not None:
                 grad += self._arrived(total, home)
-            total = torch.empty_like(grad)
-            home = start_pass(group, total, grad)
+            if step == 0:
+                kept = grad
+            else:
+                total = torch.empty_like(grad)
+                home = start_pass(group, total, grad)
             here = self._arrived(arriving, pending)
-        return self._arrived(total, home)  # type: ignore[arg-type]
+        return kept + self._arrived(total, home)  # type: ignore[arg-type,operator]
 
     def _pass_on(self, here: Tensor, step: int) -> tuple[Tensor, Pending | None]:
         """Begin to send `here` on, if another rank has yet to see it; (where the next arrives, what to wait for)."""
