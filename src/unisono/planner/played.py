@@ -13,7 +13,7 @@ from unisono.planner.machines.chip import Traffic
 from unisono.planner.parts import Price, Rows
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
-from unisono.programs.schedules import SCHEDULES
+from unisono.programs.schedules import Schedule
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -81,10 +81,15 @@ def costs(
     return parts.forward, parts.backward, 0.0, parts.weight, together
 
 
-@lru_cache(maxsize=16)
 def made(schedule: str, ranks: int, micros: int) -> Timetable:
-    """The timetable that a run plays. Plans that a search plays after each other often have the same one."""
-    return SCHEDULES.read(schedule).timetable(ranks, micros)
+    """The timetable that a run plays, which is the same however blocks are cut."""
+    return _made(of(schedule).model_copy(update={"cut": ""}), ranks, micros)
+
+
+@lru_cache(maxsize=64)
+def _made(schedule: Schedule, ranks: int, micros: int) -> Timetable:
+    """Plans that a search plays after each other often have the same one."""
+    return schedule.timetable(ranks, micros)
 
 
 def stages(schedule: str, timetable: Timetable, each: Rows) -> Parts:

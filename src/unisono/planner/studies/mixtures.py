@@ -9,8 +9,10 @@ import numpy as np
 from unisono.planner import search, unlike, why
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.mixture import Mixture, Placement, placements
+from unisono.planner.memory import MemoryVerdict
+from unisono.planner.priced import verdict
 from unisono.planner.search import Counts, Ranking
-from unisono.planner.simulate import GIB, Answer, Question, simulate
+from unisono.planner.simulate import GIB, Answer, Question, closed, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, plan_at
 from unisono.planner.tell import Column, Row, Told, figure, figures, gibibytes, lines, table
 from unisono.spec.errors import UsageError
@@ -74,17 +76,62 @@ def everywhere(mixture: Mixture, ask: Question) -> list[PlacedAnswer]:
     return sorted(found, key=lambda one: (one.answer.verdict.short, one.answer.price.step))
 
 
-def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
+def _asked(mixture: Mixture, ask: Question, where: Placement) -> list[Question]:
+    """The plan where it lies, with the cut that suits its rows; of replicas for each kind of device."""
     each = [replace(ask, cluster=cluster) for cluster in mixture.clusters(where)]
-    if where.kind == "rows":
-        sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
-        plan = unlike.cut(unlike.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
-        return simulate(replace(each[0], plan=plan))
-    answers = [simulate(one) for one in each]
-    tightest = max(
-        (one.verdict for one in answers), key=lambda one: (one.short, one.memory.total / one.capacity)
-    )
-    return replace(max(answers, key=lambda one: one.price.step), verdict=tightest)
+    if where.kind != "rows":
+        return each
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    plan = unlike.cut(unlike.dealt(ask), ask.plan, each[0].cluster, ask.stack, **sizes)
+    return [replace(each[0], plan=plan)]
+
+
+def _tightest(verdicts: Sequence[MemoryVerdict]) -> MemoryVerdict:
+    return max(verdicts, key=lambda one: (one.short, one.memory.total / one.capacity))
+
+
+def _answer(mixture: Mixture, ask: Question, where: Placement) -> Answer:
+    answers = [simulate(one) for one in _asked(mixture, ask, where)]
+    slowest = max(answers, key=lambda one: one.price.step)
+    return replace(slowest, verdict=_tightest([one.verdict for one in answers]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """A plan where it is best by closed forms, which say no more than what is played."""
+
+    ask: Question
+    where: Placement
+    step: float
+    verdict: MemoryVerdict
+
+
+def _guesses(mixture: Mixture, ask: Question) -> list[_Guess]:
+    """One for each place."""
+    found: list[_Guess] = []
+    for where in placements(mixture, ask.plan):
+        each = _asked(mixture, ask, where)
+        step = max(closed(one).step for one in each)
+        found.append(_Guess(ask, where, step, _tightest([verdict(one) for one in each])))
+    return found
+
+
+def _played(mixture: Mixture, guesses: Sequence[_Guess], top: int) -> list[PlacedAnswer]:
+    """The quickest of them, played, each plan in its best place: no others than those whose closed form could still be
+    among the first."""
+    best: dict[tuple[str, int], PlacedAnswer] = {}
+    found: list[PlacedAnswer] = []
+    for one in sorted(guesses, key=lambda one: one.step):
+        if len(found) >= top and one.step > found[top - 1].answer.price.step:
+            break
+        made = PlacedAnswer(mixture, one.where, _answer(mixture, one.ask, one.where))
+        key = str(one.ask.plan), one.ask.micro_batch
+        if key not in best or made.answer.price.step < best[key].answer.price.step:
+            best[key] = made
+        found = sorted(
+            best.values(), key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total)
+        )
+    return found
 
 
 def _nowhere(mixture: Mixture, ask: Question) -> UsageError:
@@ -151,21 +198,28 @@ def find(base: Space, mixture: Mixture, top: int = 4) -> MixedRanking:
     begun = perf_counter()
     whole = replace(base, cluster=mixture.whole())
     order, searched = _order(whole, mixture)
-    placed, fitting, least = list[PlacedAnswer](), list[PlacedAnswer](), np.inf
+    tried, fitting, least = list[_Guess](), list[_Guess](), np.inf
+    priced = several = 0
     for guess, mesh, flat in order:
         if guess > _SURE * least:
             break
         plan, micro_batch = plan_at(mesh, np.unravel_index(flat, mesh.axes.shape))  # type: ignore[arg-type]
-        placed.append(everywhere(mixture, search.question_at(whole, plan, micro_batch))[0])
-        if placed[-1].answer.verdict.is_safe:
-            fitting.append(placed[-1])
-            least = guess if len(fitting) == top else least
-    fitting.sort(key=lambda one: (one.answer.price.step, one.answer.verdict.memory.total))
-    best = tuple(fitting[:top])
-    counts = Counts(searched=searched, priced=len(placed), feasible=len(fitting), played=len(placed))
+        made = _guesses(mixture, search.question_at(whole, plan, micro_batch))
+        safe = [one for one in made if one.verdict.is_safe]
+        tried, fitting = tried + made, fitting + safe
+        priced, several = priced + 1, several + bool(safe)
+        least = guess if several == top and safe else least
+    played = _played(mixture, fitting, top)
+    best = tuple(played[:top])
+    counts = Counts(searched=searched, priced=priced, feasible=several, played=len(played))
     alone = [(pool, search.search(replace(base, cluster=pool), top=1).best) for pool in mixture.pools]
     found = Ranking(counts, perf_counter() - begun, tuple(one.answer for one in best))
-    nearest = None if best else min(placed, key=lambda one: one.answer.verdict.short, default=None)
+    nearest = None
+    if tried and not best:
+        least_short = min(tried, key=lambda one: one.verdict.short)
+        nearest = PlacedAnswer(
+            mixture, least_short.where, _answer(mixture, least_short.ask, least_short.where)
+        )
     return MixedRanking(
         found, best, tuple((pool, some[0] if some else None) for pool, some in alone), nearest
     )
