@@ -6,6 +6,7 @@ Waiting needs no core, so two cores host any number of ranks without their being
 
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,8 +57,8 @@ class Work(torch.autograd.Function):
 
 
 class Block(nn.Module):
-    """A pass that takes `ahead` seconds; backwards `back` towards its input, where it has one that asks for a gradient,
-    and `weight` towards its weight."""
+    """A pass that takes `ahead` seconds; backwards `back` towards its input and `weight` towards its weight, which takes
+    both where the input asks for no gradient."""
 
     def __init__(self, ahead: float, back: float, weight: float) -> None:
         super().__init__()
@@ -65,7 +66,8 @@ class Block(nn.Module):
         self.ahead, self.back, self.later = ahead, back, weight
 
     def forward(self, x: Tensor, noise: object) -> Tensor:
-        return Work.apply(x, self.ahead, self.back) + Work.apply(self.weight, 0.0, self.later)  # type: ignore[operator]
+        later = self.later + (0.0 if x.requires_grad else self.back)
+        return Work.apply(x, self.ahead, self.back) + Work.apply(self.weight, 0.0, later)  # type: ignore[operator]
 
 
 class Ends(nn.Module):
@@ -122,10 +124,31 @@ def simulated(
     """What `play` does, against the clock. A chain's first stage has no input that asks for a gradient."""
     stages, length = range(timetable.stages), timetable.length
     back = [backward[i % length] if i % length else 0.0 for i in stages]
-    later, ahead = [weight[i % length] for i in stages], [forward[i % length] for i in stages]
+    later = [weight[i % length] + (0.0 if i % length else backward[0]) for i in stages]
+    ahead = [forward[i % length] for i in stages]
     if timetable.splits_backward:
         return play_costs(timetable, ahead, back, send, later)
     return play_costs(timetable, ahead, [b + w for b, w in zip(back, later, strict=True)], send)
+
+
+def waits(placed: Sequence[Placed], rows: int) -> float:
+    """The largest share of a row's time, from its first start to its last stop, in which it computes nothing."""
+    shares = []
+    for row in range(rows):
+        own = [p for p in placed if p.row == row]
+        span = max(p.stop for p in own) - min(p.start for p in own)
+        shares.append(1 - sum(p.stop - p.start for p in own) / span)
+    return max(shares)
+
+
+def closed(schedule: str, ranks: int, micros: int, cost: float) -> float:
+    """The same as the schedule's own formula has it, for stages of equal cost: `cost` a forward, as much each half of a
+    backward."""
+    one = SCHEDULES.read(schedule)
+    table = one.timetable(ranks, micros)
+    row = cost * len(table.owned(0)) / table.chains
+    idle = one.idle(ranks, micros, row, 2 * row, row)
+    return idle / (idle + 3 * row * micros)
 
 
 def play(

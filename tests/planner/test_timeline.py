@@ -35,18 +35,21 @@ RANKS, MICROS, STEPS = 2, 4, 3
 SLACK = 1.5  # so much longer may the shortest of all steps be, on a machine with other things to do
 
 
-def measured(world: World, folder: Path, schedule: str, ranks: int, costs: list[float]) -> list[list[Placed]]:
+def measured(
+    world: World, folder: Path, schedule: str, ranks: int, costs: list[float], *, micros: int = MICROS,
+    delay: float = DELAY, steps: int = STEPS,
+) -> list[list[Placed]]:  # fmt: skip
     """Each step's computations, the first at zero. costs: of a forward of each stage, as of each half of a backward."""
     world(
-        artificial.play, ranks, folder=str(folder), schedule=schedule, micros=MICROS, forward=costs,
-        backward=costs, weight=costs, delay=DELAY, steps=STEPS,
+        artificial.play, ranks, folder=str(folder), schedule=schedule, micros=micros, forward=costs,
+        backward=costs, weight=costs, delay=delay, steps=steps,
     )  # fmt: skip
     traces = [trace.read(folder / f"rank{rank}.json.gz") for rank in range(ranks)]
     return [
         from_zero(
             [p for t in traces for p in computed((s for s in t.spans if s.tags["step"] == step), t.rank)]
         )
-        for step in range(STEPS)
+        for step in range(steps)
     ]
 
 
@@ -70,6 +73,30 @@ def test_the_runtime_keeps_to_the_simulated_timeline(world: World, tmp_path: Pat
         if nearest < SLACK * length:
             break
     assert nearest < SLACK * length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedule", [name for name in TIMETABLES if name != "accumulate"])
+def test_ranks_wait_as_long_as_is_priced_and_as_the_closed_form_says(
+    world: World, tmp_path: Path, schedule: str, ranks: int
+) -> None:
+    """In shares of a row's time. The forms of overlapped pairs hold where pairs end together: here they are played one
+    after the other, and wait at most so long."""
+    micros, cost = 8, 0.03
+    table = SCHEDULES.read(schedule).timetable(ranks, micros)
+    costs = [cost] * table.length
+    priced = artificial.waits(artificial.simulated(table, costs, costs, costs, 0.0), ranks)
+    form = artificial.closed(schedule, ranks, micros, cost)
+    nearest = 1.0
+    for attempt in range(6):
+        folder = tmp_path / str(attempt)
+        steps = measured(world, folder, schedule, ranks, costs, micros=micros, delay=0.0, steps=2)
+        nearest = min([nearest, *(artificial.waits(placed, ranks) for placed in steps)])
+        if nearest - priced < 0.02:
+            break
+    assert nearest == pytest.approx(priced, abs=0.02)
+    assert nearest < form + 0.02 and (table.overlapped or priced == pytest.approx(form, abs=1e-9))
 
 
 @pytest.mark.parametrize("schedule", TIMETABLES)
