@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from axis_peers import PEERS as AXES
 from peers import Racer, Task, ddp, fsdp, ours, plain
 
 from unisono.config import Recipe, resolve
@@ -66,6 +67,7 @@ def by_name(name: str, task: Task) -> Racer:
         "ddp": ddp,
         "fsdp": lambda task: fsdp(task, reshard=True),
         "fsdp-no-reshard": lambda task: fsdp(task, reshard=False),
+        **AXES,
     }
     return makers[name](task)
 

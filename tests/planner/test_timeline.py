@@ -83,7 +83,7 @@ def test_ranks_wait_as_long_as_is_priced_and_as_the_closed_form_says(
 ) -> None:
     """In shares of a row's time. The forms of overlapped pairs hold where pairs end together: here they are played one
     after the other, and wait at most so long."""
-    micros, cost = 8, 0.03
+    micros, cost = 8, 0.05
     table = SCHEDULES.read(schedule).timetable(ranks, micros)
     costs = [cost] * table.length
     priced = artificial.waits(artificial.simulated(table, costs, costs, costs, 0.0), ranks)

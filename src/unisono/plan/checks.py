@@ -152,7 +152,7 @@ def _unflushed(plan: "Plan", recipe: RecipeLike | None) -> Iterator[Problem]:
          f"dp={plan.shard}"),
         (plan.offload != plain.offload, f"which offload={plan.offload} has no room for", "plan.offload",
          f"offload={plain.offload}"),
-        (recipe is not None and recipe.model.deals("ep") is not None, "and experts or tables are balanced by all at"
+        (recipe is not None and bool(recipe.model.deals("ep")), "and experts or tables are balanced by all at"
          " once", "model.kind", "another model"),
         (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
          "precision=bf16"),

@@ -13,6 +13,7 @@ from unisono.parallel.flow import FlowPlayer
 from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
 from unisono.programs.schedules import SCHEDULES, Unflushed
+from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
 from unisono.train.clip import ByTensor, Measure
 from unisono.train.data.feed import Feed, Micro
@@ -40,6 +41,11 @@ def flowing(run: Run, plan: Plan) -> Run:
         return run
     if not isinstance(run.player, StagePlayer) or not isinstance(run.gradients, FlowGradients):
         raise TypeError("a run that was just built plays with its stages")
+    if run.local.routers:
+        what = (
+            f"schedule={plan.schedule} updates each stage for itself, and routers of experts vote all at once"
+        )
+        raise UsageError(what, where="plan.schedule, model.kind", fix="schedule=1f1b", code="P24")
     slots, ranks, update = run.local.slots, run.mesh.pp.size, run.update
     run.player = FlowPlayer(run.player, schedule, ranks, len(run.leaves), slots, run.row)
     run.gradients.follow(run, run.player)
