@@ -57,7 +57,7 @@ class RowShare:
     weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
     the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
     owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: that deal out the
-    same routed experts, 0 where there are none."""
+    same routed experts, 0 where there are none. stashed: versions of its weights beside the optimiser's own."""
 
     blocks: float
     ends: float
@@ -69,6 +69,7 @@ class RowShare:
     heaped: float = 0.0
     late: float = 0.0
     ranks: int = 0
+    stashed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         float(schedule.heaped),
         float(schedule.late),
         ranks,
+        schedule.stashed(row, plan.pp, plan.micros or plan.pp) if plan.pp > 1 else 0.0,
     )
 
 
@@ -209,6 +211,7 @@ def of_share(
     if share.ranks:
         more = states(share.routed, shard=share.ranks, **given)
         params, grads, optim = params + more[0], grads + more[1], optim + more[2]
+    params = params * (1.0 + share.stashed)
     optim = optim / share.copies  # each copy's optimiser is that of the other
     activations = at_peak(held, *passing(share, kept))
     communication = _buffers(model, plan, stack, share.blocks, share.ends)

@@ -13,7 +13,7 @@ from unisono.planner.machines.chip import Traffic
 from unisono.planner.parts import Price, Rows
 from unisono.planner.timetables import chunks, ends, of, serves
 from unisono.programs.pipeline import Timetable, play_rows
-from unisono.programs.schedules import Schedule
+from unisono.programs.schedules import Schedule, Unflushed
 
 FEW = 20_000  # actions up to which a timetable is played whole
 
@@ -62,7 +62,14 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
-    timetable = made(schedule, len(each.forward), micros)
+    own, ranks = of(schedule), len(each.forward)
+    if isinstance(own, Unflushed):  # what a further step adds; the pipeline is filled and emptied once for many
+        some, more = (_length(schedule, own.flow(ranks, micros, steps), each) for steps in (ranks, ranks + 1))
+        return more - some
+    return _length(schedule, made(schedule, ranks, micros), each)
+
+
+def _length(schedule: str, timetable: Timetable, each: Rows) -> float:
     rows = play_rows(timetable, *costs(schedule, timetable, each))
     return max(row[-1][1] - (row[0][0] if timetable.splits_backward else 0.0) for row in rows)
 

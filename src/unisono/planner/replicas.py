@@ -111,6 +111,7 @@ def fidelity(plan: Plan) -> tuple[Fidelity, str]:
     """How close the plan's result is to one device's, and why: as the prover holds it to."""
     found = fidelity_of(plan)
     pairs = [(key, getattr(plan, key)) for key in ("sync", "codec") if plan.dp > 1]
+    pairs += [("schedule", plan.schedule)] if plan.pp > 1 else []
     named = ((f"{key}={text}", member(key, text)) for key, text in pairs)
     reasons = [f"{text}: {one.summary()}" for text, one in named if one and one.fidelity is Fidelity.LOSSY]
     if reasons:

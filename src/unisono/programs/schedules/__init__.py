@@ -57,6 +57,10 @@ class Schedule(Member, ABC):
         `pipeline.peak_held`, or at most that. micros, and what is given back, may be arrays."""
         return micros * 1.0 if self.heaped else float(ranks - row)
 
+    def stashed(self, row: int, ranks: int, micros: int) -> float:
+        """Versions of a row's weights that are held beside the optimiser's own, at most."""
+        return 0.0
+
     def idle(self, ranks: int, micros: float, forward: float, backward: float, weight: float) -> float:
         """Seconds of a step in which a row waits, given seconds of one micro-batch on one row. weight: the part of
         backward that nobody waits for. All may be arrays."""

@@ -87,6 +87,11 @@ class PipeDream(Unflushed):
     def crosses(self, row: int, ranks: int) -> bool:
         return row < ranks - 1
 
+    def stashed(self, row: int, ranks: int, micros: int) -> float:
+        if self.buffers:
+            return 2.0
+        return 1.0 + self.stale(row, ranks, micros) if self.crosses(row, ranks) else 0.0
+
     def held(self, row: int, ranks: int, micros: float) -> float:
         return float(ranks - row)
 
