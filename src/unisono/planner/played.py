@@ -63,7 +63,9 @@ def with_play(got: Price, whole: float, micros: int, schedule: str, each: Rows) 
 
 def _span(schedule: str, micros: int, each: Rows) -> float:
     own, ranks = of(schedule), len(each.forward)
-    if isinstance(own, Unflushed):  # what a further step adds; the pipeline is filled and emptied once for many
+    if isinstance(
+        own, Unflushed
+    ):  # what a further step adds; the pipeline is filled and emptied once for many
         some, more = (_length(schedule, own.flow(ranks, micros, steps), each) for steps in (ranks, ranks + 1))
         return more - some
     return _length(schedule, made(schedule, ranks, micros), each)
