@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
@@ -9,15 +10,21 @@ import pytest
 import torch
 from torch import nn
 
+from unisono.comm import threads
+from unisono.comm.members import Shape
+from unisono.comm.mesh import Mesh
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import GPT
 from unisono.models.init import initialise
 from unisono.models.noise import Noise
+from unisono.observe.span import Recorder
+from unisono.parallel.attend import CONTEXT_WAYS
 from unisono.plan import Plan
 from unisono.planner.memory import of_row
 from unisono.planner.stack import stack
 from unisono.planner.work import kept
 from unisono.planner.work.transformer import Transformer
+from unisono.spec.layout import Places
 
 BATCH = 3
 VARIANTS: list[dict[str, Any]] = [
@@ -65,6 +72,30 @@ def test_a_block_keeps_what_is_said(fields: dict[str, Any], bf16: bool) -> None:
     said = kept.block_bytes(sizes, micro_batch=BATCH, itemsize=2 if bf16 else 4, composed=True)
     # Tables of angles and the causal mask do not grow with the batch, and are not counted.
     assert said == pytest.approx(got, rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["ring", "gather", "ulysses"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"dropout": 0.1}, {"positions": "rotary"}, {"n_kv_head": 2, "dropout": 0.1}, {"positions": "rotary", "n_kv_head": 2}],
+    ids=lambda f: "-".join(map(str, f.values())),
+)  # fmt: skip
+def test_a_block_of_a_rank_of_cp_keeps_what_is_said(kind: str, fields: dict[str, Any]) -> None:
+    way = CONTEXT_WAYS.read(kind)
+
+    def live(rank: int) -> int:
+        model, _ = pair(**fields)
+        group = Mesh(Shape(cp=2), rank, Recorder(rank), timedelta(seconds=60)).cp
+        attention: Any = model.blocks[0].attn
+        if way.by_heads:
+            attention.core.drop.places[1] = Places.whole(4).dealt(rank, 2)
+        attention.core = way.bind(attention.core, group, 48)
+        x = torch.randn(BATCH, 24, 64, requires_grad=True)
+        return saved(model, lambda: model.blocks[0](x, Noise(0, torch.arange(BATCH))), False)
+
+    _, sizes = pair(**fields)
+    said = kept.block_bytes(sizes, micro_batch=BATCH, cp=2, composed=True, cp_kind=kind)
+    assert threads.run(2, live) == [pytest.approx(said, rel=0.02)] * 2
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])

@@ -73,7 +73,11 @@ class OnlineAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, core, noise):  # type: ignore[override]
         q, wide = _in_rows(q), torch.promote_types(q.dtype, torch.float32)
-        out, lse = q.new_zeros(q.shape, dtype=wide), q.new_full(q.shape[:-1], -math.inf, dtype=wide)
+        # Heads of a position lie together, as the projection behind reads them: it needs no copy then.
+        out = torch.zeros_like(
+            q.transpose(1, 2), dtype=wide, memory_format=torch.contiguous_format
+        ).transpose(1, 2)
+        lse = q.new_full(q.shape[:-1], -math.inf, dtype=wide)
 
         def see(rank: int, theirs: Tensor) -> None:
             for rows, keys, causal in core.blocks(rank):

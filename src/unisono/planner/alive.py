@@ -119,7 +119,14 @@ def _moments(
 def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e: int) -> _Blocks:
     def one(mode: str) -> float:
         return kept.block_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, recompute=mode, itemsize=e, composed=True
+            model,
+            micro_batch=micro_batch,
+            tp=plan.tp,
+            cp=plan.cp,
+            cp_kind=plan.cp_kind,
+            recompute=mode,
+            itemsize=e,
+            composed=True,
         )
 
     layers = share.layers

@@ -12,7 +12,7 @@ from unisono.planner.work.transformer import Transformer
 
 def block_bytes(
     model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, recompute: str = "none", itemsize: int = 4,
-    composed: bool = False,
+    composed: bool = False, cp_kind: str = "ring",
 ) -> float:  # fmt: skip
     """Bytes of one block and one micro-batch on one rank.
 
@@ -27,7 +27,10 @@ def block_bytes(
     selective = recompute == "selective"
     # Gate and up read one input each where each casts or gathers its own.
     inputs = e * h * (3 if model.gated and (casts or tp > 1) else 2)
-    dealt = _attention(model, e, selective) + e * model.d_ff * (4 if model.gated else 2)
+    attended = _attention(model, e, selective)
+    if cp > 1:
+        attended = _attention_dealt(model, e, selective, cp_kind)
+    dealt = attended + e * model.d_ff * (4 if model.gated else 2)
     masks = 2 * e * h / tp if model.noisy else 0.0
     weights = e * _matrices(model) / tp if casts else 0.0
     return tokens * (norms + inputs + dealt / tp + masks) + weights
@@ -95,6 +98,20 @@ def _attention(model: Transformer, e: int, selective: bool) -> float:
         kept = qkv + (0 if model.learned else 2 * h)  # one tensor, and the turned copies
     # What attention gives, and its copy where heads have to move; a logarithm a row.
     return e * (kept + (h if model.learned else 2 * h)) + max(4, e) * heads
+
+
+def _attention_dealt(model: Transformer, e: int, selective: bool, cp_kind: str) -> float:
+    """The same of one token of a rank of cp, in which blocks of weights are never kept, but for those of `ulysses`,
+    which attends as one device does, with some heads."""
+    h, heads, groups = model.n_head * model.head_width, model.n_head, model.kv_heads
+    qkv, rows = h + 2 * model.kv_width, max(4, e) * heads * (not selective)
+    # One tensor of all three; queries in one of their own where they are turned or were between keys; turned keys.
+    copies = h * (not model.learned or groups != heads) + model.kv_width * (not model.learned)
+    if cp_kind != "ulysses" or selective:
+        return e * (qkv + copies + h) + rows
+    if model.noisy:
+        return e * (4 * h + 3 * heads * model.context)
+    return e * (qkv + (2 * h if groups != heads else 0) + 2 * h) + rows
 
 
 def _matrices(model: Transformer) -> float:
