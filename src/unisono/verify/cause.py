@@ -264,6 +264,9 @@ def _received(case: Case, names: Sequence[str]) -> Cause | None:
         )
     if case.plan.recompute != "none":
         return Cause("kept_activation", f"{text} computes other activations again than its forward had")
+    if case.plan.offload != "none":
+        about = "reads other activations or weights than its forward had: something came back changed"
+        return Cause("kept_activation", f"{text} {about}")
     if case.plan.pp == 1 or not stages or not stages[-1]:
         return None
     about = "sees other activations than its forward, as where a buffer is used again"

@@ -11,6 +11,7 @@ from tests.verify.mutations import (
     in_history,
     in_layers,
     in_loops,
+    in_memory,
     in_meshes,
     in_numbers,
     in_runs,
@@ -38,6 +39,7 @@ CATALOGUE = bugs_of(
     in_history,
     in_stages,
     in_numbers,
+    in_memory,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from unisono.plan.grammar import member
+from unisono.plan.grammar import choice, member
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.model import DealtSize, Facts, ModelConfig
 from unisono.spec.training import Count
@@ -49,6 +49,9 @@ class DLRMConfig(ModelConfig):
         if plan.ep > most > 0:
             what = f"ep={plan.ep} has only {most} {self.table_sharding}s to deal"
             yield Problem("P12", what, "plan.ep, model.tables, model.table_sharding", f"ep={most} or less")
+        if choice(plan.offload).name == "params":
+            what = f"offload={plan.offload}: rows of tables are stepped where they lie, as sparse as they are looked up"
+            yield Problem("P22", what, "plan.offload, model.kind", "offload=optimizer, or activations")
         policy, schedule = member("sync", plan.sync), member("schedule", plan.schedule)
         if plan.ep > 1 and getattr(policy, "leafwise", False):
             what = f"sync={plan.sync} wants the gradient of each micro-batch by itself, and with ep={plan.ep} a rank"
