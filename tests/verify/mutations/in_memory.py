@@ -19,13 +19,13 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
-@bug("tp=2 recompute=selective", "kept_activation", "rank_slice", recipe=WIDE)
+@bug("dp=2 tp=2 recompute=selective", "kept_activation", "rank_slice", recipe=WIDE)
 def attention_computed_again_drops_others(patch):
     """What is computed again draws new masks on the second rank, as from a generator that has moved on."""
 
     def bits(self, shape, noise):
         found = BITS(self, shape, noise)
-        return found.flip(-1) if rank() == 1 and in_backward() else found
+        return found.flip(-1) if rank() % 2 and in_backward() else found
 
     patch(Dropout, "bits", bits)
 
@@ -43,7 +43,7 @@ def homes_given_away_while_they_are_needed(patch):
     patch(keeping.Entry, "__init__", init)
 
 
-@bug("dp=2 offload=activations", "kept_activation", "precision_lost", recipe=WIDE)
+@bug("dp=2 shard=2 offload=activations", "kept_activation", "precision_lost", recipe=WIDE)
 def activations_at_home_in_fewer_bytes(patch):
     """What is put away is rounded to bfloat16 on the way, on one replica."""
 
@@ -57,20 +57,20 @@ def activations_at_home_in_fewer_bytes(patch):
     patch(Store, "fetch", fetch)
 
 
-@bug("dp=2 offload=params:to=disk", "tied_copies_differ", "not_updated", "stale_parameters", recipe=WIDE)
+@bug("dp=2 tp=2 offload=params:to=disk", "tied_copies_differ", "not_updated", "stale_parameters", recipe=WIDE)
 def uses_of_a_tied_weight_have_each_a_home(patch):
     """Homes are given by name, not by storage: what the optimiser steps is the first use, and the second stays."""
     patch(build, "send_home", lambda params, store: [SEND([p], store) for p in params])
 
 
-@bug("pp=2 offload=params", "not_updated", "stale_parameters", "tied_copies_differ", recipe=WIDE)
+@bug("dp=2 pp=2 offload=params", "not_updated", "stale_parameters", "tied_copies_differ", recipe=WIDE)
 def weights_of_the_last_stage_never_go_home(patch):
     """Streamed out, stepped, and not brought back: the next step fetches what was there."""
 
     def step(self, closure=None):
         put = (
             PUT
-            if rank() == 0
+            if rank() < 2
             else lambda store, x, home: None if getattr(self, "busy", False) else PUT(store, x, home)
         )
         self.store.put = put.__get__(self.store)
