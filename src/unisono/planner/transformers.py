@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from unisono.plan import Plan
-from unisono.plan.checks import divisors
 from unisono.planner import gathering
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
@@ -144,23 +143,5 @@ def layers(model: Transformer, plan: Plan, is_balanced: bool) -> tuple[float, ..
 
 
 def problems(model: Transformer, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: what cp cannot deal out evenly."""
-    if plan.cp == 1:
-        return []
-    ranks, found = plan.tp * plan.cp, list[Problem]()
-    sizes = [("the context", "model.context", model.context)]
-    if plan.cp_kind == "ulysses":
-        sizes += [("the heads", "model.n_head", model.n_head)]
-        sizes += [("the key-value heads", "model.n_kv_head", model.kv_heads)] * (
-            model.kv_heads != model.n_head
-        )
-    for name, key, size in sizes:
-        if size % ranks:
-            fits = (
-                " ".join(str(n) for n in divisors(size // plan.tp) if n <= 64) if not size % plan.tp else "1"
-            )
-            both = f"cp={plan.cp}" if plan.tp == 1 else f"tp={plan.tp} times cp={plan.cp}"
-            what = f"{both} does not divide {name} {size}"
-            fix = f"cp one of {fits}" + (", or cp_kind=ring" if "heads" in name else "")
-            found.append(Problem("P12", what, f"plan.cp, {key}", fix))
-    return found
+    """What keeps a plan from being priced: nothing that `Plan.check` does not say."""
+    return []
