@@ -8,10 +8,12 @@ import ast
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from unisono.config.fields import SECTIONS, keys
+from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan.grammar import KEYS, NAMED, known, played
 from unisono.plan.plan import DEFAULTS
 from unisono.programs import draw
@@ -77,6 +79,24 @@ def bubbles() -> str:
             yield str(ranks), str(micros), f"{100 * share:.1f} %", *held
 
     return table(("stages", "micro-batches", "bubble of both", "held by gpipe", "held by 1f1b"), rows())
+
+
+def ring(ranks: int) -> str:
+    """Which keys (columns) each chunk of queries (rows) meets at which step of ring attention, and on which rank."""
+    way = CONTEXT_WAYS.read("ring")
+    held = [way.places(2 * ranks, i, ranks) for i in range(ranks)]
+    met = [["."] * (2 * ranks) for _ in range(2 * ranks)]
+    for i, mine in enumerate(held):
+        for step in range(ranks):
+            theirs = held[(i - step) % ranks]
+            own, keys = ([n for n, _ in places.stretches] for places in (mine, theirs))
+            for rows, columns, causal in tiles(mine, theirs):
+                for q, k in product(own[rows], keys[columns]):
+                    met[q][k] = str(step) if k <= q or not causal else "."
+    owner = {n: i for i, places in enumerate(held) for n, _ in places.stretches}
+    head = "chunk  rank   keys of chunk " + " ".join(map(str, range(2 * ranks)))
+    rows_ = [f"{q:>5}{owner[q]:>6}{'':17}{' '.join(met[q])}" for q in range(2 * ranks)]
+    return fenced("\n".join((head, *rows_)))
 
 
 def lowered() -> str:
@@ -182,6 +202,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "zb1p": lambda: several("zb1p", 4, 4),
     "zbv": lambda: several("zbv", 2, 4),
     "lowered": lowered,
+    "ring": lambda: ring(4),
     "bubbles": bubbles,
     "plan": plan_keys,
     "verbs": verbs,
