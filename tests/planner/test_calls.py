@@ -125,15 +125,19 @@ def held(kind: str, plan: Plan) -> None:
         for key, (nbytes, n) in mine.items():
             # A bucket is filled up to a multiple of the replicas; a part of what three ranks deal is no whole byte.
             slack = 8 * plan.dp * n if key[0] == "dp" else n * (3 in (plan.shard, plan.cp))
-            assert theirs[key][0] == pytest.approx(nbytes, abs=slack), f"{plan}: row {row}: {key}"
+            # Vectors and rows that fill no block: much in models as small as these.
+            rounded = 0.1 if key[0] == "shard" and (plan.wires.gather or plan.wires.scatter) else 1e-6
+            assert theirs[key][0] == pytest.approx(nbytes, rel=rounded, abs=slack), (
+                f"{plan}: row {row}: {key}"
+            )
 
 
 FEW = {
-    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2"],
-    "tied": ["cp=2 dp=2 pp=2", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1"],
+    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2"],
+    "tied": ["cp=2 dp=2 pp=2", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params"],
     "untied": ["dp=3 pp=2 sync=canonical"],
     "convnet": ["shard=2 pp=3 schedule=gpipe recompute=full", "dp=2 pp=2 schedule=interleaved:v=2"],
-    "mlp": ["dp=2 shard=2 collective=memory"],
+    "mlp": ["dp=2 shard=2 collective=memory", "shard=2 pp=2 precision=bf16:params"],
 }  # fmt: skip
 
 

@@ -92,12 +92,12 @@ class Plan:
     @property
     def wires(self) -> Wires:
         """The options of `zero`."""
-        return wires_of(str(self.text("zero")))
+        return wires_of(str(self.text("zero")) if self.options else "")
 
     @property
     def arithmetic(self) -> Arithmetic:
         """The options of `precision`."""
-        return arithmetic_of(self.text("precision"))
+        return arithmetic_of(self.text("precision") if self.options else "")
 
     @property
     def auto(self) -> bool:

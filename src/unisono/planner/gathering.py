@@ -6,7 +6,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import owners
 from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
-from unisono.planner.work import sparse
+from unisono.planner.work import sparse, wires
 from unisono.planner.work.transformer import Transformer
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
@@ -43,7 +43,7 @@ def moved(
 ) -> tuple[Sent, Sent]:  # fmt: skip
     """Of (elements, ranks that they are dealt to)."""
     found, (every, near) = [], owners(plan, cluster.order)
-    for item in (item_of(plan, stack), stack.reduce_bytes):
+    for item in (wires.gathered(plan, item_of(plan, stack)), wires.scattered(plan, stack.reduce_bytes)):
         sent = seconds = 0.0
         for elements, ranks in groups:
             net = bus(cluster, near * every // ranks, ranks, stack.dp_bus)

@@ -278,8 +278,10 @@ def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict
 
 
 def stored(plan: Plan, stack: Stack) -> str:
-    """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations."""
-    return "fp32" if stack.autograd and ITEM[plan.precision] < 4 else plan.precision
+    """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations; or they have masters,
+    which count as the optimiser's."""
+    wide = stack.autograd and ITEM[plan.precision] < 4 and not plan.arithmetic.params
+    return "fp32" if wide else plan.precision
 
 
 def item_of(plan: Plan, stack: Stack) -> int:

@@ -20,6 +20,7 @@ from unisono.planner.parts import (
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, handovers, idle, of
+from unisono.planner.work import wires
 from unisono.planner.work.calls import leafwise
 from unisono.spec.numbers import either, larger, smaller
 
@@ -121,14 +122,14 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them."""
-    return _dealt(plan, cluster, stack, share, stack.reduce_bytes)
+    return _dealt(plan, cluster, stack, share, wires.scattered(plan, stack.reduce_bytes))
 
 
 def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """The same of weights on their way back after the update, below zero=3."""
     if plan.shard == 1 or plan.zero == 3:
         return 0.0, 0.0
-    return _dealt(plan, cluster, stack, share, item_of(plan, stack))
+    return _dealt(plan, cluster, stack, share, wires.gathered(plan, item_of(plan, stack)))
 
 
 def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: float) -> tuple[float, float]:

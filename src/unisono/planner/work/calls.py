@@ -18,6 +18,7 @@ from unisono.planner.work.inside import StageElements, dealers, item, leafwise, 
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.wires import carried
 from unisono.programs.pipeline import SENDS, lower
 from unisono.spec.work import Call
 
@@ -60,7 +61,9 @@ def calls(
     for kind, stage, count in _sends(plan.schedule, plan.pp, micros)[row]:
         own = every[stage % len(every)]
         handed = own.ahead if kind == "SEND_F" else own.back
-        found.append(Transfer("pp", "send", item(plan) * micro_batch * handed, count, later=True))
+        found.append(
+            Transfer("pp", "send", carried(plan, item(plan)) * micro_batch * handed, count, later=True)
+        )
     found += _together(plan, elements / dealers(plan), alone / dealers(plan), near)
     found += _told(model, plan, here, elements, micros)
     return tuple(call for call in found if call.nbytes * call.times > 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
+from unisono.planner.work import wires
 from unisono.planner.work.blocks import own_context_calls, own_tensor_calls
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
@@ -55,21 +56,25 @@ def of_pass(
         found += [call._replace(times=own.blocks * call.times) for call in made]
     if plan.shard > 1:
         wide, once = item(plan), 1.0 / micros
-        rim = wide * own.rim
+        gathered, scattered, scatter = (
+            wires.gathered(plan, wide),
+            wires.scattered(plan, wide),
+            wires.scatter(plan),
+        )
         if not backward:
             gathers = 1.0 if plan.zero == 3 else once
             found += [
-                Transfer("shard", "all_gather", wide * unit, many * gathers) for unit, many in own.units
+                Transfer("shard", "all_gather", gathered * unit, many * gathers) for unit, many in own.units
             ]
-            found.append(Transfer("shard", "all_gather", rim, gathers))
+            found.append(Transfer("shard", "all_gather", gathered * own.rim, gathers))
         else:
             scatters = once if plan.zero == 1 and not leafwise(plan) else 1.0
             if plan.zero == 3:
-                found += [Transfer("shard", "all_gather", wide * unit, many) for unit, many in own.units]
+                found += [Transfer("shard", "all_gather", gathered * unit, many) for unit, many in own.units]
             found += [
-                Transfer("shard", "reduce_scatter", wide * unit, many * scatters) for unit, many in own.units
+                Transfer("shard", scatter, scattered * unit, many * scatters) for unit, many in own.units
             ]
-            found.append(Transfer("shard", "reduce_scatter", rim, scatters))
+            found.append(Transfer("shard", scatter, scattered * own.rim, scatters))
     return [call for call in found if call.nbytes * call.times > 0]
 
 

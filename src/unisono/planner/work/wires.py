@@ -1,0 +1,29 @@
+"""Bytes of an element on `shard` and between stages, where the plan has it cross in another form than it is kept."""
+
+from unisono.plan import Plan
+from unisono.plan.options import BLOCK
+
+EIGHT_BITS = (
+    1.0 + 4.0 / BLOCK
+)  # a code, and its part of a block's scale; vectors, a few in a thousand, count alike
+
+
+def gathered(plan: Plan, item: float) -> float:
+    """Of a weight that `item` bytes hold, as it is gathered."""
+    narrow = min(item, 2.0) if plan.arithmetic.params else item
+    return EIGHT_BITS if plan.wires.gather else narrow
+
+
+def scattered(plan: Plan, item: float) -> float:
+    """Of a gradient that `item` bytes hold, as it is scattered."""
+    return EIGHT_BITS if plan.wires.scatter else item
+
+
+def carried(plan: Plan, item: float) -> float:
+    """Of an activation that crosses from stage to stage."""
+    return min(item, 2.0) if plan.arithmetic.params else item
+
+
+def scatter(plan: Plan) -> str:
+    """The operation by which gradients are scattered: codes of several ranks cannot be added up on their way."""
+    return "all_to_all" if plan.wires.scatter else "reduce_scatter"
