@@ -3,6 +3,7 @@
 python benchmarks/canonical.py            # hashes under 12 plans on 1 to 8 ranks, then the cost on dp=2 and dp=4
 python benchmarks/canonical.py --layers   # the same for canonical:shards=4, where tp and cp cut the layers too
 python benchmarks/canonical.py --hashes   # the hashes alone
+python benchmarks/canonical.py --hashes --timetables   # under other timetables, recomputed and put away
 """
 
 import argparse
@@ -30,6 +31,13 @@ PLANS = (
 LAYERS = (
     "dp=1", "tp=2", "tp=4", "tp=2 pp=2", "dp=2 tp=2", "cp=2 tp=2", "cp=4", "shard=2 cp=2 tp=2",
     "tp=2 pp=2 schedule=zb1p", "dp=2 tp=4 recompute=full",
+)  # fmt: skip
+
+
+TIMETABLES = (
+    "dp=1", "pp=2 schedule=interleaved:v=2", "pp=2 schedule=zb1p recompute=full", "pp=4 schedule=zb2p",
+    "pp=2 schedule=zbv offload=activations", "dp=2 pp=2 schedule=dualpipe", "pp=2 schedule=dualpipev offload=params",
+    "pp=4 schedule=dualpipe recompute=selective", "shard=2 zero=2 pp=2 schedule=interleaved:v=2 offload=optimizer",
 )  # fmt: skip
 
 
@@ -172,6 +180,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--hashes", action="store_true", help="the hashes alone")
     parser.add_argument("--cost", action="store_true", help="the cost alone")
+    parser.add_argument("--timetables", action="store_true", help="other timetables, recomputed and put away")
     parser.add_argument("--layers", action="store_true", help="plans that cut layers, shards=4")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--blocks", type=int, default=10)
@@ -180,6 +189,7 @@ if __name__ == "__main__":
     result: dict[str, Any] = {"schema_version": 1}
     bad = False
     policy, plans = ("canonical:shards=4", LAYERS) if given.layers else ("canonical", PLANS)
+    plans = TIMETABLES if given.timetables else plans
     timed = ("dp=1", "tp=2") if given.layers else ("dp=2", "dp=4")
     if not given.cost:
         result["hashes"] = hashes(given.steps, policy, plans)

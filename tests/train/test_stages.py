@@ -188,3 +188,30 @@ def test_the_first_bad_layer_is_named_whatever_stage_it_is_in(recipe, schedule, 
     told = [where for where in on_ranks(recipe, "pp=2", schedule, sick) if where]
     assert len(told) == 1
     assert f"first in {name.removesuffix('.weight')} (Linear) (its weight is not finite)" in told[0]
+
+
+# One hash ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [
+        ["pp=2 interleaved", "pp=2 zb1p recompute=full", "dp=2 pp=2 dualpipe"],
+        pytest.param(
+            [
+                "pp=4 zb2p recompute=selective", "pp=2 zbv offload=activations", "pp=2 dualpipe recompute=full",
+                "pp=2 interleaved offload=optimizer", "dp=2 pp=2 zbv offload=optimizer", "pp=4 dualpipe",
+                "dp=2 pp=2 interleaved recompute=selective offload=activations", "pp=2 dualpipev", "pp=2 looped_bfs",
+            ],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_canonical_weights_are_one_devices_under_every_timetable(recipe, plans):
+    """Recomputed, put away, in two copies or over two replicas: the same bits."""
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"global_batch": 16})})
+    wanted = whole(on_ranks(recipe, "dp=1 sync=canonical", "accumulate", trained))
+    for plan in plans:
+        axes = [word for word in plan.split() if "=" in word]
+        (name,) = (word for word in plan.split() if "=" not in word)
+        assert whole(on_ranks(recipe, f"{' '.join(axes)} sync=canonical", name, trained)) == wanted, plan
