@@ -76,6 +76,7 @@ def test_a_run_is_the_same_to_the_bit(recipe):
         "shard=2 zero=1 pp=2",
         "shard=2 zero=2 pp=2",
         "shard=2 zero=3 pp=2",
+        "shard=2 zero=2 pp=2 sync=canonical",
         "pp=2 recompute=full",
     ],
 )

@@ -68,6 +68,12 @@ class TreeSum:
             node = parent
         return x
 
+    def take(self, leaf: int, x: "Tensor") -> None:
+        """Take in one leaf, and keep the whole sum too until `close`."""
+        whole = self.add(leaf, x)
+        if whole is not None:
+            self._nodes[0, self.count] = whole
+
     def close(self) -> "Tensor | None":
         """The sum of the leaves that came, absent ones counting as nothing; None if none came. Forgets them."""
         whole = self._gather(0, self.count)

@@ -127,7 +127,7 @@ class Gradients:
             grad = slot.master.grad
             slot.drop_gradient()
             if grad is not None:
-                slot.master.grad = self.trees[slot.name].add(leaf, grad)
+                self.trees[slot.name].take(leaf, grad)
 
     def close(self, losses: Tensor | None = None, stop: bool = False) -> Verdict:
         """After the last backward: finish what replicas and then stages add up. losses: of this rank's leaves. stop:
@@ -161,7 +161,7 @@ class Gradients:
         for slot in self.slots:
             if not self.trees:
                 slot.take_gradient()
-            elif slot.master.grad is None:
+            else:
                 slot.master.grad = self.trees[slot.name].close()
         (self.mirror if self.trees else ALONE).add_up(self.slots)  # halves are branches below a replica's own
         for tie in self.ties if not self.trees else ():

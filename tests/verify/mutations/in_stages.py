@@ -10,6 +10,7 @@ from unisono.parallel.player import Turn
 from unisono.parallel.stash import Stash
 from unisono.programs.schedules.pipedream import PipeDream
 from unisono.train.flow import FlowGradients
+from unisono.train.gradients import Gradients
 
 DEEP = MappingProxyType({**WIDE, "model.n_layer": 4})
 FLOW = MappingProxyType({**WIDE, "train.clip": 0})
@@ -122,3 +123,20 @@ def weights_half_of_the_first_micro_batch_added_twice(patch):
                 p.grad.mul_(2.0)
 
     patch(StagePlayer, "_take_turn", turn)
+
+
+@bug("shard=2 zero=2 pp=2 schedule=interleaved sync=canonical", "missing_share", recipe=MappingProxyType(
+    {**DEEP, "train.global_batch": 8}
+))  # fmt: skip
+def a_whole_sum_lost_when_the_other_stage_goes_on(patch):
+    """What is taken from the sharded parameter overwrites a sum over all leaves that is there already."""
+
+    def done(self, leaf):
+        for slot in self.slots:
+            slot.take_gradient()
+            grad = slot.master.grad
+            slot.drop_gradient()
+            if grad is not None:
+                slot.master.grad = self.trees[slot.name].add(leaf, grad)
+
+    patch(Gradients, "leaf_done", done)
