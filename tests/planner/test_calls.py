@@ -10,6 +10,7 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.planner import kinds
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import closed
@@ -20,6 +21,7 @@ from unisono.planner.work.calls import calls, leafwise, sent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
+from unisono.sync.canonical import Canonical
 from unisono.train.build import build, feeds
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.session import place_of
@@ -111,9 +113,14 @@ def said(kind: str, plan: Plan) -> list[Sent]:
     return [sent(model(kind), resolved, 1, resolved.micros or 1, row) for row in range(plan.pp)]
 
 
+def priced(plans: list[Plan]) -> list[Plan]:
+    """Without those whose layers are computed by virtual shards."""
+    return [plan for plan in plans if not isinstance(one := member("sync", plan.sync), Canonical) or one.virtual == 1]
+
+
 def built(kind: str) -> list[Plan]:
     """Of a network what has a price: tp has none."""
-    plans = covering(recipe(kind), least=100 if kind == "llama" else 0)
+    plans = priced(covering(recipe(kind), least=100 if kind == "llama" else 0))
     return [plan for plan in plans if KINDS[kind].attends or plan.tp == 1]
 
 
@@ -149,7 +156,7 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one."""
-    plans = covering(recipe(kind), ranks=4, least=0)
+    plans = priced(covering(recipe(kind), ranks=4, least=0))
     plans = [one for one in plans if one.offload == "none"]  # others have no price there
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in (one for one in single if KINDS[kind].attends or one.tp == 1):

@@ -100,10 +100,11 @@ def settled(ask: Question) -> Question:
 
 
 def _known(ask: Question) -> None:
-    """Raises UsageError for what has no price: policies, codecs, collectives and offloading that nothing plays; and
-    what was never measured on the machine."""
+    """Raises UsageError for what has no price: policies, codecs, collectives and offloading that nothing plays; layers
+    by virtual shards, whose many small products nobody counts; and what was never measured on the machine."""
     plan = ask.plan
-    strange = {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
+    strange = {"sync"} if getattr(member("sync", plan.sync), "virtual", 1) > 1 else set()
+    strange |= {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
     strange |= {"offload", *machine(ask.cluster).unmeasured(plan)} | (
         {"codec"} if choice(plan.codec).marks else set()
     )
