@@ -91,4 +91,6 @@ def test_what_cannot_be_dealt_is_refused(plan, says):
 def test_it_has_no_price():
     with pytest.raises(UsageError, match="canonical:shards=4 has no price"):
         planned = Plan.parse("tp=2 sync=canonical:shards=4 micros=1")
-        price(Question(transformer(recipe().model, 258), planned, cluster("dgx-a100:1"), stack("plain"), 1, 1))
+        price(
+            Question(transformer(recipe().model, 258), planned, cluster("dgx-a100:1"), stack("plain"), 1, 1)
+        )

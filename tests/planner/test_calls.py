@@ -115,7 +115,11 @@ def said(kind: str, plan: Plan) -> list[Sent]:
 
 def priced(plans: list[Plan]) -> list[Plan]:
     """Without those whose layers are computed by virtual shards."""
-    return [plan for plan in plans if not isinstance(one := member("sync", plan.sync), Canonical) or one.virtual == 1]
+    return [
+        plan
+        for plan in plans
+        if not isinstance(one := member("sync", plan.sync), Canonical) or one.virtual == 1
+    ]
 
 
 def built(kind: str) -> list[Plan]:
