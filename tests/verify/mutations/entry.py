@@ -17,6 +17,7 @@ from tests.verify.mutations import (
     in_runs,
     in_stages,
     in_sums,
+    in_tables,
     in_updates,
 )
 from tests.verify.mutations.planting import Planting, bugs_of
@@ -40,6 +41,7 @@ CATALOGUE = bugs_of(
     in_stages,
     in_numbers,
     in_memory,
+    in_tables,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()

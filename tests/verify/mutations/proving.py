@@ -13,6 +13,7 @@ from tests.verify.mutations.planting import Bug, Planting
 from unisono.config import Recipe
 from unisono.library.loop_check import ENTRY, LoopVerdict, prove_loop_on
 from unisono.plan import Plan
+from unisono.spec.model import kind_of
 from unisono.verify.prover import Proof, ProofRanks, prove_on
 
 STAGE = ProofRanks(keep_going=True)
@@ -87,7 +88,7 @@ def recipe(bug: Bug, folder: Path) -> Recipe:
         sections[section][name] = value
     if "kind" in model:
         own = {key.partition(".")[2]: value for key, value in bug.recipe.items() if key.startswith("model.")}
-        sections["model"] = {"context": 8, **own}
+        sections["model"] = {"context": 8, **own} if kind_of(own["kind"]).reads == "tokens" else own
     return Recipe(seed=3, launch={"timeout": 900.0}, **sections)  # for all plans of a size together
 
 
