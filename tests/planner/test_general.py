@@ -97,8 +97,8 @@ def test_dealt_tables_cost_an_exchange_and_save_memory() -> None:
     assert dealt.verdict.memory.params < 0.2 * whole.verdict.memory.params
     assert dealt.verdict.memory.optim == pytest.approx(whole.verdict.memory.optim)
     assert set(dealt.price.comm) == {"ep", "shard"} and "ep" not in whole.price.comm
-    # What comes out of the tables, there and its gradients back, but for a rank's own share.
-    assert dealt.price.comm["ep"].bytes == pytest.approx(2 * 4096 * 8 * 64 * 4 * 7 / 8)
+    # Indices go, what comes out of the tables comes, its gradients go back, but for a rank's own share.
+    assert dealt.price.comm["ep"].bytes == pytest.approx((2 * 64 * 4 + 4 * 8) * 4096 * 8 * 7 / 8)
     # A lookup is all memory: no arithmetic, and time with the rows that are read.
     few, many = (
         Network(dlrm(tables=[10**6] * 8, width=64, lookups=n, dense=13, bottom=(8,), top=(8,)))

@@ -179,7 +179,7 @@ class OwnModel(ModelConfig):
     selective: ClassVar[bool] = True
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
-        return ()
+        return () if axis == "tp" else None
 
 
 MODELS: Family[ModelConfig] = Family(

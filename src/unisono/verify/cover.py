@@ -83,7 +83,7 @@ def _take(
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
     """Every plan that differs from the others in something it uses and that the recipe allows."""
     found: dict[str, Plan] = {}
-    dealt = SIZES if recipe.model.deals("ep") else (1,)
+    dealt = SIZES if recipe.model.deals("ep") is not None else (1,)
     for *sizes, ep in product(*((*SIZES, *GRIDS) if axis == "tp" else SIZES for axis in AXES), dealt):
         if math.prod(sizes) > ranks or ep > math.prod(sizes):
             continue

@@ -80,7 +80,7 @@ class DLRMConfig(ModelConfig):
     def workload(self, facts: Facts) -> Workload:
         return dlrm(
             tables=self.rows(facts), width=self.d_table, lookups=self.lookups, dense=self.n_dense,
-            bottom=self.bottom, top=self.top,
+            bottom=self.bottom, top=self.top, cut=self.table_sharding,
         )  # fmt: skip
 
     def build(self, facts: Facts) -> "nn.Module":
@@ -90,20 +90,29 @@ class DLRMConfig(ModelConfig):
 
 
 def dlrm(
-    *, tables: Sequence[int], width: int, lookups: int, dense: int, bottom: Sequence[int], top: Sequence[int]
+    *,
+    tables: Sequence[int],
+    width: int,
+    lookups: int,
+    dense: int,
+    bottom: Sequence[int],
+    top: Sequence[int],
+    cut: str = "table",
 ) -> Workload:
     """A recommender (Naumov et al., "Deep learning recommendation model", 2019).
 
     tables: rows of each; width: of an embedding; lookups: rows that a sample reads of each table, summed. dense:
     continuous features, through `bottom` and a layer of `width`. Then the dot products of all pairs, through `top` and
-    a layer of one.
+    a layer of one. cut: how the tables are dealt.
     """
     given = len(tables) * width
     stem = WorkPart(
         "tables", sum(tables) * width, 0, given, given + dense,
         # Rows are read, sums written, and an index of 8 bytes for each row.
         moved=len(tables) * lookups * (width + 2) + given, kernels=len(tables),
-        tensors=len(tables), tables=Tables(sum(tables) * width, len(tables) * lookups * width, given),
+        tensors=len(tables), tables=Tables(
+            sum(tables) * width, len(tables) * lookups * width, given, len(tables), len(tables) * lookups, cut
+        ),
     )  # fmt: skip
     first = _perceptron("bottom", dense, *bottom, width, carried=given)
     count = len(tables) + 1

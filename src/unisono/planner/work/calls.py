@@ -13,7 +13,7 @@ from unisono.plan.grammar import member
 from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
-from unisono.planner.work import networks, passes
+from unisono.planner.work import networks, passes, tables
 from unisono.planner.work.inside import StageElements, dealers, item, leafwise, of_pass, summed
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
@@ -65,6 +65,9 @@ def calls(
             Transfer("pp", "send", carried(plan, item(plan)) * micro_batch * handed, count, later=True)
         )
     found += _together(plan, elements / dealers(plan), alone / dealers(plan), near)
+    for own in here:
+        for read in own.tables:
+            found += tables.together(read, plan, micro_batch * micros, item(plan))
     found += _told(model, plan, here, elements, micros)
     return tuple(call for call in found if call.nbytes * call.times > 0)
 

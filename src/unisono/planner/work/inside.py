@@ -6,10 +6,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
-from unisono.planner.work import wires
+from unisono.planner.work import tables, wires
 from unisono.planner.work.blocks import own_context_calls, own_tensor_calls
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
+from unisono.spec.workload import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class StageElements:
     alone: of these elements, those that every rank of tp has.
     stem, head: whether they are here.
     ahead, back: elements of a sample as it goes to the next stage, and its gradient to the one before.
+    tables: that are looked up; those whose gradients travel by themselves are in no other field.
     """
 
     blocks: float
@@ -31,6 +33,7 @@ class StageElements:
     head: bool
     ahead: float
     back: float
+    tables: tuple[Tables, ...] = ()
 
     @property
     def inside(self) -> float:
@@ -75,6 +78,8 @@ def of_pass(
                 Transfer("shard", scatter, scattered * unit, many * scatters) for unit, many in own.units
             ]
             found.append(Transfer("shard", scatter, scattered * own.rim, scatters))
+    for looked_up in own.tables:
+        found += tables.passing(looked_up, plan, micro_batch, item(plan), backward=backward)
     return [call for call in found if call.nbytes * call.times > 0]
 
 

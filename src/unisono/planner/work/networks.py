@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.planner.timetables import of
+from unisono.planner.work import tables
 from unisono.planner.work.inside import StageElements, leafwise, with_step
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.sample import UNSAID, Sample
@@ -131,8 +132,8 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> Pa
         one = MatrixProduct(rows, inner, columns, many, float(read * samples) if read else None)
         found += one.gradients if backward else (one,)
     calls: tuple[Transfer, ...] = ()
-    if part.tables and plan.ep > 1:
-        calls = (Transfer("ep", "all_to_all", part.tables.given * samples * float(item)),)
+    if part.tables:
+        calls = tuple(tables.passing(part.tables, plan, samples, float(item), backward=backward))
     return PartPass(
         tuple(found), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
     )
@@ -150,9 +151,13 @@ def held(network: Network, plan: Plan) -> list[StageElements]:
         units = tuple((float(part.parameters), 1.0) for part in blocks if part.parameters)
         rim = sum(part.parameters for part in parts) - sum(part.parameters for part in blocks)
         rim -= network.tied_elements if once else 0
+        read = tuple(part.tables for part in parts if part.tables)
+        rim -= sum(own.elements for own in read if tables.apart(own, plan))
         back = cuts[place - 1][-1].output if place else 0
         found.append(
-            StageElements(len(blocks), units, rim, 0.0, stem, head, float(parts[-1].output), float(back))
+            StageElements(
+                len(blocks), units, rim, 0.0, stem, head, float(parts[-1].output), float(back), read
+            )
         )
     return found
 

@@ -68,10 +68,11 @@ class MatrixProduct(NamedTuple):
 
 class Transfer(NamedTuple):
     """One kind of collective or message. axis: whose ranks meet; `replica`: all ranks of a replica, `cut`: those that
-    share one expert. nbytes: of the whole tensor that they add up, deal or bring together; of a message, the message;
-    of an all-to-all, what one rank holds. times: a step, or a pass. later: others compute until it has come. behind:
-    what software may hide it behind, of the pass that makes it: nothing, `backward` kernels, `scores` of attention, an
-    `other` micro-batch. copies: ranks that each row of an all-to-all goes to."""
+    share one expert, `holders`: those that hold the same part of what `ep` deals. nbytes: of the whole tensor that they
+    add up, deal or bring together; of a message, the message; of an all-to-all, what one rank holds. times: a step, or
+    a pass. later: others compute until it has come. behind: what software may hide it behind, of the pass that makes
+    it: nothing, `backward` kernels, `scores` of attention, an `other` micro-batch. copies: ranks that each row of an
+    all-to-all goes to."""
 
     axis: str
     op: str
@@ -85,6 +86,8 @@ class Transfer(NamedTuple):
         """How many meet."""
         if self.axis == "pp":
             return 2
+        if self.axis == "holders":
+            return plan.shard * plan.cp * plan.tp // plan.ep
         if self.axis == "cut":
             return plan.tp // plan.ep
         if self.axis == "shard":  # ranks of cp deal out states with those of shard
