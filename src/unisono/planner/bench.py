@@ -168,8 +168,8 @@ def share_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> RowShare:
             for name in axes.schedules
         ]
         names = [f.name for f in fields(RowShare) if f.name != "ranks"]
-        parts = (array([getattr(s, n) for s in each]) for n in names)
-        bench.memo.shares[key] = RowShare(*parts, ranks=each[0].ranks)
+        parts = {n: array([getattr(s, n) for s in each]) for n in names}
+        bench.memo.shares[key] = RowShare(**parts, ranks=each[0].ranks)
     return bench.memo.shares[key]
 
 
