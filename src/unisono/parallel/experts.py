@@ -68,7 +68,9 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
 
     holders = made(HOLDERS, alike(1, 2))
     sharers = made(SHARERS, alike(1)) if width > 1 else holders
-    groups = ExpertGroups(made("ep", alike(0, 2)), made("tp", alike(0, 1)), holders, sharers, over_shard)
+    groups = ExpertGroups(
+        made("ep", alike(0, 2)), made("cut" if ep > 1 else "tp", alike(0, 1)), holders, sharers, over_shard
+    )
     mesh.keep(frozenset({HOLDERS}), holders)
     mesh.keep(frozenset({SHARERS}), sharers)
     return groups

@@ -4,7 +4,7 @@ tests/planner/test_calls.py holds it to what ranks record, call by call and byte
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work import networks, passes, tables
+from unisono.planner.work.dealt import TOLD, expert_rows, without_experts
 from unisono.planner.work.inside import StageElements, dealers, item, leafwise, of_pass, summed
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
@@ -55,16 +56,23 @@ def calls(
     ):
         elements -= model.tied_elements / plan.tp  # one gradient travels for both uses
     near = near and _near(plan)
+    layers = sum(own.blocks for own in here)
+    elements, routed = without_experts(model, plan, layers, elements, item(plan))
     for axis, some in summed(plan, elements, alone):
         for nbytes in buckets(item(plan) * some / dealers(plan), near):
             found.append(Transfer(axis, "all_reduce", nbytes))
+    found += (call for call, _ in routed if call.ranks(plan) > 1)
+    meeting = [(elements - alone) / dealers(plan), alone / dealers(plan), *(some for _, some in routed)]
+    if not _all_wait(plan):  # those of experts that wait for no sum travel with the others that do not
+        meeting[0] += sum(some for call, some in routed if call.ranks(plan) == 1)
+        meeting[2:] = [some for call, some in routed if call.ranks(plan) > 1]
     for kind, stage, count in _sends(plan.schedule, plan.pp, micros)[row]:
         own = every[stage % len(every)]
         handed = own.ahead if kind == "SEND_F" else own.back
         found.append(
             Transfer("pp", "send", carried(plan, item(plan)) * micro_batch * handed, count, later=True)
         )
-    found += _together(plan, elements / dealers(plan), alone / dealers(plan), near)
+    found += _together(plan, meeting, near)
     for own in here:
         for read in own.tables:
             found += tables.together(read, plan, micro_batch * micros, item(plan))
@@ -96,12 +104,18 @@ def _near(plan: Plan) -> bool:
     )
 
 
-def _together(plan: Plan, elements: float, alone: float, near: bool) -> Iterator[Transfer]:
-    """Gradients of replicas, as policy and codec have them meet, bucket by bucket."""
+def _all_wait(plan: Plan) -> bool:
+    """Whether every gradient of a layer that is whole waits for a sum inside the replica."""
+    return plan.cp > 1 and plan.shard == 1
+
+
+def _together(plan: Plan, meeting: Sequence[float], near: bool) -> Iterator[Transfer]:
+    """Gradients of replicas, as policy and codec have them meet, bucket by bucket. meeting: elements of those that wait
+    for the same sum before."""
     policy = member("sync", plan.sync)
     if plan.dp == 1 or policy is None:
         return
-    for some in (elements - alone, alone):
+    for some in meeting:
         for nbytes in buckets(item(plan) * some, near):
             for call in policy.work(round(nbytes), plan.dp).calls:
                 yield of_call(call, plan.dp)
@@ -141,6 +155,9 @@ def _told(
         yield Transfer("dp", "all_gather", WIDE * places * plan.dp, later=True)
     if plan.inner > 1:
         yield Transfer("replica", "all_reduce", WIDE * (_squares(model, apart) + places))
+    if isinstance(model, Transformer) and model.experts and plan.world > 1:
+        routers = model.experts.layers(0, model.n_layer)
+        yield Transfer("world", "all_reduce", WIDE * routers * (model.experts.count + TOLD))
 
 
 def _squares(model: Transformer | Network, rows: bool) -> int:

@@ -8,6 +8,7 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.work import tables, wires
 from unisono.planner.work.blocks import own_context_calls, own_tensor_calls
+from unisono.planner.work.dealt import again_calls, layer_calls, without_experts
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.workload import Tables
@@ -57,6 +58,8 @@ def of_pass(
         again = backward and plan.recompute in ("full", "selective")
         made = own_context_calls(model, plan, micro_batch, backward, again)
         found += [call._replace(times=own.blocks * call.times) for call in made]
+    if getattr(model, "experts", None):
+        found += _sparse_layers(model, plan, own, micro_batch, backward)
     if plan.shard > 1:
         wide, once = item(plan), 1.0 / micros
         gathered, scattered, scatter = (
@@ -81,6 +84,16 @@ def of_pass(
     for looked_up in own.tables:
         found += tables.passing(looked_up, plan, micro_batch, item(plan), backward=backward)
     return [call for call in found if call.nbytes * call.times > 0]
+
+
+def _sparse_layers(
+    model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
+) -> Iterator[Transfer]:
+    """Tokens on their way to experts and back."""
+    made = [*layer_calls(model, plan, micro_batch, backward)]
+    if backward and plan.recompute == "full":
+        made += again_calls(model, plan, micro_batch)
+    yield from (call._replace(times=own.blocks * model.sparse_share * call.times) for call in made)
 
 
 def _dealt_layers(
@@ -124,6 +137,10 @@ def with_step(
 ) -> tuple[Transfer, ...]:
     """The same with what tp's ranks all have, whose gradients they add up after a step's last pass."""
     found = of_pass(model, plan, own, micro_batch, micros, backward=backward)
-    for axis, some in summed(plan, own.inside + own.rim, own.alone) if backward else ():
+    if not backward:
+        return tuple(found)
+    elements, routed = without_experts(model, plan, own.blocks, own.inside + own.rim, item(plan))
+    for axis, some in summed(plan, elements, own.alone):
         found.append(Transfer(axis, "all_reduce", item(plan) * some / dealers(plan), 1.0 / micros))
+    found += (call._replace(times=1.0 / micros) for call, _ in routed if call.ranks(plan) > 1)
     return tuple(found)

@@ -8,6 +8,7 @@ from unisono.planner.memory import kept_of, passing, share_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import ends, of
 from unisono.planner.work.blocks import block
+from unisono.planner.work.dealt import held_experts
 from unisono.planner.work.inside import StageElements, leafwise, with_step
 from unisono.planner.work.stage import OURS, PassCounts, RowWork, StageWork
 from unisono.planner.work.transformer import Transformer, block_elements
@@ -34,9 +35,16 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
         ]
         rim = sum(matrix / tp + rest for matrix, rest in ends_) - (model.tied_elements / tp if once else 0)
         alone = blocks * whole + sum(rest for _, rest in ends_) if tp > 1 else 0.0
-        units = ((block_elements(model, tp), float(blocks)),)
+        units = ((_dealt_elements(model, plan), float(blocks)),)
         found.append(StageElements(blocks, units, rim, alone, stem, head, handed, handed))
     return found
+
+
+def _dealt_elements(model: Transformer, plan: Plan) -> float:
+    """Elements of one block that `shard` deals, and gathers at once; of dense and sparse blocks the mean."""
+    own, (dealt, whole) = held_experts(model, plan), model.block_parameters
+    routed = 0.0 if own.apart else own.matrices + own.biases
+    return dealt / plan.tp + whole + model.sparse_share * routed
 
 
 def stages(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:

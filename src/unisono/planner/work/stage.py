@@ -67,12 +67,12 @@ class MatrixProduct(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One kind of collective or message. axis: whose ranks meet; `replica`: all ranks of a replica, `cut`: those that
-    share one expert, `holders`: those that hold the same part of what `ep` deals. nbytes: of the whole tensor that they
-    add up, deal or bring together; of a message, the message; of an all-to-all, what one rank holds. times: a step, or
-    a pass. later: others compute until it has come. behind: what software may hide it behind, of the pass that makes
-    it: nothing, `backward` kernels, `scores` of attention, an `other` micro-batch. copies: ranks that each row of an
-    all-to-all goes to."""
+    """One kind of collective or message. axis: whose ranks meet; `replica`: of a replica, `world`: of the run; `cut`:
+    those that share one expert by its width; `experts`, `expert`: those that have the same parts of experts, or the same
+    experts; `holders`: the same part of tables. nbytes: of the whole tensor that they add up, deal or bring together;
+    of a message, the message; of an all-to-all, what one rank holds. times: a step, or a pass. later: others compute
+    until it has come. behind: what software may hide it behind, of the pass that makes it: nothing, `backward` kernels,
+    `scores` of attention, an `other` micro-batch. copies: ranks that each row of an all-to-all goes to."""
 
     axis: str
     op: str
@@ -94,6 +94,8 @@ class Transfer(NamedTuple):
             return plan.shard * plan.cp if plan.shard > 1 else 1
         if "+" in self.axis:
             return prod(getattr(plan, axis) for axis in self.axis.split("+"))
+        if self.axis in ("experts", "expert"):
+            return _holders(plan) * (max(1, plan.tp // plan.ep) if self.axis == "expert" else 1)
         return plan.inner if self.axis == "replica" else getattr(plan, self.axis)
 
     def sent(self, ranks: int) -> float:
@@ -101,6 +103,13 @@ class Transfer(NamedTuple):
         if self.op == "send":
             return self.nbytes
         return self.nbytes * (ranks - 1) / ranks * (2 if self.op == "all_reduce" else 1)
+
+
+def _holders(plan: Plan) -> int:
+    """Ranks that have the same parts of experts and add up their gradients, beside shards that scatter them."""
+    inner, cut = plan.cp * plan.tp, max(1, plan.tp // plan.ep)
+    over = inner % plan.ep > 0 or (plan.cp > 1 and plan.shard > 1)
+    return (plan.shard if over else 1) * inner // (plan.ep * cut)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,11 @@ class Transformer:
             return 0.0
         return self.experts.layers(0, self.n_layer) / self.n_layer
 
+    @property
+    def dense_share(self) -> float:
+        """Of the blocks, those with a feed-forward layer that every token takes, shared experts among them."""
+        return 1.0 - (self.sparse_share if self.experts and not self.experts.shared_width else 0.0)
+
     @cached_property
     def layer_experts(self) -> float:
         """Elements of one layer's routed experts, which `ep` deals out."""
@@ -216,7 +221,9 @@ class Transformer:
         """Elements of a block that `tp` deals out, and elements that each of its ranks keeps whole; routed experts not
         counted, and of dense and sparse blocks the mean."""
         norm = self.d_model * (2 if self.bias and not self.rms else 1)
-        whole = 2 * norm + (2 * self.d_model if self.bias else 0)  # norms, biases of row-wise products
+        # norms, biases of row-wise products: of experts there is none
+        rows = 1 + self.dense_share
+        whole = 2 * norm + (rows * self.d_model if self.bias else 0)
         if not self.n_layer:
             return 0, whole
         if self.experts is None:
@@ -234,7 +241,9 @@ class Transformer:
     def block_tensors(self) -> int:
         """Parameters of a block, counted as tensors."""
         norms = 2 if self.rms or not self.bias else 4
-        return (5 if self.gated else 4) * (2 if self.bias else 1) + norms
+        each, stacked = matrices(self.gated), self.sparse_share
+        own = 2.0 + each * (self.dense_share + stacked)
+        return round(own * (2 if self.bias else 1) + stacked + norms)
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """(rows and columns of a block's matrices as tp deals them, elements of a block on one rank)."""
@@ -296,9 +305,11 @@ def crossings(
     scatters.
     """
     whole = tokens * model.d_model
-    gathers = 3.0 if model.gated else 2.0  # queries, keys and values; gate and up, each its own
+    # queries, keys and values; gate and up, each its own
+    gathers = 1.0 + (matrices(model.gated) - 1) * model.dense_share
     wide = max(4, itemsize) if backward else itemsize
-    return (whole * wide, gathers), (whole * itemsize, 1.0 if again and not model.noisy else 2.0)
+    scatters = 1.0 + model.dense_share
+    return (whole * wide, gathers), (whole * itemsize, 1.0 if again and not model.noisy else scatters)
 
 
 def block_elements(model: Transformer, tp: int) -> float:
