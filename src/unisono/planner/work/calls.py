@@ -76,7 +76,7 @@ def calls(
     for own in here:
         for read in own.tables:
             found += tables.together(read, plan, micro_batch * micros, item(plan))
-    found += _told(model, plan, here, elements, micros)
+    found += _told(model, plan, here, sum(meeting), micros)
     return tuple(call for call in found if call.nbytes * call.times > 0)
 
 
@@ -146,7 +146,7 @@ def _told(
     stems, heads = ends(plan.schedule, plan.pp)
     if copies(plan.schedule, plan.pp) > 1:
         # And one number: whether a half lacks some of them.
-        yield Transfer("pp", "all_reduce", item(plan) * (elements / dealers(plan) + 1))
+        yield Transfer("pp", "all_reduce", item(plan) * (elements + 1))
     elif stems != heads and any(own.stem or own.head for own in here):
         yield Transfer("pp", "all_reduce", item(plan) * model.tied_elements / plan.tp / dealers(plan))
     apart = leafwise(plan)
@@ -173,9 +173,11 @@ def _squares(model: Transformer | Network, rows: bool) -> int:
     if not rows:
         return model.block_tensors * model.n_layer + 1 + model.learned + norm + (not model.tied)
     ups, wide = (2 if model.gated else 1) * model.d_ff, model.d_model
-    block = (model.qkv_width + wide + ups + wide) * (2 if model.bias else 1) + 2 * norm * wide
+    dense = 1.0 - model.sparse_share
+    block = (model.qkv_width + wide + dense * (ups + wide)) * (2 if model.bias else 1) + 2 * norm * wide
+    block += model.sparse_share * expert_rows(model)
     stem = model.vocab + (model.stem_parameters[1] // wide)
-    return block * model.n_layer + stem + norm * wide + (0 if model.tied else model.vocab)
+    return round(block * model.n_layer) + stem + norm * wide + (0 if model.tied else model.vocab)
 
 
 def _as_messages(call: Transfer, ranks: int) -> Transfer:

@@ -43,6 +43,17 @@ def held_experts(model: Transformer, plan: Plan) -> HeldExperts:
     return HeldExperts(some.count * each / (plan.ep * cut), some.count * flat / plan.ep, over)
 
 
+def expert_rows(model: Transformer) -> float:
+    """Of all parameters of a sparse layer, counted along their first dim."""
+    some = model.experts
+    if some is None:
+        return 0.0
+    ups = matrices(model.gated) - 1
+    flat = some.count * (ups * some.width + model.d_model) if model.bias else 0
+    shared = (ups * some.shared_width + model.d_model) * (2 if model.bias else 1) if some.shared_width else 0
+    return some.count + (ups + 1) * some.count + flat + shared
+
+
 def layer_calls(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> Iterator[Transfer]:
     """In one pass over one sparse layer."""
     some, cut = model.experts, max(1, plan.tp // plan.ep)

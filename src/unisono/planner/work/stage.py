@@ -68,7 +68,7 @@ class MatrixProduct(NamedTuple):
 
 class Transfer(NamedTuple):
     """One kind of collective or message. axis: whose ranks meet; `replica`: of a replica, `world`: of the run; `cut`:
-    those that share one expert by its width; `experts`, `expert`: those that have the same parts of experts, or the same
+    those that share one expert by its width; `experts`, `expert`: that have the same parts of experts, or the same
     experts; `holders`: the same part of tables. nbytes: of the whole tensor that they add up, deal or bring together;
     of a message, the message; of an all-to-all, what one rank holds. times: a step, or a pass. later: others compute
     until it has come. behind: what software may hide it behind, of the pass that makes it: nothing, `backward` kernels,
