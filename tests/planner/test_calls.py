@@ -41,9 +41,9 @@ KINDS = {
     "llama": ModelConfig(kind="gpt", **_GPT, **_LLAMA, n_kv_head=6),
     "tied": ModelConfig(kind="gpt", **_GPT, dropout=0.1),
     "untied": ModelConfig(kind="gpt", **_GPT, tie_embeddings=False, bias=False),
-    "experts": ModelConfig(kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=48, bias=False),
+    "experts": ModelConfig(kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=24, bias=False),
     "shared": ModelConfig(
-        kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=48, n_shared_experts=1, dropout=0.1
+        kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=24, n_shared_experts=1, dropout=0.1
     ),
     "convnet": ModelConfig(kind="convnet", n_layer=4, channels=24, bias=False),
     "mlp": ModelConfig(kind="mlp", hidden=(24, 48, 96, 48)),
@@ -152,8 +152,8 @@ FEW = {
     "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2"],
     "tied": ["cp=2 dp=2 pp=2", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params"],
     "untied": ["dp=3 pp=2 sync=canonical"],
-    "experts": ["shard=2 ep=2", "tp=2", "tp=4 ep=2 dp=2", "dp=2 shard=2 tp=2 ep=2 recompute=full", "shard=4 ep=2 pp=2"],
-    "shared": ["tp=2 ep=2 pp=2", "shard=2 tp=2 ep=4 dp=2", "tp=4 ep=2"],
+    "experts": ["shard=2 ep=2", "tp=2", "tp=4 ep=2 dp=2", "cp=2 tp=2 ep=2", "shard=4 ep=2 pp=2"],
+    "shared": ["tp=2 ep=2 pp=2", "cp=2 shard=2 ep=2", "shard=4 ep=2 dp=2 recompute=full"],
     "convnet": ["shard=2 pp=3 schedule=gpipe recompute=full", "dp=2 pp=2 schedule=interleaved:v=2"],
     "mlp": ["dp=2 shard=2 collective=memory", "shard=2 pp=2 precision=bf16:params"],
 }  # fmt: skip

@@ -61,7 +61,8 @@ def calls(
     for axis, some in summed(plan, elements, alone):
         for nbytes in buckets(item(plan) * some / dealers(plan), near):
             found.append(Transfer(axis, "all_reduce", nbytes))
-    found += (call for call, _ in routed if call.ranks(plan) > 1)
+    for call in (call for call, _ in routed if call.ranks(plan) > 1):
+        found += [call._replace(nbytes=nbytes) for nbytes in buckets(call.nbytes, near)]
     meeting = [(elements - alone) / dealers(plan), alone / dealers(plan), *(some for _, some in routed)]
     if not _all_wait(plan):  # those of experts that wait for no sum travel with the others that do not
         meeting[0] += sum(some for call, some in routed if call.ranks(plan) == 1)
