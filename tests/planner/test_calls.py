@@ -207,7 +207,7 @@ def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
             for stage in table.owned(row):
                 many = len(table.micros_of(stage))
                 for call in (*works[stage].calls[0], *works[stage].calls[1]):
-                    if call.axis in ("tp", "shard"):
+                    if call.axis in ("tp", "cp", "cp+tp", "shard"):
                         made[call.axis, call.op] += call.nbytes * call.times * many
                         made[call.axis, f"{call.op}, times"] += call.times * many
             for call in calls(model(kind), own, 1, micros, row):

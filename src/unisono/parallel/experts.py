@@ -158,6 +158,6 @@ def _cut(name: str, experts: ExpertStack, groups: ExpertGroups, site: Site) -> N
         site.dealt[f"{name}.{key}"] = Dealt(
             tuple(cuts),
             groups.over_shard,
-            SHARERS if flat else HOLDERS,
+            SHARERS if flat and width.size > 1 else HOLDERS,
             groups.sharers if flat else groups.holders,
         )
