@@ -164,7 +164,9 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
     held(kind, Plan.parse(text))
 
 
-@pytest.mark.parametrize("kind", [kind for kind, model in KINDS.items() if not (model.attends and model.deals("ep"))])
+@pytest.mark.parametrize(
+    "kind", [kind for kind, model in KINDS.items() if not (model.attends and model.deals("ep"))]
+)
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one. Experts on devices are priced as
     other programs send their tokens."""
