@@ -31,6 +31,7 @@ MAY_WAIT = {"train/clip.py in read", "train/gradients.py in _drop_unused", "trai
 ALSO = {
     "precision=fp16": {"train/scaling.py in overflowed", "train/scaling.py in says"},
     "dualpipe": {"parallel/mirror.py in add_up"},
+    "offload=": {"parallel/offload/streaming.py in step"},  # the optimiser's own, for each part
     "ep=": {"train/routing.py in told"},
 }
 
@@ -62,6 +63,9 @@ PLANS = [
     ("gpt", "dp=8"),
     ("gpt", "dp=2 tp=2 pp=2 recompute=selective"),
     ("gpt", "dp=4 shard=2 zero=1"),
+    ("gpt", "dp=2 pp=2 offload=params:to=disk+activations"),
+    ("llama", "dp=2 tp=2 offload=activations recompute=full"),
+    ("gpt", "dp=2 shard=2 offload=optimizer"),
     ("gpt", "shard=2 zero=2 pp=2 dp=2"),
     ("llama", "dp=2 shard=2 zero=3 tp=2 precision=bf16"),
     ("gpt", "dp=8 sync=canonical"),

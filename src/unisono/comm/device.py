@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 # torch's flight recorder, of which the stubs know nothing
 RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
@@ -178,7 +179,11 @@ def begun_collectives() -> str:
 
 
 def host_room(nbytes: int, device: torch.device) -> Tensor:
-    """Bytes of host memory, uint8 [nbytes], to and from which `device` copies on its own."""
+    """Bytes of host memory, uint8 [nbytes], to and from which `device` copies on its own. Beside a device without
+    numbers they are never touched, and whoever looks on does not see them."""
+    if not has_numbers(device):
+        with _disable_current_modes():
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == GPU)
 
 

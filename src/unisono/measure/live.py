@@ -51,7 +51,7 @@ class LiveBytes(TorchDispatchMode):
                 self.now += grown
                 self._alive[key] = known[0], storage.nbytes()
             return
-        if x.device.type == "meta" or (self._store is not None and self._store.holds(storage.data_ptr())):
+        if x.device.type == "meta" or (self._store is not None and self._store.holds(x)):
             return
         if known is not None:
             self.now -= known[1]

@@ -87,7 +87,7 @@ class Keeper:
         frame = self.frame = KeptPass(self.before.frame if self.before is not None else None)
         if self.before is not None:
             self.before.frame = None
-        own = {p.untyped_storage().data_ptr() for p in self.part.parameters()}
+        own = {p.untyped_storage()._cdata for p in self.part.parameters()}
         seen: dict[
             int, tuple[Entry, Tensor]
         ] = {}  # holds what it knows by its place: nobody else may lie there
@@ -100,7 +100,7 @@ class Keeper:
     def _pack(
         self, frame: KeptPass, own: set[int], seen: dict[int, tuple[Entry, Tensor]], x: Tensor
     ) -> Tensor | _Packed:
-        place = x.untyped_storage().data_ptr()
+        place = x.untyped_storage()._cdata
         home = self.lender.lent.get(place) if self.lender is not None else None
         if home is None and (
             not self.everything or place in own or nbytes_of(x) <= SMALL or x.device != self.store.device

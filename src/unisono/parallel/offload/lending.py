@@ -34,7 +34,7 @@ class Lender:
         try:
             for p, home, layout in away:
                 p.data = layout.of(self.store.fetch(home))
-                self.lent[p.untyped_storage().data_ptr()] = home
+                self.lent[p.untyped_storage()._cdata] = home
             backward = torch._C._current_graph_task_id() != -1
             if (neighbour := self.before if backward else self.after) is not None:
                 neighbour.ahead()
@@ -75,7 +75,7 @@ def send_home(params: Sequence[nn.Parameter], store: Store) -> None:
     for p in params:
         if place_of(p) is not None or not p.numel():
             continue
-        key = p.untyped_storage().data_ptr()
+        key = p.untyped_storage()._cdata
         if key not in homes:
             home = store.home(nbytes_of(p))
             store.put(p.data, home)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from unisono.comm.device import Lane, host_room, is_apart
+from unisono.comm.device import Lane, has_numbers, host_room, is_apart
 from unisono.spec.errors import Infeasible
 
 _SEGMENT = 16 << 20
@@ -62,7 +62,7 @@ class Store:
         self.away = self.most = 0
         self._lane = Lane(device)
         self._free: dict[int, list[Home]] = defaultdict(list)
-        self._starts: set[int] = set()
+        self._ours: set[int] = set()
         self._file: Any = None
         self._length = 0
         self._segment: tuple[mmap.mmap, int, int] | None = None  # and its next free byte, and its length
@@ -70,17 +70,17 @@ class Store:
     def home(self, nbytes: int) -> Home:
         """Raises Infeasible M02 where the disk has no room for it."""
         free = self._free[nbytes]
-        made = free.pop() if free else self._in_file(nbytes) if self.on_disk else Home(
+        made = free.pop() if free else self._in_file(nbytes) if self.on_disk and has_numbers(self.device) else Home(
             host_room(nbytes, self.device), None
         )  # fmt: skip
-        self._starts.add(made.bytes.data_ptr())
+        self._ours.add(made.bytes.untyped_storage()._cdata)
         self.away += nbytes
         self.most = max(self.most, self.away)
         return made
 
-    def holds(self, start: int) -> bool:
-        """Whether a home begins at this address, or did: homes are used again, and never given up."""
-        return start in self._starts
+    def holds(self, x: Tensor) -> bool:
+        """Whether x lies in a home; they are used again, and never given up."""
+        return x.untyped_storage()._cdata in self._ours
 
     def leave(self, home: Home) -> None:
         """Nobody needs what lies there any more."""

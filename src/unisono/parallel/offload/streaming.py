@@ -27,7 +27,7 @@ def stream(optimizer: Optimizer, store: Store) -> None:
         for key, value in state.items():
             if not isinstance(value, Tensor) or not value.dim() or not value.numel():
                 continue
-            place = value.untyped_storage().data_ptr()
+            place = value.untyped_storage()._cdata
             if place not in homes:
                 home = store.home(nbytes_of(value))
                 store.put(value, home)

@@ -5,9 +5,11 @@ from typing import Any
 
 from unisono.config import Loaded, Resolved
 from unisono.planner import predict
+from unisono.planner.alive import alive
 from unisono.planner.kinds import Model, kind
 from unisono.planner.memory import Memory
 from unisono.planner.work.calls import calls
+from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 from unisono.verbs._sizes import model_of
 
@@ -73,6 +75,8 @@ def _priced(
     for call in calls(model, got.plan, micro_batch, micros, row, near=False):
         times, nbytes = sums.get((call.axis, call.op), (0.0, 0.0))
         sums[call.axis, call.op] = times + call.times, nbytes + call.nbytes * call.times
+    if isinstance(model, Transformer) and model.experts is None:
+        return sums, alive(model, got.plan, micro_batch=micro_batch, micros=micros, row=row)
     _, stack, _ = predict.here(environ)
     memories = dict(kind(model).memories(model, got.plan, stack, micro_batch, micros))
     return sums, memories.get(row)
