@@ -150,7 +150,7 @@ def held(kind: str, plan: Plan) -> None:
 
 FEW = {
     "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2"],
-    "tied": ["cp=2 dp=2 pp=2", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params"],
+    "tied": ["cp=2 dp=2 pp=2", "cp=2 cp_kind=ulysses recompute=selective", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params"],
     "untied": ["dp=3 pp=2 sync=canonical"],
     "experts": ["shard=2 ep=2", "tp=2", "tp=4 ep=2 dp=2", "cp=2 tp=2 ep=2", "shard=4 ep=2 pp=2"],
     "shared": ["tp=2 ep=2 pp=2", "cp=2 shard=2 ep=2", "shard=4 ep=2 dp=2 recompute=full"],

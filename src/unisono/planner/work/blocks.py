@@ -178,10 +178,9 @@ def _tensor_calls(
 
 
 def own_context_calls(
-    model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
-) -> list[Transfer]:
-    """What a block of ours sends on cp. Gradients on their way are summed in fp32 at least. again: the forward pass
-    once more."""
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool
+) -> list[Transfer]:  # fmt: skip
+    """What a block of ours sends on cp. Gradients on their way are summed in fp32 at least."""
     item = ITEM[plan.precision]
     found = _context_calls(model, plan, micro_batch, item, 2 if backward else 1)
     wide = max(4, item) / item
@@ -190,7 +189,10 @@ def own_context_calls(
         found = [both, both._replace(nbytes=wide * both.nbytes)]
     elif backward:
         found = [c._replace(nbytes=c.nbytes * (wide if c.op == "reduce_scatter" else 1.0)) for c in found]
-    return found + (own_context_calls(model, plan, micro_batch, False) if again else [])
+    made = own_context_calls(model, plan, micro_batch, False) if backward else []
+    # Of attention alone the last result is not wanted once more, so it is not exchanged.
+    once_more = {"full": len(made), "selective": 1}.get(plan.recompute, 0)
+    return found + made[:once_more]
 
 
 def own_tensor_calls(

@@ -55,8 +55,7 @@ def of_pass(
     if plan.tp > 1:
         found += _dealt_layers(model, plan, own, micro_batch, backward)
     if plan.cp > 1:
-        again = backward and plan.recompute in ("full", "selective")
-        made = own_context_calls(model, plan, micro_batch, backward, again)
+        made = own_context_calls(model, plan, micro_batch, backward)
         found += [call._replace(times=own.blocks * call.times) for call in made]
     if getattr(model, "experts", None):
         found += _sparse_layers(model, plan, own, micro_batch, backward)
