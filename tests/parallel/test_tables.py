@@ -13,6 +13,7 @@ from unisono.launch.context import RankContext
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
+from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
 from unisono.train.build import build, feeds
 from unisono.train.data.load import load
@@ -58,6 +59,24 @@ def test_replicas_and_stages_hold_whole_tables() -> None:
     for proof in prove(recipe(), plans("dp=3 micros=2", "shard=2 zero=3", *exact), 3):
         assert proof.passed, (proof.plan, proof.first_divergence)
         assert proof.bit_identical or not any(proof.plan.startswith(text[:4]) for text in exact[1:2])
+
+
+@pytest.mark.parametrize(
+    ("cut", "plan", "code"),
+    [
+        ("table", "shard=4 ep=4", "P12"),  # three tables
+        ("row", "shard=8 ep=8", "P12"),  # seven rows in the smallest
+        ("column", "shard=8 ep=8", "P12"),  # six columns
+        ("table", "shard=2 ep=2 dp=2 sync=canonical", "P16"),
+        ("table", "shard=2 ep=2 pp=2 schedule=dualpipe micros=4", "P13"),
+        ("table", "pp=2 schedule=pipedream micros=4", "P13"),
+        ("table", "tp=2", "P12"),
+    ],
+)
+def test_what_tables_cannot_be_dealt_by_is_refused(cut: str, plan: str, code: str) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        resolve(recipe(cut, clip=0.0), f"{plan} precision=fp64", None)
+    assert code in {problem.code for problem in caught.value.problems}
 
 
 def _played(ctx: RankContext, told: Recipe, plan: str, steps: int = 1) -> dict[str, Any]:
@@ -108,7 +127,9 @@ def test_a_sum_of_sparse_gradients_is_that_of_whole_ones(rows: list[list[int]]) 
     for size, index in zip(sizes, rows, strict=True):
         p = torch.nn.Parameter(torch.zeros(size, dtype=torch.float64))
         values = torch.randn(len(index), size[1], dtype=torch.float64)
-        p.grad = torch.sparse_coo_tensor(torch.tensor([index], dtype=torch.int64), values, size)
+        p.grad = torch.sparse_coo_tensor(
+            torch.tensor([index], dtype=torch.int64), values, size, check_invariants=False
+        )
         masters.append(p)
     whole = [p.grad.to_dense() for p in masters if p.grad is not None]
     add_up(masters, ())

@@ -58,6 +58,9 @@ class DLRMConfig(ModelConfig):
             yield Problem(
                 "P16", f"{what} looks up rows for several", "plan.sync, plan.ep", "ep=1, or sync=every_step"
             )
+        if not getattr(schedule, "flushed", True):
+            what = f"schedule={plan.schedule} updates within a step, and gradients of tables are summed once a step"
+            yield Problem("P13", what, "plan.schedule, model.kind", "schedule=1f1b")
         if plan.ep > 1 and getattr(schedule, "chains", 1) > 1:
             what = f"schedule={plan.schedule} holds the model twice, and ep={plan.ep} deals the tables of one"
             yield Problem("P13", what, "plan.schedule, plan.ep", "ep=1, or schedule=1f1b")
