@@ -7,7 +7,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import clusters
-from unisono.planner.kinds import Model
+from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.parts import Price
 from unisono.planner.priced import closed, verdict
@@ -15,6 +15,7 @@ from unisono.planner.question import Question
 from unisono.planner.stack import Stack
 from unisono.planner.stack import stack as stack_named
 from unisono.planner.trust import trust
+from unisono.spec.errors import UsageError
 
 MIB = 2.0**20
 FALLBACK = "laptop"  # what prices where nobody has measured
@@ -39,7 +40,10 @@ class Prediction:
 def predict(
     model: Model, plan: Plan, cluster: Cluster, stack: Stack, *, micro_batch: int, micros: int
 ) -> Prediction:
-    """The prediction for a resolved plan. Ranks beyond the cluster's devices share its last link."""
+    """The prediction for a resolved plan. Ranks beyond the cluster's devices share its last link. Raises UsageError for
+    what has no price."""
+    for problem in kind(model).problems(model, plan):
+        raise UsageError(problem.what, where=problem.where, fix=problem.fix, code=problem.code)
     ask = Question(model, plan, roomy(cluster, plan.world), stack, micro_batch, micros)
     seconds = closed(ask)
     mem_mib = (verdict(ask).memory.total + cluster.device.reserved) / MIB

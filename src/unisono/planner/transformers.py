@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
 from unisono.planner import gathering
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
@@ -143,5 +144,8 @@ def layers(model: Transformer, plan: Plan, is_balanced: bool) -> tuple[float, ..
 
 
 def problems(model: Transformer, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced: nothing that `Plan.check` does not say."""
-    return []
+    """What keeps a plan from being priced beside what `Plan.check` says: products in two dims."""
+    if not isinstance(plan.tp, Grid):
+        return []
+    what = f"tp={plan.tp}: products in rows and columns are played, and have no price"
+    return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are dealt in one row")]

@@ -18,6 +18,7 @@ from tests.verify.mutations import (
     in_stages,
     in_sums,
     in_tables,
+    in_tensor,
     in_updates,
 )
 from tests.verify.mutations.planting import Planting, bugs_of
@@ -42,6 +43,7 @@ CATALOGUE = bugs_of(
     in_numbers,
     in_memory,
     in_tables,
+    in_tensor,
 )
 UNSEEN = bugs_of(in_both)
 PLANTING = Planting()
