@@ -1,7 +1,7 @@
 """The parameters of one rank: their logical names, and which box of the full tensor lies here."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -112,14 +112,8 @@ def slots_of(
             start[0] += min(chunk * states.index, rows)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
         if own is not None:
-            over = frozenset({own.sum_over}) if own.group.size > 1 else NO_AXES
-            # Of a group that is no axis of the mesh, a slot's coordinates say nothing.
-            axes = over & frozenset(AXES)
-            twice = copy or (own.group.index > 0 and not axes)
-            box, alias = tuple(start), name in aliases
-            slots.append(
-                Slot(name, live, master, shape, box, over, repeated_on=axes, alias=alias, copy=twice)
-            )
+            slot = Slot(name, live, master, shape, tuple(start), alias=name in aliases, copy=copy)
+            slots.append(_held_alike(slot, own))
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
         # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.
@@ -140,3 +134,11 @@ def slots_of(
             )
         )
     return slots
+
+
+def _held_alike(slot: Slot, own: Dealt) -> Slot:
+    """With the ranks that hold this part too."""
+    over = frozenset({own.sum_over}) if own.group.size > 1 else NO_AXES
+    axes = over & frozenset(AXES)  # of a group that is no axis of the mesh, coordinates say nothing
+    twice = slot.copy or (own.group.index > 0 and not axes)
+    return replace(slot, sum_over=over, repeated_on=axes, copy=twice)

@@ -200,12 +200,26 @@ def own_tensor_calls(
 ) -> list[Transfer]:
     """What a block of ours gathers and scatters on tp, the other way round backwards."""
     ops = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    made = crossings(model, tokens, ITEM[plan.precision], backward, again)
+    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], backward, again))
     behind = "backward" if backward else ""
+    lent = 2 * plan.tp * tokens * model.kv_width / model.kv_heads * ITEM[plan.precision]
     return [
         Transfer("tp", op, nbytes, times, behind=behind)
-        for op, (nbytes, times) in zip(ops, made, strict=True)
+        for op, (nbytes, times) in zip((*ops, ops[0]), (*made, (lent, _lends(model, plan))), strict=True)
     ]
+
+
+def filled(model: Transformer, plan: Plan, tokens: float) -> float:
+    """Tokens that travel on tp: shorter slices of positions are filled up to the longest one."""
+    here = model.context // plan.cp
+    return tokens if here % plan.tp == 0 else tokens * plan.tp * -(-here // plan.tp) / here
+
+
+def _lends(model: Transformer, plan: Plan) -> float:
+    """How often ranks lend each other a key and a value in one pass: where the queries of one lie on several ranks."""
+    group, tp = model.n_head // model.kv_heads, plan.tp
+    ends = (rank * (model.n_head // tp) + min(rank, model.n_head % tp) for rank in range(1, tp))
+    return float(any(end % group for end in ends))
 
 
 def _context_calls(

@@ -7,7 +7,7 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.work import tables, wires
-from unisono.planner.work.blocks import own_context_calls, own_tensor_calls
+from unisono.planner.work.blocks import filled, own_context_calls, own_tensor_calls
 from unisono.planner.work.dealt import again_calls, layer_calls, without_experts
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
@@ -101,29 +101,15 @@ def _dealt_layers(
     """On tp."""
     wide, narrow, tokens = item(plan), ITEM[plan.precision], micro_batch * model.context / plan.cp
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    dealt = (
-        micro_batch * plan.tp * -(-model.context // (plan.cp * plan.tp))
-    )  # shorter slices of positions are filled up
-    made = own_tensor_calls(model, plan, dealt, backward) + _lent(model, plan, tokens, backward)
+    made = own_tensor_calls(model, plan, tokens, backward)
     if backward and plan.recompute == "full":
-        made += own_tensor_calls(model, plan, dealt, backward=False, again=True)
-        made += _lent(model, plan, tokens, backward=False)
+        made += own_tensor_calls(model, plan, tokens, backward=False, again=True)
     yield from (call._replace(times=own.blocks * call.times) for call in made)
     for way, size, there in ((op, wide if backward else narrow, own.head), (other, wide, own.stem)):
-        yield Transfer("tp", way, dealt * model.d_model * size, there)
+        yield Transfer("tp", way, filled(model, plan, tokens) * model.d_model * size, there)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)
-
-
-def _lent(model: Transformer, plan: Plan, tokens: float, backward: bool) -> list[Transfer]:
-    """A key and a value from each rank, where queries of one key lie on several ranks."""
-    group, tp = model.n_head // model.kv_heads, plan.tp
-    ends = [rank * (model.n_head // tp) + min(rank, model.n_head % tp) for rank in range(1, tp)]
-    if all(end % group == 0 for end in ends):
-        return []
-    nbytes = tp * tokens * 2 * model.kv_width / model.kv_heads * ITEM[plan.precision]
-    return [Transfer("tp", "reduce_scatter" if backward else "all_gather", nbytes)]
 
 
 def dealers(plan: Plan) -> int:
