@@ -37,7 +37,7 @@ PLAN_MEANINGS = {
     "micros": "micro-batches of a step on one data rank",
     "tp": "ranks that split every matrix product, in one row or in rows and columns",
     "cp": "ranks that split the positions of a sample",
-    "ep": "ranks that split the experts",
+    "ep": "ranks that split the experts, or the tables",
     "cp_kind": "how `cp` exchanges keys and values",
     "sync": "how replicas stay together",
     "collective": "algorithm of the sums on `dp`",
@@ -137,9 +137,7 @@ def plan_keys() -> str:
     def rows() -> Iterator[tuple[str, ...]]:
         for key in KEYS:
             default = "from the batch" if DEFAULTS[key] is None else f"`{DEFAULTS[key]}`"
-            if key == "ep":
-                here, later = "`1`", "other values"
-            elif key in NAMED:
+            if key in NAMED:
                 here = " ".join(f"`{v}`" for v in played(key))
                 later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))
             else:

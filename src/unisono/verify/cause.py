@@ -195,7 +195,7 @@ def _is_crossed(got: Tensor, crossed: Tensor, slack: float) -> bool:
 def _in_words(case: Case, wrong: Tensor) -> str:
     axes = [
         f"{axis}={getattr(case.plan, axis)}"
-        for axis in ("tp", "cp", "shard", "pp")
+        for axis in ("tp", "cp", "ep", "shard", "pp")
         if getattr(case.plan, axis) > 1
     ]
     some = "" if bool(wrong.all()) else f" in {int(wrong.sum())} of {len(wrong)} micro-batches"
