@@ -74,6 +74,13 @@ class Beside:
     action: float
 
     @property
+    def waits(self) -> tuple[float, float]:
+        """The largest share of a row's time, from its first start to its last stop, in which it waits: measured and
+        simulated."""
+        both = (artificial.waits(placed, self.case.ranks) for placed in (self.measured, self.simulated))
+        return next(both), next(both)
+
+    @property
     def furthest(self) -> float:
         return max(abs(self.step), self.action)
 
@@ -86,7 +93,8 @@ def main() -> int:
     options = arguments()
     rows = []
     if not options.json:
-        print("timetable    ranks  micros  stages  message   simulated    measured    step  furthest action")
+        print("timetable    ranks  micros  stages  message   simulated    measured    step  furthest  waits: measured"
+              " simulated  form")  # fmt: skip
     with Nursery("tests.ranks:entry", path=[ROOT]) as nursery:
         more = beyond(nursery, options.cost * 1e-3)
         if not options.json:
@@ -235,8 +243,17 @@ def line(row: Beside) -> str:
     return (
         f"{case.schedule:<12} {case.ranks:>5} {case.micros:>7}  {shape:<6} {1e3 * row.message:>6.2f} ms"
         f" {1e3 * simulated:>8.1f} ms {1e3 * measured:>8.1f} ms {row.step:>+6.2f} % {row.action:>6.2f} %"
+        f"        {row.waits[0]:>8.3f} {row.waits[1]:>9.3f} {form(case):>5}"
         f"{'' if row.agrees else '   MORE THAN THE GOAL'}"
     )
+
+
+def form(case: Case) -> str:
+    """The wait by the schedule's formula; nothing where stages are unequal or messages take long. Overlapped pairs are
+    played one after the other here, and wait at most so long."""
+    if case.ranks == 1 or case.delay or len(set(case.forward)) > 1:
+        return "-"
+    return f"{artificial.closed(case.schedule, case.ranks, case.micros, case.forward[0]):.3f}"
 
 
 def pictures(row: Beside, folder: Path) -> None:
@@ -265,6 +282,7 @@ def as_dict(row: Beside) -> dict[str, Any]:
     return {
         "schedule": case.schedule, "ranks": case.ranks, "micros": case.micros, "forward_s": list(case.forward),
         "message_s": row.message, "simulated_s": max(p.stop for p in row.simulated),
+        "waits_measured": row.waits[0], "waits_simulated": row.waits[1],
         "measured_s": max(p.stop for p in row.measured), "step_pct": row.step, "action_pct": row.action,
         "pass": row.agrees,
     }  # fmt: skip
