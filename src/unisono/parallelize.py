@@ -153,19 +153,8 @@ def parallelize(
     measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
     store = Store(device, away_of(plan).on_disk, scratch)
-    parts = (
-        plan,
-        mesh,
-        anatomy,
-        shapes,
-        blocks,
-        timetable.placement,
-        values,
-        dtype,
-        device,
-        store,
-        sample.shape[0],
-    )
+    row = timetable.placement
+    parts = (plan, mesh, anatomy, shapes, blocks, row, values, dtype, device, store, sample.shape[0])
     site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)

@@ -107,9 +107,7 @@ def slots_of(
             start[one.dim] = one.start
         master = masters.get(name, live)
         if isinstance(live, DTensor):
-            rows = live.shape[0]
-            chunk = -(-rows // states.size)  # torch.chunk's rule, which FSDP2 follows
-            start[0] += min(chunk * states.index, rows)
+            start[0] += _first_row(live.shape[0], states)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
         if own is not None:
             slot = Slot(name, live, master, shape, tuple(start), alias=name in aliases, copy=copy)
@@ -120,20 +118,15 @@ def slots_of(
         seen = frozenset(
             {"cp"} if mesh.cp.size > 1 and not (isinstance(live, DTensor) and states is mesh.states) else ()
         )
-        slots.append(
-            Slot(
-                name=name,
-                live=live,
-                master=master,
-                shape=shape,
-                start=tuple(start),
-                sum_over=NO_AXES if added_up else (whole if sequence else NO_AXES) | seen,
-                repeated_on=whole | seen,
-                alias=name in aliases,
-                copy=copy,
-            )
-        )
+        sums = NO_AXES if added_up else (whole if sequence else NO_AXES) | seen
+        box, alias = tuple(start), name in aliases
+        slots.append(Slot(name, live, master, shape, box, sums, whole | seen, alias, copy))
     return slots
+
+
+def _first_row(rows: int, states: Group) -> int:
+    """Of this rank's part of a tensor that FSDP2 has dealt: it follows torch.chunk's rule."""
+    return min(-(-rows // states.size) * states.index, rows)
 
 
 def _held_alike(slot: Slot, own: Dealt) -> Slot:
