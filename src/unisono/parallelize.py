@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unisono.comm.mesh import Mesh
+from unisono.parallel.compiling import compile_blocks
 from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
 from unisono.parallel.fill import fill
@@ -52,12 +53,6 @@ class Pass:
     at_once: bool = False
 
 
-def _compile(stages: Stages, site: Site) -> None:
-    for stage in stages.values():
-        for block in stage.blocks.values():
-            block.compile()
-
-
 def _shard(stages: Stages, site: Site) -> None:
     how = site.plan.wires, site.plan.arithmetic.params
     for i, stage in stages.items():
@@ -92,7 +87,7 @@ PASSES = (
     Pass("masters", lambda site: site.plan.shard == 1 and rounding_of(site) is not None, keep_masters),
     Pass("recompute", wants(lambda again: again.full), recompute_blocks, at_once=True),
     Pass("offload", lambda site: away_of(site.plan).params or away_of(site.plan).activations, keep_at_home),
-    Pass("compile", lambda site: site.compiled, _compile, at_once=True),
+    Pass("compile", lambda site: site.compiled, compile_blocks, at_once=True),
     Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
 )
 

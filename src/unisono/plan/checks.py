@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import NAMED, choice, member, problem_of
 from unisono.plan.grid import Grid, columns_of
+from unisono.plan.roundings import compiled, kept_whole, rounded
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
-from unisono.spec.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from unisono.plan.plan import Plan
@@ -38,7 +38,7 @@ class Devices(Protocol):
 
 def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
-    problems = [*_not_built(plan), *_meaningless(plan), *_unflushed(plan, recipe), *_rounded(plan)]
+    problems = [*_not_built(plan), *_meaningless(plan), *_unflushed(plan, recipe), *rounded(plan)]
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
@@ -46,10 +46,11 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
             *_context(plan, recipe.model),
             *_virtual(plan, recipe.model),
             *_experts(plan, recipe.model),
-            *_kept_whole(plan, recipe.model),
+            *kept_whole(plan, recipe.model),
             *_refused(plan, recipe.model),
             *_again(plan, recipe.model),
             *_away(plan, recipe.train),
+            *compiled(plan, recipe.train),
             *_stages(plan, recipe.model),
         ]
         if plan.dp != -1:
@@ -82,39 +83,6 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
-
-
-def _rounded(plan: "Plan") -> Iterator[Problem]:
-    """Of `precision` and of what `zero` sends rounded."""
-    wires = plan.wires
-    # An overflow is seen in what all replicas sum alike; what each keeps for itself would keep it.
-    for key in ("sync", "codec") if plan.precision == "fp16" and plan.dp != 1 else ():
-        found = _member(key, getattr(plan, key))
-        if found is not None and found.fidelity is Fidelity.LOSSY:
-            what = f"precision=fp16 with {key}={getattr(plan, key)}: replicas would not all see an overflow of one"
-            fix = f"precision=bf16, or {key}={getattr(type(plan)(), key)}"
-            yield Problem("P16", what, f"plan.precision, plan.{key}", fix)
-    zero = f"zero={plan.text('zero')}"
-    if plan.shard == 1 and (wires.scatter or wires.prefetch):
-        what = f"{zero} with shard=1: nothing is scattered, and nothing gathered"
-        yield Problem("P16", what, "plan.zero, plan.shard", "shard=2, or zero without these options")
-    if wires.prefetch and plan.zero < 3:
-        what = f"{zero}: prefetch gathers blocks ahead, and zero={plan.zero} keeps them whole in a step"
-        yield Problem("P16", what, "plan.zero", f"zero=3:prefetch={wires.prefetch}, or leave prefetch out")
-    if wires.gather and plan.tp > 1:
-        what = f"{zero} with tp={plan.tp}: blocks of a row would not be those of the whole row"
-        yield Problem("P16", what, "plan.zero, plan.tp", f"zero={plan.zero}:scatter=int8, or tp=1")
-    policy = _member("sync", plan.sync)
-    if wires.scatter and plan.shard > 1 and policy is not None and policy.leafwise:
-        what = (
-            f"{zero} with sync={plan.sync}: rounded gradients do not add up to the same bits in every layout"
-        )
-        yield Problem(
-            "P16", what, "plan.zero, plan.sync", f"zero={plan.zero}:gather=int8, or sync=every_step"
-        )
-    if plan.arithmetic.stochastic:
-        what = "precision=bf16:stochastic is not yet in this version"
-        yield Problem("P10", what, "plan.precision", "precision=bf16, or precision=bf16:params")
 
 
 def _unflushed(plan: "Plan", recipe: RecipeLike | None) -> Iterator[Problem]:
@@ -295,20 +263,6 @@ def _away(plan: "Plan", train: Any) -> Iterator[Problem]:
         yield Problem(
             "P22", what, "plan.offload, train.compile", "--train.compile false, or offload=optimizer"
         )
-
-
-def _kept_whole(plan: "Plan", model: Any) -> Iterator[Problem]:
-    """Experts and tables are dealt in another way than what is rounded for a forward."""
-    rounds = plan.wires.gather or plan.arithmetic.params or plan.arithmetic.stochastic
-    if rounds and model.deals("ep") is not None:
-        what = f"{' '.join(sorted(plan.options))}: experts and tables of a {model.kind} are not rounded"
-        yield Problem("P12", what, "plan, model.kind", "leave these options out")
-    words = {choice(plan.offload).name, *choice(plan.offload).marks}
-    if rounds and "params" in words:
-        what = (
-            f"{' '.join(sorted(plan.options))} with offload={plan.offload}: what is put away is not rounded"
-        )
-        yield Problem("P22", what, "plan, plan.offload", "leave these options out, or offload=optimizer")
 
 
 def _stages(plan: "Plan", model: Any) -> Iterator[Problem]:
