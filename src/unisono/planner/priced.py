@@ -108,7 +108,9 @@ def _known(ask: Question) -> None:
     strange |= {"offload", *machine(ask.cluster).unmeasured(plan)} | (
         {"codec"} if choice(plan.codec).marks else set()
     )
-    for key in sorted(strange, key=("sync", "codec", "collective", "offload", "cp", "ep", "precision").index):
+    strange |= {"recompute"} if choice(plan.recompute).options else set()  # some blocks and not others
+    order = ("sync", "codec", "collective", "offload", "recompute", "cp", "ep", "precision")
+    for key in sorted(strange, key=order.index):
         value, usual = getattr(plan, key), getattr(Plan(), key)
         if value != usual:
             raise UsageError(
