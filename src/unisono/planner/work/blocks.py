@@ -69,12 +69,13 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
         others = tuple(call for call in ahead.calls if call.axis != "tp")
         tokens = _tokens(model, plan, micro_batch)
         return ahead.like(calls=(*_tensor_calls(model, plan, habits, tokens, False, again=True), *others))
+    sent = tuple(context_again(model, plan, micro_batch)) if own_list(model, habits) else ()
     if plan.recompute == "selective" and not habits.fused_attention:
         scores, unfused = _scores(model, plan, habits, micro_batch)
         # Of the two products, the scores; and the weighted values' inputs.
         half = tuple(one._replace(times=0.5) for one in scores)
-        return PartPass(scores=half, moved=unfused, kernels=UNFUSED_LAUNCHES + 1)
-    return PartPass()
+        return PartPass(scores=half, moved=unfused, kernels=UNFUSED_LAUNCHES + 1, calls=sent)
+    return PartPass(calls=sent)
 
 
 def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) -> PartPass:
@@ -189,10 +190,14 @@ def own_context_calls(
         found = [both, both._replace(nbytes=wide * both.nbytes)]
     elif backward:
         found = [c._replace(nbytes=c.nbytes * (wide if c.op == "reduce_scatter" else 1.0)) for c in found]
-    made = own_context_calls(model, plan, micro_batch, False) if backward else []
-    # Of attention alone the last result is not wanted once more, so it is not exchanged.
-    once_more = {"full": len(made), "selective": 1}.get(plan.recompute, 0)
-    return found + made[:once_more]
+    return found
+
+
+def context_again(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
+    """What a block of ours sends on cp for what its backward pass computes once more. Of attention alone the last
+    result is not wanted, so it is not exchanged."""
+    made = own_context_calls(model, plan, micro_batch, False)
+    return made[: {"full": len(made), "selective": 1}.get(plan.recompute, 0)]
 
 
 def own_tensor_calls(

@@ -7,7 +7,7 @@ from typing import Any
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.planner.work import tables, wires
-from unisono.planner.work.blocks import filled, own_context_calls, own_tensor_calls
+from unisono.planner.work.blocks import context_again, filled, own_context_calls, own_tensor_calls
 from unisono.planner.work.dealt import again_calls, layer_calls, without_experts
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
@@ -56,6 +56,7 @@ def of_pass(
         found += _dealt_layers(model, plan, own, micro_batch, backward)
     if plan.cp > 1:
         made = own_context_calls(model, plan, micro_batch, backward)
+        made += context_again(model, plan, micro_batch) if backward else []
         found += [call._replace(times=own.blocks * call.times) for call in made]
     if getattr(model, "experts", None):
         found += _sparse_layers(model, plan, own, micro_batch, backward)
