@@ -117,7 +117,8 @@ def test_places_name_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("model", "data", "words"),
     [
-        ({"kind": "dlrm"}, {}, "not yet in this version"),
+        ({"kind": "dlrm"}, {}, "reads clicks"),
+        ({}, {"source": "clicks"}, "reads tokens"),
         ({"kind": "hf:gpt2"}, {}, "not yet in this version"),
         ({"kind": "none.py:model"}, {}, "no such model file"),
         ({"kind": "mlp"}, {}, "reads pictures"),
