@@ -114,14 +114,17 @@ def slots_of(
             slots.append(_held_alike(slot, own))
             continue
         whole = frozenset({"tp"} if mesh.tp.size > 1 and cut is None else ())
-        # Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too.
-        seen = frozenset(
-            {"cp"} if mesh.cp.size > 1 and not (isinstance(live, DTensor) and states is mesh.states) else ()
-        )
+        seen = _seen_alone(live, mesh, states)
         sums = NO_AXES if added_up else (whole if sequence else NO_AXES) | seen
         box, alias = tuple(start), name in aliases
         slots.append(Slot(name, live, master, shape, box, sums, whole | seen, alias, copy))
     return slots
+
+
+def _seen_alone(live: nn.Parameter, mesh: Mesh, states: Group) -> frozenset[str]:
+    """Each rank of cp has seen some positions alone; where shard deals the tensor, its scattered sum is over cp too."""
+    summed = isinstance(live, DTensor) and states is mesh.states
+    return frozenset({"cp"} if mesh.cp.size > 1 and not summed else ())
 
 
 def _first_row(rows: int, states: Group) -> int:
