@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.parallel.test_parallelize import held
 from tests.parallel.test_uneven import LLAMA
 from tests.threads import prove
+from tests.train.small import recipe as small
 from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.parallel.grid import GridGroups, GridLinear, GridNorm
 from unisono.parallel.parts import part_of
@@ -103,3 +105,17 @@ def block(ctx, rows, columns):
 def test_blocks_of_a_product_and_a_norm_equal_whole_ones(threads, rows, columns):
     for errors in threads(block, rows * columns, rows=rows, columns=columns):
         assert max(errors.values()) < 1e-12, errors
+
+
+def test_blocks_tile_the_model_so_a_checkpoint_knows_no_grid(threads, tmp_path):
+    told = small(tmp_path, micro_batch=2)
+    (whole,) = threads(held, 1, group=False, told=told, plan="dp=1")
+    values = {name: value for name, _, _, value, _ in whole}
+    times = {name: torch.zeros(value.shape) for name, value in values.items()}
+    for rank in threads(held, 4, told=told, plan="tp=2x2"):
+        for name, _, start, value, counted in rank:
+            box = tuple(slice(a, a + n) for a, n in zip(start, value.shape, strict=True))
+            assert torch.equal(values[name][box], value), name
+            times[name][box] += counted
+    for name, count in times.items():
+        assert bool((count == (name != "head.out.weight")).all()), name
