@@ -11,6 +11,7 @@ from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import NAMED, choice, member, problem_of
 from unisono.plan.grid import Grid, columns_of
 from unisono.plan.roundings import compiled, kept_whole, rounded
+from unisono.plan.unflushed import unflushed
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
 
@@ -38,7 +39,7 @@ class Devices(Protocol):
 
 def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
-    problems = [*_not_built(plan), *_meaningless(plan), *_unflushed(plan, recipe), *rounded(plan)]
+    problems = [*_not_built(plan), *_meaningless(plan), *unflushed(plan, recipe), *rounded(plan)]
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
@@ -83,34 +84,6 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
-
-
-def _unflushed(plan: "Plan", recipe: RecipeLike | None) -> Iterator[Problem]:
-    """A timetable with the update inside makes it before all stages have their gradients, and its backwards use weights
-    that are not the newest."""
-    if plan.pp == 1 or getattr(_member("schedule", plan.schedule), "flushed", True):
-        return
-    plain, train = type(plan)(), getattr(recipe, "train", None)
-    clip, guard = getattr(train, "clip", 0), getattr(train, "guard", 0)
-    said = f"schedule={plan.schedule} updates each stage for itself"
-    for wrong, why, key, fix in (
-        (plan.sync != plain.sync, f"and sync={plan.sync} makes one update for all", "plan.sync", f"sync={plain.sync}"),
-        (plan.shard > 1, f"from versions of weights that shard={plan.shard} does not keep", "plan.shard",
-         f"dp={plan.shard}"),
-        (plan.offload != plain.offload, f"which offload={plan.offload} has no room for", "plan.offload",
-         f"offload={plain.offload}"),
-        (recipe is not None and bool(recipe.model.deals("ep")), "and experts or tables are balanced by all at"
-         " once", "model.kind", "another model"),
-        (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
-         "precision=bf16"),
-        (plan.arithmetic.params or plan.arithmetic.stochastic, "from copies of weights that are of one precision",
-         "plan.precision", f"precision={plan.precision}"),
-        (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",
-         "--train.clip 0"),
-        (guard, f"so a step cannot be computed twice, as train.guard={guard} asks", "train.guard", "--train.guard 0"),
-    ):  # fmt: skip
-        if wrong:
-            yield Problem("P24", f"{said}, {why}", f"plan.schedule, {key}", f"{fix}, or schedule=1f1b")
 
 
 def _member(key: str, text: str) -> Any:

@@ -23,7 +23,7 @@ _ACTION = re.compile(r"([FBW])(\d+)(?:/(\d+))?")
 _PASSED_OVER = re.compile(r"rank \d+|[.\-\s]+")
 
 
-class Written(Schedule):
+class WrittenSchedule(Schedule):
     """The schedule that a function makes. Each stage's gradients must be summed in ascending order of micro-batches,
     as all of ours are."""
 
@@ -80,7 +80,7 @@ class Written(Schedule):
 
 
 @cache
-def of_function(function: Function, name: str) -> type[Written]:
+def of_function(function: Function, name: str) -> type[WrittenSchedule]:
     """The member that a function of a user's file is. Its halves and pictures are read off its timetable."""
     halves = any(a.kind == "W" for row in _probe(function, name, 2).rows for a in row)
     about: dict[str, Any] = {
@@ -89,7 +89,7 @@ def of_function(function: Function, name: str) -> type[Written]:
         "__annotations__": {"name": ClassVar[str], "halves": ClassVar[bool], "function": ClassVar[Function]},
         "name": name, "halves": halves, "function": staticmethod(function),
     }  # fmt: skip
-    return type(name, (Written,), about)
+    return type(name, (WrittenSchedule,), about)
 
 
 def read(given: Rows) -> tuple[tuple[Action, ...], ...]:
@@ -133,7 +133,7 @@ def _placement(rows: Sequence[Sequence[Action]]) -> tuple[int, ...]:
 
 
 @cache
-def _some(member: type[Written], ranks: int) -> Timetable:
+def _some(member: type[WrittenSchedule], ranks: int) -> Timetable:
     """A timetable for a number of micro-batches that the function takes: where its stages lie is told by any."""
     error: UsageError | None = None
     for micros in dict.fromkeys((2 * ranks, 4 * ranks, ranks, 8 * ranks, 1)):
@@ -145,7 +145,7 @@ def _some(member: type[Written], ranks: int) -> Timetable:
 
 
 def _probe(function: Function, name: str, ranks: int) -> Timetable:
-    probe = type(name, (Written,), {"__module__": __name__, "__annotations__": {"name": ClassVar[str]},
+    probe = type(name, (WrittenSchedule,), {"__module__": __name__, "__annotations__": {"name": ClassVar[str]},
                                     "name": name, "function": staticmethod(function)})  # fmt: skip
     try:
         return _some(probe, ranks)

@@ -1,0 +1,39 @@
+"""What a timetable without a flush (PipeDream) cannot be joined with."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from unisono.plan.grammar import member, problem_of
+from unisono.spec.errors import Problem
+
+if TYPE_CHECKING:
+    from unisono.plan.plan import Plan
+
+
+def unflushed(plan: "Plan", recipe: Any) -> Iterator[Problem]:
+    """A timetable with the update inside makes it before all stages have their gradients, and its backwards use weights
+    that are not the newest."""
+    schedule = None if problem_of("schedule", plan.schedule) else member("schedule", plan.schedule)
+    if plan.pp == 1 or getattr(schedule, "flushed", True):
+        return
+    plain, train = type(plan)(), getattr(recipe, "train", None)
+    clip, guard = getattr(train, "clip", 0), getattr(train, "guard", 0)
+    said = f"schedule={plan.schedule} updates each stage for itself"
+    for wrong, why, key, fix in (
+        (plan.sync != plain.sync, f"and sync={plan.sync} makes one update for all", "plan.sync", f"sync={plain.sync}"),
+        (plan.shard > 1, f"from versions of weights that shard={plan.shard} does not keep", "plan.shard",
+         f"dp={plan.shard}"),
+        (plan.offload != plain.offload, f"which offload={plan.offload} has no room for", "plan.offload",
+         f"offload={plain.offload}"),
+        (recipe is not None and bool(recipe.model.deals("ep")), "and experts or tables are balanced by all at"
+         " once", "model.kind", "another model"),
+        (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
+         "precision=bf16"),
+        (plan.arithmetic.params or plan.arithmetic.stochastic, "from copies of weights that are of one precision",
+         "plan.precision", f"precision={plan.precision}"),
+        (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",
+         "--train.clip 0"),
+        (guard, f"so a step cannot be computed twice, as train.guard={guard} asks", "train.guard", "--train.guard 0"),
+    ):  # fmt: skip
+        if wrong:
+            yield Problem("P24", f"{said}, {why}", f"plan.schedule, {key}", f"{fix}, or schedule=1f1b")
