@@ -103,13 +103,16 @@ if __name__ == "__main__":
     parser.add_argument("--plan", action="append")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=SIZES["context"])
+    parser.add_argument("--width", type=int, default=SIZES["d_model"])
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument(
         "--json", action="store_true", help="rows as one object a line, with the sizes at the peak"
     )
     asked = parser.parse_args()
     rows = table(
-        asked.plan or list(PLANS), {**SIZES, "dropout": asked.dropout, "context": asked.context}, asked.batch
+        asked.plan or list(PLANS),
+        {**SIZES, "dropout": asked.dropout, "context": asked.context, "d_model": asked.width},
+        asked.batch,
     )
     if asked.json:
         print("\n".join(map(json.dumps, rows)))

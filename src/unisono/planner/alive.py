@@ -16,8 +16,8 @@ from unisono.planner.work import kept
 from unisono.planner.work.passes import ITEM, block_elements
 from unisono.planner.work.transformer import Transformer
 
-STREAMED = 2.0 * (25 << 20)
-"""Bytes of optimiser state that are there at once where it streams: `parallel.offload.streaming.AT_ONCE`, twice."""
+STREAMED = float(25 << 20)
+"""Bytes of optimiser state that are there at once where it streams: `parallel.offload.streaming.AT_ONCE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
         for grads, activations in _moments(model, plan, share, own, unit, widest, micro_batch, micros, row)
     ]
     if away.optimizer:
-        brought = min(own, STREAMED / 2) if away.params else params  # with the state of the same weights
+        brought = min(own, streamed / max(1, model.states)) if away.params else params  # with the state of the same weights
         moments.append(Memory(brought, own / plan.shard, streamed, 0.0, 0.0 if away.params else beside))
     return max(moments, key=lambda memory: memory.total)
 
