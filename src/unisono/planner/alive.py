@@ -55,7 +55,9 @@ def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row:
         for grads, activations in _moments(model, plan, share, own, unit, widest, micro_batch, micros, row)
     ]
     if away.optimizer:
-        brought = min(own, streamed / max(1, model.states)) if away.params else params  # with the state of the same weights
+        brought = (
+            min(own, streamed / max(1, model.states)) if away.params else params
+        )  # with the state of the same weights
         moments.append(Memory(brought, own / plan.shard, streamed, 0.0, 0.0 if away.params else beside))
     return max(moments, key=lambda memory: memory.total)
 
