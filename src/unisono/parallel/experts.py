@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.comm.rows import exchange_rows
-from unisono.models.moe.dispatch import Dispatch, ExpertStack
+from unisono.models.moe.dispatch import Dispatch, ExpertStack, sizes_of
 from unisono.models.moe.routing import TokenChoice
 from unisono.parallel.parts import Cut, Dealt, ends_of, part_of
 from unisono.parallel.site import Site, Stages
@@ -71,8 +71,8 @@ def expert_groups(mesh: Mesh, ep: int) -> ExpertGroups:
     groups = ExpertGroups(
         made("ep", alike(0, 2)), made("cut" if ep > 1 else "tp", alike(0, 1)), holders, sharers, over_shard
     )
-    mesh.keep(frozenset({HOLDERS}), holders)
-    mesh.keep(frozenset({SHARERS}), sharers)
+    for name, one in ((HOLDERS, holders), (SHARERS, sharers), ("ep", groups.ep), ("cut", groups.width)):
+        mesh.keep(frozenset({name}), one)
     return groups
 
 
@@ -113,6 +113,8 @@ class DealtDispatch(Dispatch):
         if ep.size == 1:
             return super().compute(x_MD, expert_M, experts)
         own = len(experts.up)
+        if x_MD.is_meta:
+            return self._rehearsed(x_MD, expert_M, experts)
         counts = torch.bincount(expert_M, minlength=own * ep.size)
         coming, pending = ep.start_exchange(counts)
         pending.wait()
@@ -124,6 +126,14 @@ class DealtDispatch(Dispatch):
         back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         y = experts(rows[order], coming.sum(0).tolist())[back]
         return RowsAcross.apply(y, come, to, ep)  # type: ignore[return-value]
+
+    def _rehearsed(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
+        """The same without numbers: experts are alike in load, and as much comes as goes."""
+        ep, own = self.groups.ep, len(experts.up)
+        ep.start_exchange(torch.empty(own * ep.size, dtype=torch.int64, device="meta"))[1].wait()
+        to = sizes_of(expert_M, ep.size)
+        rows: Tensor = RowsAcross.apply(x_MD, to, to, ep)  # type: ignore[assignment]
+        return RowsAcross.apply(experts(rows, sizes_of(expert_M, own)), to, to, ep)  # type: ignore[return-value]
 
 
 def deal_experts(stages: Stages, site: Site) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unisono.models.moe import MoEConfig
-from unisono.models.moe.routing import TokenChoice
+from unisono.models.moe.routing import TokenChoice, casting
 
 
 class GroupedLinear(torch.autograd.Function):
@@ -102,7 +102,7 @@ class ExpertStack(nn.Module):
         return 2 * (self.up.shape[2] + self.full_width) + 2 * self.top_k
 
     def forward(self, x_MD: Tensor, sizes: Sequence[int]) -> Tensor:
-        kind = x_MD.device.type
+        kind = casting(x_MD)
         if torch.is_autocast_enabled(kind):
             x_MD = x_MD.to(torch.get_autocast_dtype(kind))
         hidden_MF = self._linear(x_MD, self.up, self.up_bias, sizes)
@@ -136,7 +136,9 @@ class Dispatch(nn.Module):
     def forward(self, x_BtD: Tensor, choice: TokenChoice, experts: ExpertStack) -> Tensor:
         expert_NW, kept_NW = choice.expert.flatten(0, 1), choice.kept.flatten(0, 1)
         size, width = expert_NW.shape
-        slots_M = kept_NW.flatten().nonzero().flatten()
+        slots_M = kept_NW.flatten()
+        # without numbers all are kept, and experts are alike in load
+        slots_M = torch.empty_like(expert_NW.flatten()) if slots_M.is_meta else slots_M.nonzero().flatten()
         expert_M, order_M = expert_NW.flatten()[slots_M].sort(stable=True)
         slots_M = slots_M[order_M]
         x_MD: Tensor = Spread.apply(x_BtD.flatten(0, 1), slots_M, width)  # type: ignore[assignment]
@@ -146,4 +148,12 @@ class Dispatch(nn.Module):
 
     def compute(self, x_MD: Tensor, expert_M: Tensor, experts: ExpertStack) -> Tensor:
         """Rows in the order of their experts expert_M, all of which are here → what they make of them."""
-        return experts(x_MD, torch.bincount(expert_M, minlength=len(experts.up)).tolist())
+        return experts(x_MD, sizes_of(expert_M, len(experts.up)))
+
+
+def sizes_of(expert_M: Tensor, experts: int) -> list[int]:
+    """How many choices each expert has; as even as may be on the meta device."""
+    rows = len(expert_M)
+    if expert_M.is_meta:
+        return [rows // experts + (e < rows % experts) for e in range(experts)]
+    return torch.bincount(expert_M, minlength=experts).tolist()

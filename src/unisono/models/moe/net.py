@@ -30,8 +30,6 @@ class SparseLayer(nn.Module):
         self.shared = FeedForward(config, width) if width else None
 
     def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:
-        if x_BTD.is_meta:  # who goes where is known from numbers alone
-            return x_BTD
         y_BTD = self.dispatch(x_BTD, self.router(x_BTD, noise), self.experts)
         return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 

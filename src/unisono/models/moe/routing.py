@@ -98,14 +98,15 @@ class Router(nn.Module):
 
     def forward(self, x_BtD: Tensor, noise: Noise | None) -> TokenChoice:
         config = self.config
-        with torch.autocast(x_BtD.device.type, enabled=False):  # few numbers decide: they are not rounded
+        # few numbers decide: they are not rounded
+        with torch.autocast(casting(x_BtD), enabled=False):
             z_BtE = F.linear(x_BtD.to(self.weight.dtype), self.weight)
             score_BtE = z_BtE.softmax(-1) if config.gate == "softmax" else z_BtE.sigmoid()
             choose = self._experts_choose if config.router == "expert_choice" else self._tokens_choose
             choice = choose(score_BtE)
             if noise is not None and noise.weight:
-                chosen = choice.expert if config.router != "expert_choice" else choice.expert[choice.kept]
-                counts_E = torch.bincount(chosen.flatten(), minlength=config.n_experts)
+                made = choice.kept if config.router == "expert_choice" else torch.ones_like(choice.kept)
+                counts_E = tally(choice.expert.flatten(), config.n_experts, made.flatten())
                 loss = self._loss(z_BtE, score_BtE, counts_E) * noise.weight
                 choice = TokenChoice(
                     choice.expert, Attached.apply(choice.weight, loss, self.scale), choice.kept
@@ -138,7 +139,7 @@ class Router(nn.Module):
         room = min(len(all_NE), math.ceil(len(all_NE) * config.top_k / E))
         best_CE = all_NE.sort(dim=0, descending=True, stable=True).indices[:room]
         taken_BTE = torch.zeros_like(all_NE, dtype=torch.bool).scatter_(0, best_CE, True).view_as(all_BTE)
-        most = int(taken_BTE.sum(-1).max())
+        most = config.top_k if taken_BTE.is_meta else int(taken_BTE.sum(-1).max())
         taken_BtE = self.leaf.own(taken_BTE)
         # the experts that took a token come first, in their order
         expert_BtW = (~taken_BtE).to(torch.uint8).sort(dim=-1, stable=True).indices[..., :most]
@@ -172,12 +173,23 @@ class Router(nn.Module):
             self.votes += (counts_E.sum() - counts_E * len(counts_E)).sign().to(self.votes.dtype)
 
 
+def casting(x: Tensor) -> str:
+    """The kind of device by which torch's autocast knows that of x."""
+    return "cpu" if x.is_meta else x.device.type
+
+
+def tally(expert_M: Tensor, experts: int, counts_M: Tensor) -> Tensor:
+    """int64 [E]: of each expert the sum of what its choices count. Unlike `bincount` it has a shape without numbers."""
+    none_E = torch.zeros(experts, dtype=torch.int64, device=expert_M.device)
+    return none_E.scatter_add_(0, expert_M, counts_M.to(torch.int64))
+
+
 def places(expert_BTK: Tensor, experts: int) -> Tensor:
     """[B, T, K] → int64 of the same shape: how many choices stand before each one at its expert. First choices stand
     before second ones (GShard, Lepikhin et al., 2020), then tokens in the order of the leaf."""
     first = expert_BTK.movedim(-1, 0).flatten()  # [K · B · T]
     order = first.argsort(stable=True)
-    begins_E = torch.bincount(first, minlength=experts).cumsum(0).roll(1)
+    begins_E = tally(first, experts, torch.ones_like(first)).cumsum(0).roll(1)
     begins_E[0] = 0
     sorted_places = torch.arange(len(first), device=first.device) - begins_E[first[order]]
     place = torch.empty_like(first).index_copy_(0, order, sorted_places)
