@@ -31,7 +31,8 @@ CODE = re.compile(r"[A-Z]\d\d")
 PLAN_MEANINGS = {
     "dp": "replicas; -1 takes as many as fill the ranks there are",
     "shard": "ranks among which one replica's state is dealt",
-    "zero": "what `shard` deals: 1 optimiser, 2 and gradients, 3 and parameters; `3:wire=int8`, `3:prefetch=2` ([sharding](sharding.md))",
+    "zero": "what `shard` deals: 1 optimiser, 2 and gradients, 3 and parameters;"
+    " `3:wire=int8`, `3:prefetch=2` ([sharding](sharding.md))",
     "pp": "pipeline stages",
     "schedule": "the stages' timetable",
     "micros": "micro-batches of a step on one data rank",
@@ -42,7 +43,8 @@ PLAN_MEANINGS = {
     "sync": "how replicas stay together",
     "collective": "algorithm of the sums on `dp`",
     "codec": "what crosses `dp`",
-    "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64); `bf16:params` ([precision](precision.md))",
+    "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64);"
+    " `bf16:params` ([precision](precision.md))",
     "recompute": "which activations are computed again in backward",
     "offload": "what is kept outside the device",
 }
