@@ -41,7 +41,11 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
     ways = 2 if backward else 1
     calls = [
         *_tensor_calls(model, plan, habits, tokens, backward),
-        *_context_calls(model, plan, micro_batch, item, ways),
+        *(
+            own_context_calls(model, plan, micro_batch, backward)
+            if own_list(model, habits)
+            else _context_calls(model, plan, micro_batch, item, ways)
+        ),
     ]
     if model.experts:
         behind = "other" if of(plan.schedule).overlapped else ""
@@ -182,6 +186,8 @@ def own_context_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool
 ) -> list[Transfer]:  # fmt: skip
     """What a block of ours sends on cp. Gradients on their way are summed in fp32 at least."""
+    if plan.cp == 1:
+        return []
     item = ITEM[plan.precision]
     found = _context_calls(model, plan, micro_batch, item, 2 if backward else 1)
     wide = max(4, item) / item
