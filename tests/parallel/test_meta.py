@@ -109,6 +109,13 @@ def test_tables_that_are_dealt_are_looked_up_across_ep() -> None:
             del MODELS["dlrm"]["table_sharding"]
 
 
+def test_tokens_travel_to_experts_without_numbers() -> None:
+    for plan in ("shard=2 ep=2", "tp=4 ep=2"):
+        times, _ = seen("moe", plan).sums()["ep", "all_to_all"]
+        assert times == 8 // (2 if "shard" in plan else 1) * 2 * (1 + 2 + 2)  # leaves, layers, sizes and rows
+    assert ("cut", "all_gather") in seen("moe", "tp=4 ep=2").sums()
+
+
 def test_a_wait_and_a_stray_are_seen() -> None:
     watching = Onlooker()
     with watching:
