@@ -33,14 +33,13 @@ class Stage(nn.Module):
             self.head = model.head
         self.loss: Callable[[Tensor, Tensor], Tensor] = model.loss  # type: ignore[assignment]
         self.whole: Callable[[Tensor], Tensor] = lambda logits: logits  # of all classes, where tp deals them
-        self.dealt: Callable[[Tensor], Tensor] = lambda x: (
-            x
-        )  # of inputs or targets, this rank's, where cp deals them
+        # Of inputs or targets those of this rank, where cp deals them.
+        self.dealt: Callable[[Tensor], Tensor] = lambda x: x
 
     def forward(self, x: Carry, noise: Noise | None = None) -> Carry:
         """Inputs or what the previous stage carries here → what is carried on, or logits on the last stage."""
         if self.first:
-            x = self.stem(self.dealt(x), noise)  # pyright: ignore[reportCallIssue]
+            x = self.stem(self.dealt(x), noise)  # type: ignore[arg-type,operator]
         for block in self.blocks.values():
             x = block(x, noise)
         return self.head(x) if self.last else x  # pyright: ignore[reportCallIssue]

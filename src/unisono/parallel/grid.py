@@ -141,7 +141,8 @@ class GridLinear(nn.Module):
         self.heads = dealt_heads(outputs, ends_of(outputs.count, columns)) if outputs.group else []
         out, into = features_of(outputs, groups.row), part_of(whole.in_features, groups.column)
         self.weight = nn.Parameter(whole.weight.detach().narrow(0, *out).narrow(1, *into).clone())
-        self.cuts = {"weight": (Cut(0, *out, whole.out_features), Cut(1, *into, whole.in_features))}
+        cuts = Cut(0, *out, whole.out_features), Cut(1, *into, whole.in_features)
+        self.cuts: dict[str, tuple[Cut, ...]] = {"weight": cuts}
         self.vector = None if whole.bias is None else GridVector(whole.bias, groups, out)
         self.bias = None if self.vector is None else self.vector.block
         if self.vector is not None:
@@ -184,9 +185,9 @@ class GridPositions(nn.Module):
 
     def __init__(self, whole: nn.Module, groups: GridGroups) -> None:
         super().__init__()
-        (full, width), self.column = whole.weight.shape, groups.column  # type: ignore[misc]
-        rows, part = part_of(full, groups.column), part_of(width, groups.row)
         weight: Tensor = whole.weight  # type: ignore[assignment]
+        (full, width), self.column = weight.shape, groups.column
+        rows, part = part_of(full, groups.column), part_of(width, groups.row)
         self.weight = nn.Parameter(weight.detach().narrow(0, *rows).narrow(1, *part).clone())
         self.cuts = {"weight": (Cut(0, *rows, full), Cut(1, *part, width))}
         self.ends = ends_of(full, groups.column.size)
@@ -217,8 +218,8 @@ class GridNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = grid_norm(x, self.row, self.width, self.centred, self.eps)
         if self.weight is not None:
-            y = y * self.vectors["weight"].whole(self.weight)
-        return y if self.bias is None else y + self.vectors["bias"].whole(self.bias)
+            y = y * self.vectors["weight"].whole(self.weight)  # type: ignore[arg-type]
+        return y if self.bias is None else y + self.vectors["bias"].whole(self.bias)  # type: ignore[arg-type]
 
 
 # The pass ---------------------------------------------------------------------------------------------------

@@ -82,7 +82,8 @@ class OnlineAttention(torch.autograd.Function):
         def see(rank: int, theirs: Tensor) -> None:
             for rows, keys, causal in core.blocks(rank):
                 mask = core.mask(lse, noise, rank, rows, keys)
-                part, sums = block(q[:, :, rows], *theirs[:, :, :, keys], causal, mask)
+                k, v = theirs[:, :, :, keys]
+                part, sums = block(q[:, :, rows], k, v, causal, mask)
                 old = lse[:, :, rows]
                 new = torch.logaddexp(old, sums)
                 here = out[:, :, rows]
@@ -108,7 +109,8 @@ class OnlineAttention(torch.autograd.Function):
             for rows, keys, causal in core.blocks(rank):
                 mask = core.mask(lse, ctx.noise, rank, rows, keys)
                 given = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
-                mine, *others = block_grads(q[:, :, rows], *theirs[:, :, :, keys], *given, causal, mask)
+                k, v = theirs[:, :, :, keys]
+                mine, *others = block_grads(q[:, :, rows], k, v, *given, causal, mask)
                 dq[:, :, rows] += mine
                 for total, part in zip(both[:, :, :, keys], others, strict=True):
                     total += part

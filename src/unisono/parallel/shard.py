@@ -213,7 +213,7 @@ def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> 
 
 def _prefetch(stage: FSDPModule, blocks: Sequence[nn.Module], ahead: int) -> None:
     """While one block computes, the next `ahead` are gathered, in forward and in backward."""
-    order = [block for block in blocks if isinstance(block, FSDPModule)]
+    order: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
     stage.set_modules_to_forward_prefetch(order[:ahead])
     stage.set_modules_to_backward_prefetch(order[: -ahead - 1 : -1])
     for i, block in enumerate(order):

@@ -92,7 +92,7 @@ def costs(
 
 def made(schedule: str, ranks: int, micros: int) -> Timetable:
     """The timetable that a run plays, which is the same however blocks are cut."""
-    return _made(of(schedule).model_copy(update={"cut": ""}), ranks, micros)
+    return _made(of(schedule).model_copy(update={"cut": ""}), ranks, micros)  # type: ignore[arg-type]  # frozen
 
 
 @lru_cache(maxsize=64)

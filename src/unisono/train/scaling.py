@@ -45,11 +45,11 @@ class Unscaled:
 class DynamicScale(Unscaled):
     """A scale that finds its own size.
 
-    factor: float32 []. calm: int64 [], steps since it last changed. overflows: int64 [], of the whole run.
+    scale: float32 []. calm: int64 [], steps since it last changed. overflows: int64 [], of the whole run.
     """
 
     def __init__(self, how: Arithmetic, device: torch.device) -> None:
-        self.factor = torch.tensor(float(how.scale), dtype=torch.float32, device=device)
+        self.scale = self.factor = torch.tensor(float(how.scale), dtype=torch.float32, device=device)
         self.calm, self.overflows = torch.zeros(2, dtype=torch.int64, device=device).unbind()
         self.window = how.window
 
@@ -58,28 +58,28 @@ class DynamicScale(Unscaled):
         grads = [values_of(slot.master.grad) for slot in slots if slot.master.grad is not None]
         dense = [grad for grad in grads if not grad.is_sparse]
         if dense:
-            torch._foreach_mul_(dense, (1.0 / self.factor).to(dense[0].dtype))
+            torch._foreach_mul_(dense, (1.0 / self.scale).to(dense[0].dtype))
         for rows in (grad for grad in grads if grad.is_sparse):
-            rows.mul_(1.0 / float(self.factor))
+            rows.mul_(1.0 / float(self.scale))
 
     def overflowed(self, finite: bool) -> bool:
-        scale = float(self.factor)
+        scale = float(self.scale)
         if finite:
             self.calm += 1
             if int(self.calm) >= self.window:
-                self.factor.fill_(min(2.0 * scale, MOST))
+                self.scale.fill_(min(2.0 * scale, MOST))
                 self.calm.zero_()
             return False
         self.overflows += 1
         self.calm.zero_()
-        self.factor.fill_(max(0.5 * scale, LEAST))
+        self.scale.fill_(max(0.5 * scale, LEAST))
         return scale > LEAST
 
     def state(self) -> dict[str, Tensor]:
-        return {"scale": self.factor, "calm": self.calm, "overflows": self.overflows}
+        return {"scale": self.scale, "calm": self.calm, "overflows": self.overflows}
 
     def says(self) -> dict[str, float]:
-        return {"loss_scale": float(self.factor), "overflows": int(self.overflows)}
+        return {"loss_scale": float(self.scale), "overflows": int(self.overflows)}
 
 
 def scaler_of(precision: str, how: Arithmetic, device: torch.device) -> Unscaled:

@@ -57,8 +57,8 @@ class VirtualCore(nn.Module):
         first, parts = deal.cp.index * q.shape[2], []
         for p, some in enumerate(deal.along(q, 2)):
             end = first + some.shape[2]
-            kv = (solid(x[p][:, :, :end]).repeat_interleave(each, 1) for x in (keys, values))
-            parts.append(solid(self._attend(some, *kv, (head, first), noise)))
+            key, value = (solid(x[p][:, :, :end]).repeat_interleave(each, 1) for x in (keys, values))
+            parts.append(solid(self._attend(some, key, value, (head, first), noise)))
             first = end
         return torch.cat(parts, 2)
 

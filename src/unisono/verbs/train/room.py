@@ -165,9 +165,9 @@ def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
         return "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
-    ways = list(remedies(plan, batch.micro_batch, batch.micros, sizes.n_layer))
+    ways: list[tuple[str, Plan, int, int]] = list(remedies(plan, batch.micro_batch, batch.micros, sizes.n_layer))
     base = (plan, batch.micro_batch, batch.micros)
-    ways += [(said, *other) for said, *other in _put_away([("", *base), *ways])]
+    ways += _put_away([("", *base), *ways])
     for said, other, micro_batch, micros in ways:
         if fullest(sizes, other, micro_batch=micro_batch, micros=micros)[1].total > room:
             continue
