@@ -165,7 +165,9 @@ def _nearest(recipe: Recipe, plan: Plan, room: float, vocab: int | None) -> str:
     sizes, batch = _sizes(recipe, vocab), batch_of(plan, recipe.train)[0]
     if sizes is None or batch is None:
         return "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
-    ways: list[tuple[str, Plan, int, int]] = list(remedies(plan, batch.micro_batch, batch.micros, sizes.n_layer))
+    ways: list[tuple[str, Plan, int, int]] = list(
+        remedies(plan, batch.micro_batch, batch.micros, sizes.n_layer)
+    )
     base = (plan, batch.micro_batch, batch.micros)
     ways += _put_away([("", *base), *ways])
     for said, other, micro_batch, micros in ways:
