@@ -297,7 +297,7 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
     def block(recompute: str) -> float:
         return own.block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, recompute=recompute, itemsize=item,
-            composed=stack.composed, cp_kind=plan.cp_kind,
+            composed=stack.composed,
         )  # fmt: skip
 
     sizes = micro_batch, plan.tp, plan.cp, item
