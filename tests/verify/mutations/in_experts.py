@@ -27,8 +27,8 @@ BACK, COMPUTE, VOTE = RowsAcross.backward, DealtDispatch.compute, Router.vote
 def summed_over(chosen):
     """slots_of, with other sums for experts."""
 
-    def slots(*given):
-        made = slots_of(*given)
+    def slots(*given, **named):
+        made = slots_of(*given, **named)
         return [replace(s, sum_over=chosen) if ".experts." in s.name else s for s in made]
 
     return slots
