@@ -9,6 +9,7 @@ from unisono.models.convnet.resnet import resnet
 from unisono.models.dlrm import dlrm
 from unisono.models.mlp import mlp
 from unisono.plan import Plan
+from unisono.planner import general
 from unisono.planner.clusters import cluster
 from unisono.planner.general import shared
 from unisono.planner.price import price
@@ -16,7 +17,7 @@ from unisono.planner.priced import verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
-from unisono.planner.work.networks import Network, cut
+from unisono.planner.work.networks import Network, cut, held
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
 
@@ -168,3 +169,16 @@ def test_stages_of_both_ways_sum_the_gradients_of_their_weights() -> None:
     both = price(network, Plan.parse("pp=2 schedule=dualpipe"), where, own, micro_batch=1, micros=4)
     assert both.comm["pp"].bytes == pytest.approx(6 * 10**6 * 4, rel=1e-3)
     assert both.comm["pp"].exposed > 6 * 10**6 * 4 / where.links[0].bandwidth
+
+
+def test_a_model_that_says_nothing_of_itself_is_one_unit() -> None:
+    """As `train` plays a user's module without an anatomy: gathered at once, and not cut."""
+    network = NETWORKS["mlp"]
+    whole, plan = network.whole, Plan.parse("shard=8")
+    [stage] = held(whole, plan)
+    assert stage.units == () and stage.rim == network.workload.parameters
+    assert general.problems(whole, Plan.parse("pp=2")) and not general.problems(whole, plan)
+    one, several = (price(each, plan, WHERE, STACK, micro_batch=1, micros=1) for each in (whole, network))
+    assert one.arithmetic == pytest.approx(several.arithmetic)
+    assert one.comm["shard"].exposed == pytest.approx(one.comm["shard"].seconds)  # nothing computes beside it
+    assert one.comm["shard"].bytes == pytest.approx(several.comm["shard"].bytes)

@@ -232,6 +232,16 @@ def test_the_optimiser_of_the_recipe_is_what_is_kept():
     assert [one.optim for one in own] == [n * own[0].params for n in (0, 1, 2)]
 
 
+def test_an_update_moves_what_the_optimiser_keeps():
+    """Adam's is what was measured; of its seven numbers an element SGD moves three, with a velocity five."""
+    bare = replace(HOST, update=(0.0, 0.0, 1e-9), curves={})
+    each = [
+        price_on_host(replace(MODEL, states=n), Plan(), here(bare), micro_batch=4, micros=1)
+        for n in (2, 1, 0)
+    ]
+    assert [one.optimizer / each[0].optimizer for one in each] == pytest.approx([1.0, 5 / 7, 3 / 7])
+
+
 LATER = ("interleaved:v=2", "looped_bfs:v=2", "zb1p", "zb2p", "zbv", "dualpipe", "dualpipev")
 
 

@@ -74,7 +74,9 @@ def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples
     """What the passes of a step take."""
     cuts = cut(network, plan.pp)
     rows = [[part_of(part, plan, cluster, stack, samples) for part in parts] for parts in cuts]
-    waits = [[sum(one.waits(stack.dp_hidden)[way] for one in row) for way in (0, 1)] for row in rows]
+    # A model that is one part is gathered before anything of it computes.
+    hidden = stack.dp_hidden if network.workload.blocks else 0.0
+    waits = [[sum(one.waits(hidden)[way] for one in row) for way in (0, 1)] for row in rows]
     every, share = [one for row in rows for one in row], micros / plan.pp
     outputs = [parts[-1].output * samples * item_of(plan, stack) for parts in cuts[:-1]] or [0]
     most = max(outputs)

@@ -185,7 +185,9 @@ def price_on_host(model: Model, plan: Plan, cluster: Cluster, *, micro_batch: in
     twice = _twice(kind(model).tied(model, plan), first.elements, plan)
     fixed, replica = host.step * crowd + _tied(twice, plan, cluster, host), plan.world // plan.dp
     update = host.update
-    optimizer = crowd * (update[0] + update[1] * first.tensors + update[2] * first.elements / plan.shard)
+    optimizer = crowd * (
+        update[0] + update[1] * first.tensors + update[2] * first.elements / plan.shard * _moved(model.states)
+    )
     optimizer += crowd * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
     return Price(
         step=span + sum(t.exposed for t in data.values()) + optimizer + fixed,
@@ -199,6 +201,12 @@ def price_on_host(model: Model, plan: Plan, cluster: Cluster, *, micro_batch: in
         fixed=fixed,
         comm={axis: traffic for axis, traffic in inside.items() if getattr(plan, axis) > 1} | data,
     )
+
+
+def _moved(states: int) -> float:
+    """Bytes that an element's update reads and writes, beside those of Adam, which was measured: weight and gradient
+    are read, the weight written; each moment is read and written."""
+    return (3 + 2 * states) / (3 + 2 * 2)
 
 
 def _inside(

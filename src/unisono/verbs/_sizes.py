@@ -120,7 +120,7 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
 def _from_file(got: Loaded) -> Network:
     import torch
 
-    from unisono.models.build import user_model
+    from unisono.models.build import UserModel, user_model
 
     facts = got.recipe.model.sized(_facts(got))
     image = facts.sample_shape
@@ -129,7 +129,8 @@ def _from_file(got: Loaded) -> Network:
         raise _wrong(got, what, "model.classes", "--model.classes 1000")
     with torch.device("meta"):
         model = user_model(got.recipe.model, facts if image else replace(facts, vocab=_vocab(got)))
-    return _traced(got, model, model, image, got.recipe.model.window)
+    found = _traced(got, model, model, image, got.recipe.model.window)
+    return found.whole if isinstance(model, UserModel) else found
 
 
 def _traced(got: Loaded, model: Any, forward: Any, image: tuple[int, ...] | None, context: int) -> Network:

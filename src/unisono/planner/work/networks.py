@@ -1,6 +1,6 @@
 """What is no transformer, in numbers: a workload of parts, and what prices ask of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
 from unisono.planner.timetables import of
@@ -18,7 +18,7 @@ from unisono.planner.work.stage import (
     Transfer,
 )
 from unisono.programs.balance import balance
-from unisono.spec.workload import Workload, WorkPart
+from unisono.spec.workload import Workload, WorkPart, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,15 @@ class Network:
 
     @property
     def n_layer(self) -> int:
-        """Parts that pp deals out."""
-        return len(self.workload.blocks)
+        """Parts that pp deals out; a whole is one."""
+        return len(self.workload.blocks) or 1
+
+    @property
+    def whole(self) -> "Network":
+        """The same where nobody has said what may be cut: one part, as `train` plays it."""
+        *_, last = parts = self.workload.parts
+        every = joined("module", parts), WorkPart("head", 0, 0, 0, last.output)
+        return replace(self, workload=Workload(every, self.workload.tied))
 
     @property
     def context(self) -> int:
@@ -94,6 +101,8 @@ class Network:
 def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
     """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside."""
     stem, *blocks, head = network.workload.parts
+    if not blocks:
+        return [(stem, head)]
 
     def cost(part: WorkPart) -> float:
         return matrix_elements(part) if network.by_weights else float(part.flops)
