@@ -93,7 +93,7 @@ def without_experts(
 ) -> tuple[float, list[tuple[Transfer, float]]]:
     """Of the elements of one rank before `shard` deals them: those that are no dealt experts'; and for these the sum of
     their gradients inside the replica, once a step, with the elements that cross `dp` then."""
-    if not isinstance(model, Transformer) or model.experts is None or plan.ep * plan.tp == 1:
+    if getattr(model, "experts", None) is None or plan.ep * plan.tp == 1:
         return elements, []
     own, layers = held_experts(model, plan), blocks * model.sparse_share
     among = 1 if own.apart else plan.shard
