@@ -52,7 +52,9 @@ def cut_gradients_summed_over_tp_too(patch):
     patch(
         parallelize,
         "slots_of",
-        lambda *given: [replace(slot, sum_over=frozenset({"tp"})) for slot in slots_of(*given)],
+        lambda *given, **named: [
+            replace(slot, sum_over=frozenset({"tp"})) for slot in slots_of(*given, **named)
+        ],
     )
 
 
