@@ -25,8 +25,20 @@ PLANS = (
 @pytest.mark.parametrize("text", PLANS)
 def test_five_axes_at_once_are_one_device(text: str) -> None:
     model = ModelConfig(
-        kind="moe", n_layer=4, n_head=4, d_model=16, context=16, n_experts=8, top_k=2, dropout=0.1, aux_loss=0.01
+        kind="moe",
+        n_layer=4,
+        n_head=4,
+        d_model=16,
+        context=16,
+        n_experts=8,
+        top_k=2,
+        dropout=0.1,
+        aux_loss=0.01,
     )
-    train = TrainConfig(steps=3, global_batch=8, micro_batch=1, lr=1e-2, warmup_steps=1, clip=0.5, dtype="float64")
-    (proof,) = prove(Recipe(seed=3, model=model, train=train), [Plan.parse(f"{text} precision=fp64")], steps=2)
+    train = TrainConfig(
+        steps=3, global_batch=8, micro_batch=1, lr=1e-2, warmup_steps=1, clip=0.5, dtype="float64"
+    )
+    (proof,) = prove(
+        Recipe(seed=3, model=model, train=train), [Plan.parse(f"{text} precision=fp64")], steps=2
+    )
     assert proof.ranks == 16 and proof.passed, proof
