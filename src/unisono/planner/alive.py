@@ -7,17 +7,21 @@ one is under way, or the optimiser steps.
 """
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.away import again_of, away_of
 from unisono.planner.memory import Memory, RowShare, share_of, states
+from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept
 from unisono.planner.work.passes import ITEM, block_elements
 from unisono.planner.work.transformer import Transformer
 
-STREAMED = float(25 << 20)
-"""Bytes of optimiser state that are there at once where it streams: `parallel.offload.streaming.AT_ONCE`."""
+_AT_ONCE = Source(
+    "specification", "parallel.offload.streaming.AT_ONCE: bytes of optimiser state that are there at once"
+)
+STREAMED: Annotated[float, _AT_ONCE] = float(25 << 20)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
 from unisono.planner.work.calls import buckets
 from unisono.planner.work.passes import ITEM
-from unisono.planner.work.stage import StageWork
+from unisono.planner.work.stage import StageWork, Transfer
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.programs.schedules import SCHEDULES
 from unisono.programs.shared import SharedCosts, play_shared
@@ -260,7 +260,7 @@ def _task(
         compute += host.forward.of(work.again)
     talk, waits, full = dict[str, float](), dict[str, float](), plan.world > host.cores
     for call in calls:
-        axis, op, nbytes, times = call[:4]
+        axis, op, nbytes, times = _axis(call), *call[1:4]
         ranks, key = call.ranks(plan), crowded(axis, full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
         moves = host.talk(op, ranks, nbytes)
@@ -303,12 +303,17 @@ def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: f
     return {"dp": Traffic(sent_after(plan, elements), seconds, shown)}
 
 
+def _axis(call: Transfer) -> str:
+    """The axis that a call is told under: ranks that share experts are tp's where nothing is dealt by ep."""
+    return call.axis if call.axis in ("tp", "shard") else "tp"
+
+
 def sent_inside(works: Sequence[StageWork], plan: Plan, passes: Sequence[int]) -> dict[str, float]:
     """Bytes that ranks of all rows, one of each, send on tp and shard in a step. passes: of each stage."""
     moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
     for work, many in zip(works, passes, strict=True):
         for call in (*work.calls[0], *work.calls[1]):
-            moved[call.axis] += many * call.times * call.sent(call.ranks(plan))
+            moved[_axis(call)] += many * call.times * call.sent(call.ranks(plan))
     return moved
 
 
