@@ -5,13 +5,16 @@ samples look up, which is what is said here.
 """
 
 from collections.abc import Iterator
+from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
+from unisono.planner.source import Source
 from unisono.planner.work.stage import Transfer
 from unisono.spec.workload import Tables
 
-INDEX = 8.0  # bytes of the number of a row
+_NUMBERS = Source("specification", "numbers of rows travel as 64-bit integers")
+INDEX: Annotated[float, _NUMBERS] = 8.0
 
 
 def apart(own: Tables, plan: Plan) -> bool:
