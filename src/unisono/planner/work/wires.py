@@ -1,9 +1,12 @@
 """Bytes of an element on `shard` and between stages, where the plan has it cross in another form than it is kept."""
 
+from typing import Annotated
+
 from unisono.plan import Plan
 from unisono.plan.options import BLOCK
 
-EIGHT_BITS = (
+_BYTES = Source("specification", "a byte an element, and a scale for each group of them")
+EIGHT_BITS: Annotated[float, _BYTES] = (
     1.0 + 4.0 / BLOCK
 )  # a code, and its part of a block's scale; vectors, a few in a thousand, count alike
 
