@@ -4,6 +4,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.options import BLOCK
+from unisono.planner.source import Source
 
 _BYTES = Source("specification", "a byte an element, and a scale for each group of them")
 EIGHT_BITS: Annotated[float, _BYTES] = (
