@@ -93,6 +93,6 @@ def test_the_command_says_which_and_exits_with_3(capsys: pytest.CaptureFixture[s
 def test_a_family_is_known_by_name_and_by_base_class() -> None:
     assert family_of("canonical").noun == "policy"
     assert family_of(f"{OWN}:WrongBytes").noun == "collective"
-    for text in ("nobody", f"{OWN}:replace"):
+    for text in ("nobody", f"{OWN}:nobody"):
         with pytest.raises(UsageError, match="no member of any family"):
             family_of(text)

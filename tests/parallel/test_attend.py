@@ -12,7 +12,7 @@ from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import Core
-from unisono.models.noise import Noise, numbers
+from unisono.models.noise import Dropout, Noise, numbers
 from unisono.observe.span import Recorder
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan import Plan
@@ -78,7 +78,7 @@ def kept(name: str, ranks: int, positions: int, dropout: float) -> list[int]:
 
     def live(rank: int) -> int:
         group = Mesh(Shape(cp=ranks), rank, Recorder(rank), timedelta(seconds=60)).cp
-        core = CONTEXT_WAYS.read(name).bind(Core(config), group, positions)
+        core = CONTEXT_WAYS.read(name).bind(Core(Dropout(config.dropout)), group, positions)
         storages: dict[int, int] = {}
 
         def note(x: torch.Tensor) -> torch.Tensor:

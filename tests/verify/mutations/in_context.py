@@ -40,8 +40,8 @@ def keys_taken_for_those_of_the_rank_behind(patch):
 def gradients_not_summed_over_cp(patch):
     """All ranks of cp have all parameters, and each updates them by its own positions."""
 
-    def alone(*given):
-        return [replace(slot, sum_over=slot.sum_over - {"cp"}) for slot in slots_of(*given)]
+    def alone(*given, **named):
+        return [replace(slot, sum_over=slot.sum_over - {"cp"}) for slot in slots_of(*given, **named)]
 
     patch(parallelize, "slots_of", alone)
 

@@ -39,10 +39,10 @@ BITS, MAKE, RATE = Dropout.bits, update.make, update.update_of
 def real_final_norm_not_summed_over_tp(patch):
     """With sequence parallelism the gradients of the last norm differ between tensor-parallel ranks."""
 
-    def slots(*given):
+    def slots(*given, **named):
         return [
             replace(s, sum_over=frozenset()) if s.name.startswith("head.norm") else s
-            for s in slots_of(*given)
+            for s in slots_of(*given, **named)
         ]
 
     patch(parallelize, "slots_of", slots)

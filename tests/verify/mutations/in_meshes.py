@@ -176,8 +176,8 @@ def whole_tensors_drift_in_the_second_replica(patch):
 def shards_forget_what_tp_has_cut(patch):
     """Rows of a shard are counted from the beginning of the tensor, not from that of the slice."""
 
-    def slots(stage, shapes, cuts, *rest):
+    def slots(stage, shapes, cuts, *rest, **named):
         whole = {name: replace(cut, start=0) if cut.dim == 0 else cut for name, cut in cuts.items()}
-        return slots_of(stage, shapes, whole, *rest)
+        return slots_of(stage, shapes, whole, *rest, **named)
 
     patch(parallelize, "slots_of", slots)

@@ -161,9 +161,9 @@ def a61_samples_numbered_per_rank(patch):
 def a30_shards_cut_by_floor(patch):
     """Rows of a shard are thought to begin at multiples of the floor, where torch cuts by the ceiling."""
 
-    def slots(stage, shapes, cuts, shard, *rest):
-        made = SLOTS(stage, shapes, cuts, shard, *rest)
-        firsts = [slot.shape[0] // shard.size * shard.index for slot in made]
+    def slots(stage, shapes, cuts, mesh, *rest, **named):
+        made = SLOTS(stage, shapes, cuts, mesh, *rest, **named)
+        firsts = [slot.shape[0] // mesh.shard.size * mesh.shard.index for slot in made]
         return [
             replace(slot, start=(first, *slot.start[1:])) for slot, first in zip(made, firsts, strict=True)
         ]

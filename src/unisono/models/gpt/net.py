@@ -81,9 +81,9 @@ class Core(nn.Module):
     """Causal attention of queries [B, H, T, K] to keys and values [B, G, T, K] → [B, H, T, K]; nothing is learned here,
     so a pass over the model may put another way of computing it in this one's place."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, drop: Dropout) -> None:
         super().__init__()
-        self.drop = Dropout(config.dropout)
+        self.drop = drop
 
     def forward(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, noise: Noise | None) -> Tensor:
         queries = q_BHTK.shape[1] // k_BGTK.shape[1]
@@ -116,7 +116,8 @@ class Attention(nn.Module):
         self.turn = Rotary(config.rope_theta) if config.positions == "rotary" else nn.Identity()
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
-        self.core = Core(config)
+        self.drop = Dropout(config.dropout)  # by this name its masks are drawn, whatever stands in the core's place
+        self.core = Core(self.drop)
         self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
     def forward(self, x_BTD: Tensor, noise: Noise | None) -> Tensor:
@@ -225,7 +226,7 @@ def anatomy_of(config: GPTConfig) -> Anatomy:
             "blocks.*.attn.qkv": Split.COLUMN,
             "blocks.*.attn.turn": Split.ROTARY,
             "blocks.*.attn.core": Split.CORE,
-            "blocks.*.attn.core.drop": Split.HEAD_DROPOUT,
+            "blocks.*.attn.drop": Split.HEAD_DROPOUT,
             "blocks.*.attn.proj": Split.ROW,
             "blocks.*.mlp.up": Split.COLUMN,
             "blocks.*.mlp.gate": Split.COLUMN,
@@ -238,7 +239,7 @@ def anatomy_of(config: GPTConfig) -> Anatomy:
         units={
             "blocks.*.attn": grouped,
             "blocks.*.attn.qkv": grouped,
-            "blocks.*.attn.core.drop": Units(config.n_head),
+            "blocks.*.attn.drop": Units(config.n_head),
             "blocks.*.attn.proj": heads,
         },
         ties=(("head.out.weight", "stem.tok.weight"),) if config.tie_embeddings else (),

@@ -10,9 +10,8 @@ from torch import Tensor
 from unisono.comm.members import Shape
 from unisono.comm.mesh import Mesh
 from unisono.comm.threads import run
-from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.net import Core
-from unisono.models.noise import Noise, numbers
+from unisono.models.noise import Dropout, Noise, numbers
 from unisono.observe.span import Recorder
 from unisono.parallel.attend import ContextWay
 from unisono.spec.layout import Places
@@ -32,9 +31,8 @@ def faults(way: ContextWay, folder: Path, text: str) -> Iterator[str]:
         if len({len(places) for places in held}) > 1:
             yield f"{size} ranks: they hold different numbers of positions"
         for dropout in (0.0, 0.25):
-            config = GPTConfig(n_head=HEADS, n_kv_head=PAIRS, d_model=HEADS * WIDTH, dropout=dropout)
-            one = _attended(Core(config), [*range(POSITIONS)])
-            many = run(size, lambda rank, c=config, n=size: _on_rank(way, Core(c), rank, n))
+            one = _attended(Core(Dropout(dropout)), [*range(POSITIONS)])
+            many = run(size, lambda rank, p=dropout, n=size: _on_rank(way, Core(Dropout(p)), rank, n))
             for at, name in enumerate(
                 ("the output", *(f"the gradient of {x}" for x in ("queries", "keys", "values")))
             ):
