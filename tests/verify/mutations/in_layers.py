@@ -27,7 +27,11 @@ FSDP_GATHER = shard.ShardGather.__call__
 @bug("tp=2", "not_reduced")
 def norm_gradients_not_summed_over_tp(patch):
     """Under sequence parallelism a norm's weight sees a slice of the positions; its gradient is a partial sum."""
-    patch(parallelize, "slots_of", lambda *given, **named: [replace(s, sum_over=frozenset()) for s in SLOTS(*given, **named)])
+    patch(
+        parallelize,
+        "slots_of",
+        lambda *given, **named: [replace(s, sum_over=frozenset()) for s in SLOTS(*given, **named)],
+    )
 
 
 @bug("tp=2", "factor_of_axis", "forward")

@@ -116,7 +116,9 @@ class Attention(nn.Module):
         self.turn = Rotary(config.rope_theta) if config.positions == "rotary" else nn.Identity()
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
-        self.drop = Dropout(config.dropout)  # by this name its masks are drawn, whatever stands in the core's place
+        self.drop = Dropout(
+            config.dropout
+        )  # by this name its masks are drawn, whatever stands in the core's place
         self.core = Core(self.drop)
         self.proj = nn.Linear(config.d_model, config.d_model, bias=config.bias)
 
