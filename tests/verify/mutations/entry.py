@@ -20,6 +20,7 @@ from tests.verify.mutations import (
     in_tables,
     in_tensor,
     in_updates,
+    in_virtual,
 )
 from tests.verify.mutations.planting import Planting, bugs_of
 from unisono.verify import prover_rank as verify_rank
@@ -43,6 +44,7 @@ CATALOGUE = bugs_of(
     in_numbers,
     in_memory,
     in_tables,
+    in_virtual,
     in_tensor,
 )
 UNSEEN = bugs_of(in_both)

@@ -1,0 +1,71 @@
+"""Layers by virtual shards: sums that leave their tree, or lose terms between ranks."""
+
+from tests.verify.mutations.planting import WIDE, bug
+from unisono.parallel.virtual import fan, layers
+from unisono.parallel.virtual import loss as losses
+from unisono.parallel.virtual.attention import VirtualCore
+from unisono.train.clip import ByRow
+
+SHARDED = "sync=canonical:shards=4"
+LONG = {**WIDE, "model.context": 16, "train.global_batch": 8}
+ACROSS, ATTEND = fan.across, VirtualCore._attend
+
+
+@bug(f"tp=4 dp=2 {SHARDED}", "summation_order", recipe=LONG)
+def shards_added_up_rank_after_rank(patch):
+    """A sum over tp as a backend takes it: the first rank's, the second's, the third's."""
+
+    def across(x, group):
+        if group.size == 1:
+            return x
+        first, *others = group.all_gather(x.contiguous().unsqueeze(0)).unbind(0)
+        total = first.clone()
+        for other in others:
+            total += other
+        return total
+
+    patch(fan, "across", across)
+
+
+@bug(f"cp=2 tp=2 {SHARDED}", "not_reduced", "missing_share", "gradient", recipe=LONG)
+def weights_not_summed_over_positions_elsewhere(patch):
+    """Each rank of cp keeps what its own positions make of a weight's gradient."""
+    patch(fan, "across", lambda x, group: x if group.axis == "cp" and x.dim() == 2 else ACROSS(x, group))
+
+
+@bug(f"cp=2 dp=2 {SHARDED}", "factor_of_axis", "factor", recipe=LONG)
+def the_loss_of_all_is_told_by_all(patch):
+    """Every rank of cp tells the loss of all positions, and they are added up."""
+    patch(losses.AtFirst, "forward", staticmethod(lambda ctx, x, group: x.clone()))
+
+
+@bug(f"cp=4 {SHARDED}", "forward", recipe=LONG)
+def queries_counted_from_the_first_rank(patch):
+    """Each rank of cp takes its queries for the sample's first ones."""
+
+    def attend(self, q, k, v, at, noise):
+        return ATTEND(self, q, k, v, (at[0], at[1] % (self.deal.stretches * q.shape[2])), noise)
+
+    patch(VirtualCore, "_attend", attend)
+
+
+@bug(f"tp=2 pp=2 {SHARDED}", "partial_norm", recipe=LONG)
+def columns_counted_in_the_first_block_alone(patch):
+    """The norm leaves out what the second rank of tp has of a matrix whose columns are dealt."""
+
+    def columns(self, slot, width):
+        if len(slot.shape) != 2 or slot.start[1] == 0:
+            yield 0, slice(None)
+
+    patch(ByRow, "_columns", columns)
+
+
+@bug(f"tp=2 cp=2 {SHARDED}", "gradient", "factor", "factor_of_axis", "partial", recipe=LONG)
+def vectors_summed_over_tp(patch):
+    """What all ranks of tp add alike, biases and norms, gets the gradients of two of them."""
+
+    def biased(x, uses, group):
+        made = fan.fan(x, uses, group)
+        return made if x.dim() > 1 else [part * 1.0 + (part - part.detach()) for part in made]
+
+    patch(layers, "fan", biased)
