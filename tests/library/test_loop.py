@@ -43,7 +43,10 @@ def compare(got: list[dict[str, Any]], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("plan", "ranks"), [("dp=2", 2), ("shard=2", 2), ("dp=2 shard=2", 4)])
+@pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [("dp=2", 2), ("shard=2", 2), pytest.param("dp=2 shard=2", 4, marks=pytest.mark.slow)],
+)
 def test_weights_and_losses_are_those_of_one_device(
     threads: World, expected: dict[str, Any], plan: str, ranks: int
 ) -> None:
