@@ -29,8 +29,8 @@ PLANS = (
     "dp=2 shard=2 zero=3", "dp=2 pp=2", "dp=2 shard=2 pp=2 zero=1",
 )  # fmt: skip
 LAYERS = (
-    "dp=1", "tp=2", "tp=4", "tp=2 pp=2", "dp=2 tp=2", "cp=2 tp=2", "cp=4", "shard=2 cp=2 tp=2",
-    "tp=2 pp=2 schedule=zb1p", "dp=2 tp=4 recompute=full",
+    "dp=1", "tp=2", "tp=4", "tp=2 pp=2", "dp=2 tp=2", "cp=2 tp=2", "cp=4", "shard=2 tp=2",
+    "tp=2 pp=2 schedule=zb1p recompute=full",
 )  # fmt: skip
 
 
@@ -88,6 +88,8 @@ def hashes(steps: int, policy: str, plans: Sequence[str]) -> list[dict[str, Any]
     recipe, _ = demo()
     sizes = {"dropout": 0.1, "d_model": 32, "context": 32}
     train = {"steps": steps, "global_batch": 16, "micro_batch": 1, "eval_every": max(1, steps // 3)}
+    if "shards" in policy:  # collectives in every layer of every micro-batch: fewer of these
+        train |= {"micro_batch": 4}
     changed = recipe.model_copy(
         update={
             "model": recipe.model.model_copy(update=sizes),
