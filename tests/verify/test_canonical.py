@@ -45,3 +45,9 @@ def test_ranks_that_do_not_hold_whole_branches_are_refused():
     with pytest.raises(ConfigProblems, match="power of two"):
         resolve(recipe(12), canonical("dp=2"))
     assert resolve(recipe(12), canonical("dp=1")).batch.micros == 12
+
+
+def test_weights_put_away_take_the_same_steps_through_their_stand_ins():
+    """Of heads and biases that tp has cut to lengths that fill no register."""
+    for proof in prove(recipe(8), [canonical("tp=2 offload=params"), canonical("offload=params")], steps=2):
+        assert proof.passed, proof

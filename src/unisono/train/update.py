@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
+from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, values_of
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
@@ -153,7 +154,7 @@ def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> N
             if stand_in.grad is None:
                 stand_in.grad = torch.zeros_like(stand_in)
             n = master.numel()
-            stand_in[:n].copy_(master.view(-1))
+            stand_in[:n].copy_(at_home(master).reshape(-1))  # weights that are offloaded are read where they lie
             stand_in.grad[:n].copy_(master.grad.reshape(-1))
 
     @torch.no_grad()
@@ -161,7 +162,7 @@ def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> N
         scaled = getattr(optimizer, "grad_scale", None) is not None
         for master, stand_in in pairs.items():
             if master.grad is not None:
-                master.copy_(stand_in[: master.numel()].view(master.shape))
+                at_home(master).copy_(stand_in[: master.numel()].view(master.shape))
                 if scaled and stand_in.grad is not None:  # as the kernel left it
                     master.grad.copy_(stand_in.grad[: master.numel()].view(master.shape))
 
