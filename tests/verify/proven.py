@@ -32,7 +32,9 @@ def _figure(proof: Proof, kind: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--part", default="0/1", help="I/N: every Nth plan, from the Ith on")
     first, every = map(int, parser.parse_args().part.split("/"))
     recipe = load(str(RECIPE)).recipe

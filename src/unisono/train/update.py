@@ -154,7 +154,9 @@ def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> N
             if stand_in.grad is None:
                 stand_in.grad = torch.zeros_like(stand_in)
             n = master.numel()
-            stand_in[:n].copy_(at_home(master).reshape(-1))  # weights that are offloaded are read where they lie
+            stand_in[:n].copy_(
+                at_home(master).reshape(-1)
+            )  # weights that are offloaded are read where they lie
             stand_in.grad[:n].copy_(master.grad.reshape(-1))
 
     @torch.no_grad()
