@@ -27,13 +27,13 @@ def shards_added_up_rank_after_rank(patch):
     patch(fan, "across", across)
 
 
-@bug(f"cp=2 tp=2 {SHARDED}", "not_reduced", "missing_share", "gradient", recipe=LONG)
+@bug(f"cp=4 tp=2 {SHARDED}", "not_reduced", "missing_share", "gradient", recipe=LONG)
 def weights_not_summed_over_positions_elsewhere(patch):
     """Each rank of cp keeps what its own positions make of a weight's gradient."""
     patch(fan, "across", lambda x, group: x if group.axis == "cp" and x.dim() == 2 else ACROSS(x, group))
 
 
-@bug(f"cp=2 dp=2 {SHARDED}", "factor_of_axis", "factor", recipe=LONG)
+@bug(f"cp=4 dp=2 {SHARDED}", "factor_of_axis", "factor", recipe=LONG)
 def the_loss_of_all_is_told_by_all(patch):
     """Every rank of cp tells the loss of all positions, and they are added up."""
     patch(losses.AtFirst, "forward", staticmethod(lambda ctx, x, group: x.clone()))
@@ -49,7 +49,7 @@ def queries_counted_from_the_first_rank(patch):
     patch(VirtualCore, "_attend", attend)
 
 
-@bug(f"tp=2 pp=2 {SHARDED}", "partial_norm", recipe=LONG)
+@bug(f"tp=4 pp=2 {SHARDED}", "partial_norm", recipe=LONG)
 def columns_counted_in_the_first_block_alone(patch):
     """The norm leaves out what the second rank of tp has of a matrix whose columns are dealt."""
 
@@ -60,7 +60,7 @@ def columns_counted_in_the_first_block_alone(patch):
     patch(ByRow, "_columns", columns)
 
 
-@bug(f"tp=2 cp=2 {SHARDED}", "gradient", "factor", "factor_of_axis", "partial", recipe=LONG)
+@bug(f"tp=4 cp=2 {SHARDED}", "gradient", "factor", "factor_of_axis", "partial", recipe=LONG)
 def vectors_summed_over_tp(patch):
     """What all ranks of tp add alike, biases and norms, gets the gradients of two of them."""
 
