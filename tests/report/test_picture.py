@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -92,6 +92,7 @@ def test_letters_that_the_font_lacks_become_others(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(-1e6, 1e6)), min_size=1, max_size=50), st.booleans())
+@example(points=[(0.0, 0.0), (5e-324, 0.0)], zero=False)
 def test_curves_stay_inside_their_plot(points: list[tuple[float, float]], zero: bool) -> None:
     points = [(x, abs(y) if zero else y) for x, y in points]
     chart = line_chart("any", [ChartLine("a", points), ChartLine("nothing", [])], zero=zero)

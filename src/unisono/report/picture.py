@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -236,9 +237,9 @@ def smooth(points: Sequence[Point], window: int) -> list[Point]:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round numbers from `low` to `high`, about `wanted` of them."""
-    if not high > low:
-        return [low]
     raw = (high - low) / wanted
+    if not raw >= sys.float_info.min:  # nothing, or too little for a power of ten
+        return [low]
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
