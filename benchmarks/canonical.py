@@ -43,9 +43,10 @@ TIMETABLES = (
 
 def prepare(argument: dict[str, Any]) -> Any:
     """In the helper: the data."""
-    from unisono.verbs.train import rank as train_rank
+    from unisono.train.data.load import load
 
-    return train_rank.prepare(argument)
+    recipe = Recipe.model_validate_json(argument["recipe"])
+    return load(recipe.data, recipe.model)
 
 
 def main(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def _timed(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     runs = []
     for policy in ("every_step", argument["policy"]):
         resolved = resolve(recipe, f"{argument['plan']} sync={policy}")
-        run = build(resolved.recipe, resolved.plan, place, shared.corpus, Recorder(ctx.rank))
-        feed, _ = feeds(resolved.recipe, resolved.plan, shared.corpus, place.device)
+        run = build(resolved.recipe, resolved.plan, place, shared, Recorder(ctx.rank))
+        feed, _ = feeds(resolved.recipe, resolved.plan, shared, place.device)
         runs.append((run, feed))
         train_step(run, feed.fetch(0, run.leaves))
     ratios = []
