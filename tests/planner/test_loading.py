@@ -119,6 +119,7 @@ def test_where_data_is_waited_for_a_faster_loader_is_what_helps(capsys: pytest.C
     assert got["bound"] == "data loading"
 
 
+@pytest.mark.slow
 def test_a_sweep_keeps_what_the_flags_say_at_every_size(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["--sweep", "devices=8,16", "--plan", "precision=bf16", "--loader-samples-s", "100"]
     points = said([*RESNET, "dgx-a100", *sweep], capsys)["sweep"]["points"]

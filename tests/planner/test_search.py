@@ -152,6 +152,7 @@ def test_the_object_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["step_s"] == got["plans"][0]["step_s"]
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_the_smallest_cluster_that_would_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
