@@ -17,12 +17,6 @@ def split(n: int) -> int:
     return 1 << ((n - 1).bit_length() - 1)
 
 
-def dealt(full: int, parts: int) -> list[int]:
-    """How many of `full` places each part has; the first ones have one more where not all can have as many."""
-    base, more = divmod(full, parts)
-    return [base + (i < more) for i in range(parts)]
-
-
 def tree_sum(parts: "Sequence[Tensor]") -> "Tensor":
     """The sum of parts along the tree over their places; a new tensor unless there is one part. Parts stay."""
     if len(parts) == 1:

@@ -303,8 +303,9 @@ def _close(stage: Stage, groups: GridGroups, site: "Site", vocab: int) -> None:
     part = part_of(samples, groups.column)
 
     def whole(logits: Tensor) -> Tensor:
-        logits = GatherVocab.apply(logits, vocab, groups.row)  # type: ignore[assignment]
-        return GatherVocab.apply(logits.movedim(0, -1), samples, groups.column).movedim(-1, 0)  # type: ignore[union-attr]
+        logits = GatherVocab.apply(logits, ends_of(vocab, groups.row.size), groups.row)  # type: ignore[assignment]
+        ends = ends_of(samples, groups.column.size)
+        return GatherVocab.apply(logits.movedim(0, -1), ends, groups.column).movedim(-1, 0)  # type: ignore[union-attr]
 
     dealt = vocab_loss(groups.row, part_of(vocab, groups.row)[0])
 

@@ -210,14 +210,13 @@ def vocab_loss(group: Group, start: int):
 
 
 class GatherVocab(torch.autograd.Function):
-    """[..., v] → [..., V] on every rank; each keeps its part of the gradient, since all compute the same loss."""
+    """[..., v] → [..., V] on every rank; each keeps its part of the gradient, since all compute the same loss. ends:
+    where each rank's part begins, and V."""
 
     @staticmethod
-    def forward(ctx, logits, full, group):  # type: ignore[override]
-        ctx.part = part_of(full, group)
-        return gather_dealt(logits.movedim(-1, 0).contiguous(), group, ends_of(full, group.size)).movedim(
-            0, -1
-        )
+    def forward(ctx, logits, ends, group):  # type: ignore[override]
+        ctx.part = ends[group.index], ends[group.index + 1] - ends[group.index]
+        return gather_dealt(logits.movedim(-1, 0).contiguous(), group, ends).movedim(0, -1)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
@@ -275,11 +274,11 @@ def split(stages: "Stages", site: "Site") -> None:
         site.cuts.update(split_modules(stage, site.anatomy, tp, site.length))
         if stage.last and head is not None:
             full = site.shapes[f"{head}.weight"][0]
-            own = stage.loss
-            stage.whole = lambda y, full=full: GatherVocab.apply(y, full, tp)
+            own, ends = stage.loss, ends_of(full, tp.size)
+            stage.whole = lambda y, ends=ends: GatherVocab.apply(y, ends, tp)
             if site.anatomy.cross_entropy:
                 stage.loss = vocab_loss(tp, part_of(full, tp)[0])
             else:
-                stage.loss = lambda y, targets, own=own, full=full: own(
-                    GatherVocab.apply(y, full, tp), targets
+                stage.loss = lambda y, targets, own=own, ends=ends: own(
+                    GatherVocab.apply(y, ends, tp), targets
                 )

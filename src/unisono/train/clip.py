@@ -7,14 +7,16 @@ bit, the norm that it has on one device.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group
-from unisono.comm.tree import dealt, fold_
+from unisono.comm.tree import fold_
 from unisono.parallel.params import Slot, values_of
+from unisono.parallel.parts import ends_of
 
 _CACHED = 1 << 17  # elements: 512 KiB of float32, half of the second cache of most CPUs
 
@@ -121,11 +123,10 @@ class ByRow(ByTensor):
         if self.blocks == 1 or len(slot.shape) != 2:
             yield 0, slice(None)
             return
-        here, start = range(slot.start[1], slot.start[1] + width), 0
-        for block, size in enumerate(dealt(slot.shape[1], self.blocks)):
-            if size and start in here:
-                yield block, slice(start - here.start, start - here.start + size)
-            start += size
+        here = range(slot.start[1], slot.start[1] + width)
+        for block, (start, end) in enumerate(pairwise(ends_of(slot.shape[1], self.blocks))):
+            if end > start and start in here:
+                yield block, slice(start - here.start, end - here.start)
 
 
 def _squares(rows: Tensor) -> Tensor:

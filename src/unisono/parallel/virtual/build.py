@@ -3,6 +3,7 @@
 from torch import nn
 
 from unisono.parallel.site import Site, Stages
+from unisono.parallel.tensor import GatherVocab
 from unisono.parallel.virtual.attention import VirtualCore
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.parallel.virtual.layers import (
@@ -12,7 +13,7 @@ from unisono.parallel.virtual.layers import (
     VirtualRow,
     VirtualTable,
 )
-from unisono.parallel.virtual.loss import AllClasses, virtual_loss
+from unisono.parallel.virtual.loss import virtual_loss
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Places, Split
 
@@ -51,7 +52,7 @@ def virtualize(stages: Stages, site: Site) -> None:
         stage.dealt = lambda x, first=first: x.narrow(1, first, x.shape[1] // deal.cp.size)
         if stage.last:
             stage.loss = virtual_loss(deal, classes)
-            stage.whole = lambda y: AllClasses.apply(y, deal.parts(classes), deal.tp)
+            stage.whole = lambda y: GatherVocab.apply(y, deal.ends(classes), deal.tp)
 
 
 def _layer(

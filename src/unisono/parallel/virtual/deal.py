@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
 from unisono.comm.group import Group
-from unisono.comm.tree import dealt
-from unisono.parallel.parts import Cut
+from unisono.parallel.parts import Cut, ends_of
 from unisono.parallel.virtual.fan import solid
 
 
@@ -36,17 +36,17 @@ class VirtualDeal:
         """Places of a width of `full` in each virtual shard of this rank; of all virtual shards, the first ones have
         one more where they cannot all have as many."""
         first = self.tp.index * self.features
-        return dealt(full, self.count)[first : first + self.features]
+        every = ends_of(full, self.count)[first : first + self.features + 1]
+        return [end - start for start, end in pairwise(every)]
+
+    def ends(self, full: int) -> list[int]:
+        """Where the part of each rank of `tp` begins in a width of `full`, and its end."""
+        return ends_of(full, self.count)[:: self.features]
 
     def cut(self, dim: int, full: int) -> Cut:
         """This rank's part of a parameter whose `dim` has `full` places."""
-        first = self.tp.index * self.features
-        return Cut(dim, sum(dealt(full, self.count)[:first]), sum(self.sizes(full)), full)
-
-    def parts(self, full: int) -> list[int]:
-        """Places of a width of `full` on each rank of `tp`."""
-        each, n = dealt(full, self.count), self.features
-        return [sum(each[i : i + n]) for i in range(0, self.count, n)]
+        start, end = self.ends(full)[self.tp.index : self.tp.index + 2]
+        return Cut(dim, start, end - start, full)
 
     def along(self, x: Tensor, dim: int = 1) -> Sequence[Tensor]:
         """x [B, T', ...] → this rank's stretches of the positions, each by itself."""

@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.group import Group
 from unisono.comm.tree import tree_sum
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.parallel.virtual.fan import across, solid, total
@@ -72,18 +71,3 @@ def virtual_loss(deal: VirtualDeal, classes: int):
         return AtFirst.apply(total(terms, deal.cp), deal.cp)  # type: ignore[return-value]
 
     return loss
-
-
-class AllClasses(torch.autograd.Function):
-    """[..., v] → [..., V] on every rank of `tp`; each keeps its part of the gradient."""
-
-    @staticmethod
-    def forward(ctx, logits, parts, group: Group):  # type: ignore[override]
-        ctx.start, ctx.size = sum(parts[: group.index]), parts[group.index]
-        padded = torch.nn.functional.pad(logits, (0, max(parts) - ctx.size)).movedim(-1, 0).contiguous()
-        every = group.all_gather(padded).split(max(parts))
-        return torch.cat([x[:size] for x, size in zip(every, parts, strict=True)]).movedim(0, -1)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
-        return grad.narrow(-1, ctx.start, ctx.size).contiguous(), None, None
