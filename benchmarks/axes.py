@@ -9,8 +9,8 @@ the two times. The figure is the median of the rounds' ratios with its 90 % inte
 alone. Above 1: ours is faster. Both compute the same model on the same samples; `losses` is how far they differ.
 
 FSDP2, parallelize_module and torch.distributed.pipelining are raced where they run on Gloo. Context parallelism of
-torch does not run on CPUs; zero=1 and cp are beside DDP, which does the same work in another way. The last pair is ours
-twice: stages of measured seconds beside stages of as many blocks, where blocks are unequal.
+torch does not run on CPUs; zero=1 and cp are beside DDP too, which does the same work in another way. The last pair is
+ours twice: stages of measured seconds beside stages of as many blocks, where blocks are unequal.
 """
 
 import argparse
@@ -41,6 +41,7 @@ UNEVEN = RECIPE.model_copy(
     }
 )  # two of its eight blocks take as long as all others together, and their matrices do not tell
 PAIRS = (  # (our plan, the peer beside it)
+    ("shard=2 zero=1", "zero-1"),
     ("shard=2 zero=1", "ddp"),
     ("shard=2 zero=2", "fsdp-no-reshard"),
     ("shard=2 zero=3", "fsdp"),

@@ -2,7 +2,8 @@
 
     python benchmarks/cpu_truth.py                        calibrates, then 3 models x 19 plans: about ten minutes
     python benchmarks/cpu_truth.py --cluster FILE.toml    with a calibration that is there
-    python benchmarks/cpu_truth.py --kinds llama gelu convnet mlp own     four plans of each kind of model, in turns
+    python benchmarks/cpu_truth.py --kinds llama gelu convnet mlp own     four plans of each kind of model, in turns;
+                                                          context and away: of cp, and of offload
     python benchmarks/cpu_truth.py --links 0 1000 100     also between two hosts with a link of so many Mbit/s (root)
 
 Without a file it calibrates before each link: a machine that others share changes within minutes. Each plan runs in
@@ -53,6 +54,10 @@ KINDS = {
     "convnet": (sized(calibrate.pictures(32, "convnet", n_layer=6, channels=32), 16),
                 ("dp=1", "dp=2", "shard=2", "pp=2 micros=2")),
     "mlp": (sized(calibrate.pictures(16, "mlp", hidden=(512,) * 4), 64), ("dp=1", "dp=2", "shard=2", "pp=2 micros=2")),
+    "context": (sized(calibrate.sizes(4, 8, 256, 256), 4),
+                ("dp=1", "cp=2", "cp=2 cp_kind=gather", "cp=2 cp_kind=ulysses")),
+    "away": (sized(calibrate.sizes(4, 8, 256, 128), 8),
+             ("dp=1", "offload=optimizer", "offload=params:to=disk", "offload=activations")),
     "own": (of(ModelConfig(kind=_OWN, d_model=64, context=128, vocab=256), 16),
             ("dp=1", "dp=2", "shard=2", "shard=2 zero=1")),
 }  # fmt: skip

@@ -1,7 +1,8 @@
 """The most bytes of tensors that are alive on a rank, counted, beside the ledger; and what its process has resident.
 
 `python benchmarks/memory.py` plays two steps of each plan of a small GPT on forked ranks, the second one counted, and
-prints a table. `--plan` (again and again) names others. live, ledger: MiB of the fullest rank. resident: MiB of the
+prints a table; then the same of plans with cp, and of models with experts. `--plan` (again and again) names others,
+`--experts` a model with experts. live, ledger: MiB of the fullest rank. resident: MiB of the
 process at the end, with Python's and torch's own; away: MiB that lie in homes (host memory or a file).
 """
 
@@ -25,6 +26,15 @@ PLANS = (
     "micros=2 offload=activations:to=disk", "offload=params:to=disk+activations",
     "recompute=full offload=optimizer:to=disk", "recompute=full offload=params:to=disk",
 )  # fmt: skip
+CP = ("cp=2", "cp=2 cp_kind=gather", "cp=2 cp_kind=ulysses", "cp=2 tp=2", "cp=2 shard=2", "dp=2 cp=2")
+RANGES = (
+    "blocks=0-1:recompute=full", "blocks=2-3:recompute=full", "blocks=0-1:offload=activations:to=disk",
+    "shard=2 zero=3 blocks=0-1:zero=2", "shard=2 zero=1 blocks=1-3:zero=3", "tp=2 blocks=0-1:tp=1",
+)  # fmt: skip
+# Experts of a quarter of the dense width. Routers are even only in the mean: tokens come to a rank by the batch.
+MOE = ("dp=1", "shard=2 ep=2", "tp=2", "tp=2 ep=2", "cp=2 ep=2", "recompute=full")
+EXPERTS = {"kind": "moe", "n_experts": 8, "d_expert": 128}
+ROOM = {**EXPERTS, "capacity_factor": 4.0}
 SIZES = {"n_layer": 4, "n_head": 4, "d_model": 128, "context": 64}
 MIB = 2.0**20
 
@@ -85,13 +95,15 @@ def row_of(plan: str, sizes: dict[str, Any], batch: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(plans: list[str], sizes: dict[str, Any], batch: int) -> list[dict[str, Any]]:
-    """Every row, printed as it is known."""
+def table(rows_: list[tuple[str, dict[str, Any]]], batch: int) -> list[dict[str, Any]]:
+    """Every row, printed as it is known. rows_: plans, with the sizes of their models."""
     print(f"{'plan':44} {'live':>8} {'ledger':>8} {'ratio':>6} {'resident':>9} {'away':>8}")
     rows = []
-    for plan in plans:
+    for plan, sizes in rows_:
         rows.append(row := row_of(plan, sizes, batch))
-        print(f"{plan:44} {row['live']:8.2f} {row['ledger']:8.2f} {row['ratio']:6.3f} {row['resident']:9.1f}"
+        name = plan + (" (experts)" if "n_experts" in sizes else "")
+        name += " (with room)" if "capacity_factor" in sizes else ""
+        print(f"{name:44} {row['live']:8.2f} {row['ledger']:8.2f} {row['ratio']:6.3f} {row['resident']:9.1f}"
               f" {row['away']:8.2f}", flush=True)  # fmt: skip
     far = max(abs(row["ratio"] - 1.0) for row in rows)
     print(f"{len(rows)} plans, the ledger is at most {100 * far:.1f} % from what was counted")
@@ -99,8 +111,9 @@ def table(plans: list[str], sizes: dict[str, Any], batch: int) -> list[dict[str,
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", action="append")
+    parser.add_argument("--experts", action="store_true")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--context", type=int, default=SIZES["context"])
     parser.add_argument("--width", type=int, default=SIZES["d_model"])
@@ -109,10 +122,12 @@ if __name__ == "__main__":
         "--json", action="store_true", help="rows as one object a line, with the sizes at the peak"
     )
     asked = parser.parse_args()
-    rows = table(
-        asked.plan or list(PLANS),
-        {**SIZES, "dropout": asked.dropout, "context": asked.context, "d_model": asked.width},
-        asked.batch,
-    )
+    sizes = {**SIZES, "dropout": asked.dropout, "context": asked.context, "d_model": asked.width}
+    if asked.plan:
+        chosen = [(plan, {**sizes, **(EXPERTS if asked.experts else {})}) for plan in asked.plan]
+    else:
+        chosen = [(plan, sizes) for plan in (*PLANS, *CP, *RANGES)]
+        chosen += [(plan, {**sizes, **EXPERTS}) for plan in MOE] + [("dp=1", {**sizes, **ROOM})]
+    rows = table(chosen, asked.batch)
     if asked.json:
         print("\n".join(map(json.dumps, rows)))

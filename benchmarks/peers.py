@@ -10,15 +10,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from unisono.config import Recipe, TrainConfig
 from unisono.launch.context import Channel
@@ -107,21 +109,37 @@ def batches(task: Task) -> Callable[[int], tuple[Tensor, Tensor]]:
     return get
 
 
-def adamw(model: nn.Module, train: TrainConfig) -> AdamW:
-    """AdamW as GPT-2's reproductions have it: matrices decay, vectors do not."""
+def decayed(model: nn.Module, train: TrainConfig) -> list[dict[str, Any]]:
+    """Groups of parameters as GPT-2's reproductions have them: matrices decay, vectors do not."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [
+    return [
         {"params": matrices, "weight_decay": train.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
 
 
-def by_hand(task: Task, model: nn.Module, whole: nn.Module, hold: Hold) -> Callable[[], float | Tensor]:
+def adamw(model: nn.Module, train: TrainConfig) -> Optimizer:
+    """AdamW of the whole model."""
+    return AdamW(decayed(model, train), lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+
+
+def dealt_adamw(model: nn.Module, train: TrainConfig) -> Optimizer:
+    """AdamW whose state torch's ZeRO-1 deals to the ranks, a parameter whole to one of them."""
+    settings = {"lr": train.lr, "betas": train.betas, "eps": train.eps, "fused": True}
+    return ZeroRedundancyOptimizer(decayed(model, train), optimizer_class=AdamW, **settings)
+
+
+def by_hand(
+    task: Task,
+    model: nn.Module,
+    whole: nn.Module,
+    hold: Hold,
+    updates: Callable[[nn.Module, TrainConfig], Optimizer] = adamw,
+) -> Callable[[], float | Tensor]:
     """The loop around a model. whole: what holds the parameters. hold(last): around one forward and backward."""
     train, get = task.recipe.train, batches(task)
-    optimizer, parameters, rate = adamw(whole, train), list(whole.parameters()), train.rate()
+    optimizer, parameters, rate = updates(whole, train), list(whole.parameters()), train.rate()
     device, made = task.place.device.type, 0
 
     def step() -> float | Tensor:
@@ -155,12 +173,14 @@ def plain(task: Task) -> Racer:
     return Racer("plain loop", by_hand(task, model, whole, lambda last: nullcontext()))  # type: ignore[arg-type]
 
 
-def ddp(task: Task) -> Racer:
-    """DistributedDataParallel, with gradients as views of its buckets."""
+def ddp(task: Task, dealt: bool = False) -> Racer:
+    """DistributedDataParallel, with gradients as views of its buckets. dealt: with torch's ZeRO-1 behind it."""
     ids = [task.place.device] if task.place.device.type == "cuda" else None
     inner = torch.compile(model_of(task)) if task.compiled else model_of(task)
     model = DistributedDataParallel(inner, device_ids=ids, gradient_as_bucket_view=True)  # type: ignore[arg-type]
-    return Racer("DDP", by_hand(task, model, model, lambda last: nullcontext() if last else model.no_sync()))
+    hold: Hold = lambda last: nullcontext() if last else model.no_sync()
+    updates = dealt_adamw if dealt else adamw
+    return Racer("DDP, ZeRO-1" if dealt else "DDP", by_hand(task, model, model, hold, updates))
 
 
 def fsdp(task: Task, reshard: bool) -> Racer:

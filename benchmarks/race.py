@@ -65,6 +65,7 @@ def by_name(name: str, task: Task) -> Racer:
     makers: dict[str, Callable[[Task], Racer]] = {
         "plain": plain,
         "ddp": ddp,
+        "zero-1": lambda task: ddp(task, dealt=True),
         "fsdp": lambda task: fsdp(task, reshard=True),
         "fsdp-no-reshard": lambda task: fsdp(task, reshard=False),
         **AXES,

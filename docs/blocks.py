@@ -44,9 +44,10 @@ PLAN_MEANINGS = {
     "collective": "algorithm of the sums on `dp`",
     "codec": "what crosses `dp`",
     "precision": "of the computation; weights and optimiser keep fp32 (fp64 with fp64);"
-    " `bf16:params` ([precision](precision.md))",
+    " `bf16:params`, `bf16:stochastic`, `bf16:fp8` ([precision](precision.md))",
     "recompute": "which activations are computed again in backward",
     "offload": "what is kept outside the device",
+    "blocks": "ranges of blocks that are played otherwise",
 }
 
 
@@ -144,9 +145,11 @@ def plan_keys() -> str:
                 later = " ".join(f"`{v}`" for v in known(key) if v not in played(key))
             else:
                 here, later = (
-                    {"zero": "`1` `2` `3`", "dp": "a number, `-1`", "tp": "a number, `2x2`"}.get(
-                        key, "a number"
-                    ),
+                    {
+                        "zero": "`1` `2` `3`",
+                        "dp": "a number, `-1`",
+                        "tp": "a number, `2x2`, `4:chunks=2`",
+                    }.get(key, "a number"),
                     "",
                 )
             yield f"`{key}`", default, here, PLAN_MEANINGS[key], later

@@ -1,5 +1,6 @@
 """The examples do what they say, on tiny settings."""
 
+import json
 import re
 import subprocess
 import sys
@@ -44,8 +45,34 @@ def test_own_loop_under_torchrun(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
-    printed = [line for line in done.stdout.splitlines() if line.startswith("epoch 3")]
+    # Both ranks write to one pipe: a line's end of the one may come after the other's line.
+    printed = re.findall(r"epoch 3  loss (\d\.\d{4})", done.stdout)
     assert len(printed) == 2 and len(set(printed)) == 1, "both ranks print the loss of all samples"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_chats_are_learnt_and_asked_for_answers(tmp_path: Path) -> None:
+    """The losses and what a function of one's own says are the same under three plans."""
+    subprocess.run([sys.executable, str(EXAMPLES / "make_chats.py")], cwd=tmp_path, check=True)
+    told = []
+    for plan in ("dp=1", "dp=3", "tp=2 pp=2"):
+        done = unisono(
+            tmp_path, "train", str(EXAMPLES / "chats.toml"), "--json", "--plan", plan, "--train.steps", "4",
+            "--train.evaluate", f"{EXAMPLES / 'answers.py'}:exact", "--data.cache", str(tmp_path / "cache"),
+            "--train.dtype", "float64", "--train.eval_batches", "1", "--model.n_layer", "2", "--model.d_model", "32", "--train.global_batch", "12", "--out.report", "false",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+        summary = done.object
+        lines = [
+            json.loads(line)
+            for line in Path(tmp_path, summary["run_dir"], "metrics.jsonl").read_text().splitlines()
+        ]
+        assert lines[-1]["val_exact"] == summary["val_metrics"]["exact"]
+        told.append(
+            [*(line["loss"] for line in lines), summary["val_loss"], summary["val_metrics"]["accuracy"]]
+        )
+    assert told[1] == pytest.approx(told[0], rel=1e-9) and told[2] == pytest.approx(told[0], rel=1e-9)
 
 
 @pytest.mark.timeout(120)

@@ -1,26 +1,32 @@
 """What one rank holds: which passes a plan asks for, and in which order."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
+from unisono.parallel.site import Site
 from unisono.parallelize import PASSES
 from unisono.plan import Plan
+from unisono.plan.each import options_of
 from unisono.spec.layout import Anatomy
 
 
 def asked(plan, **more):
+    stages = [range(2)]
     site = SimpleNamespace(
         **{
             "plan": Plan.parse(plan),
+            "each": options_of(Plan.parse(plan), tuple(stages)),
             "owners": {},
             "compiled": False,
             "virtual": 1,
             "anatomy": Anatomy(),
-            "blocks": [range(2)],
+            "blocks": stages,
             **more,
         }
     )
+    site.puts_away = partial(Site.puts_away, site)
     return [one.name for one in PASSES if one.wanted(site)]
 
 

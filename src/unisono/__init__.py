@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unisono.library import Job, init
     from unisono.library.gradient_check import check_gradients
     from unisono.library.prove import prove
+    from unisono.library.trainer import trainer
     from unisono.plan import Plan
     from unisono.spec.errors import UnisonoError
     from unisono.verify.user import gradients_of
@@ -39,6 +40,7 @@ __all__ = [
     "gradients_of",
     "init",
     "prove",
+    "trainer",
 ]
 
 # Nothing is imported before it is asked for: the command line answers without torch, plans without pydantic.
@@ -50,6 +52,7 @@ _HOMES = {
     "check_gradients": "unisono.library.gradient_check",
     "gradients_of": "unisono.verify.user",
     "prove": "unisono.library.prove",
+    "trainer": "unisono.library.trainer",
     "Plan": "unisono.plan",
     "UnisonoError": "unisono.spec.errors",
 }

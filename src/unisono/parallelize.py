@@ -13,7 +13,9 @@ from unisono.comm.mesh import Mesh
 from unisono.parallel.compiling import compile_blocks
 from unisono.parallel.cut import Costs, Stage, boundaries, cut, distinct
 from unisono.parallel.experts import deal_experts
-from unisono.parallel.fill import fill
+from unisono.parallel.fill import fill, settle
+from unisono.parallel.float8 import use_float8
+from unisono.parallel.graphs import is_traced, split_graphs
 from unisono.parallel.grid import crossing_shape, split_over_grid
 from unisono.parallel.masters import keep_masters, rounding_of
 from unisono.parallel.measured import measured_costs
@@ -29,12 +31,14 @@ from unisono.parallel.recompute import recompute_blocks, recompute_parts, wants
 from unisono.parallel.shard import Sharded, Whole
 from unisono.parallel.site import Site, Stages
 from unisono.parallel.stash import set_apart
+from unisono.parallel.stochastic import keep_narrow
 from unisono.parallel.tables import deal, ignored, marked
 from unisono.parallel.tensor import split
 from unisono.parallel.ties import Tie, share, ties_of, untie
 from unisono.parallel.virtual.build import virtualize
 from unisono.plan import Plan
-from unisono.plan.away import away_of
+from unisono.plan.away import Away
+from unisono.plan.each import on_disk, options_of
 from unisono.plan.grid import Grid
 from unisono.programs.pipeline import Timetable
 from unisono.programs.schedules import SCHEDULES
@@ -54,12 +58,24 @@ class Pass:
 
 
 def _shard(stages: Stages, site: Site) -> None:
-    how = site.plan.wires, site.plan.arithmetic.params
+    how = site.plan.wires, site.plan.arithmetic.narrow
     for i, stage in stages.items():
         blocks = stage.blocks.values()
         apart = {p for name, p in stage.named_parameters() if name in site.dealt and site.dealt[name].apart}
         apart |= ignored(stage, site)
-        site.sharding[i] = Sharded(stage, blocks, site.states, site.plan.zero, site.leafwise, apart, *how)
+        zeros = {block: site.each[int(name)].zero for name, block in stage.blocks.items()}
+        given = site.states, site.plan.zero, site.leafwise, apart, *how, zeros, site.device
+        site.sharding[i] = Sharded(stage, blocks, *given)
+        if site.values is None:
+            settle(stage, site)
+
+
+def _in_a_row(site: Site) -> bool:
+    return site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid)
+
+
+def _splits(site: Site) -> bool:
+    return _in_a_row(site) and not is_traced(site)
 
 
 def _deals_experts(site: Site) -> bool:
@@ -72,21 +88,21 @@ PASSES = (
     Pass("untie", lambda site: bool(site.owners), untie),
     Pass("tables", lambda site: bool(site.anatomy.tables), deal, at_once=True),
     Pass("virtual shards", lambda site: site.virtual > 1, virtualize),
-    Pass(
-        "split",
-        lambda site: site.plan.tp > 1 and site.virtual == 1 and not isinstance(site.plan.tp, Grid),
-        split,
-    ),
+    Pass("split", lambda site: _splits(site) and site.plan.chunks == 1, split),
+    Pass("split in chunks", lambda site: _splits(site) and site.plan.chunks > 1, split, at_once=True),
+    Pass("graph", lambda site: _in_a_row(site) and is_traced(site), split_graphs),
     Pass("grid", lambda site: isinstance(site.plan.tp, Grid), split_over_grid, at_once=True),
     Pass("experts", _deals_experts, deal_experts),
     Pass("positions", lambda site: site.plan.cp * site.plan.tp > 1 and site.virtual == 1, deal_positions),
     Pass("fill", lambda site: True, fill),
     Pass("share", lambda site: bool(site.owners), share),
-    Pass("lend", lambda site: away_of(site.plan).params, lend),
-    Pass("recompute parts", wants(lambda again: again.selective), recompute_parts),
+    Pass("lend", lambda site: site.puts_away(lambda away: away.params), lend),
+    Pass("recompute parts", wants("selective"), recompute_parts),
+    Pass("narrow", lambda site: site.plan.arithmetic.stochastic, keep_narrow),
     Pass("masters", lambda site: site.plan.shard == 1 and rounding_of(site) is not None, keep_masters),
-    Pass("recompute", wants(lambda again: again.full), recompute_blocks, at_once=True),
-    Pass("offload", lambda site: away_of(site.plan).params or away_of(site.plan).activations, keep_at_home),
+    Pass("float8", lambda site: site.plan.arithmetic.fp8, use_float8, at_once=True),
+    Pass("recompute", wants("full"), recompute_blocks, at_once=True),
+    Pass("offload", lambda site: site.puts_away(lambda away: away.params or away.activations), keep_at_home),
     Pass("compile", lambda site: site.compiled, compile_blocks, at_once=True),
     Pass("shard", lambda site: site.plan.shard > 1, _shard, at_once=True),
 )
@@ -95,7 +111,8 @@ PASSES = (
 @dataclass(frozen=True, slots=True)
 class Local:
     """What one rank holds of the model: stages by their number, slots of all of them. owners: alias → owner of tied
-    weights. halves: whether their backward may go in two. routers: experts of each of the whole model's."""
+    weights. away: what of each slot, by its name. halves: whether their backward may go in two. routers: experts of
+    each of the whole model's."""
 
     stages: Mapping[int, Stage]
     owners: Mapping[str, str]
@@ -109,7 +126,9 @@ class Local:
     halves: bool
     routers: Mapping[str, int]
     store: Store
+    away: Mapping[str, Away]
     blocks: tuple[int, ...]  # of each stage
+    told: tuple[str, ...] = ()  # what was inferred of the model, in words
 
     @property
     def holds_loss(self) -> bool:
@@ -127,7 +146,7 @@ def parallelize(
     plan: Plan,
     timetable: Timetable,
     mesh: Mesh,
-    values: Callable[[str], Tensor],
+    values: Callable[[str], Tensor] | None,
     sample: Tensor,
     *,
     dtype: torch.dtype,
@@ -143,14 +162,16 @@ def parallelize(
     one micro-batch. values, leafwise, virtual: see `Site`. scratch: a folder for what is offloaded to disk.
     """
     anatomy: Anatomy = model.anatomy  # type: ignore[assignment]
+    _refuse_draws(anatomy, mesh)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
     schedule = SCHEDULES.read(plan.schedule)
     measure = partial(measured_costs, model, sample, mesh.world, dtype=dtype, device=device)
     blocks = blocks_of(model, timetable.length, schedule.blocks, measure if schedule.measured else None)
-    store = Store(device, away_of(plan).on_disk, scratch)
-    row = timetable.placement
-    parts = (plan, mesh, anatomy, shapes, blocks, row, values, dtype, device, store, sample.shape[0])
-    site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled)
+    store = Store(device, on_disk(plan, each := options_of(plan, tuple(blocks))), scratch)
+    frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
+    where = timetable.placement, values, dtype, device, store, sample.shape[0], each
+    parts = (plan, mesh, anatomy, shapes, blocks, *where)
+    site = Site(*parts, leafwise=leafwise, virtual=virtual, compiled=compiled, frozen=frozen)
     owned = timetable.owned(mesh.at["pp"])
     wires = _wires(model, owned, site, sample)
     length = timetable.length
@@ -174,8 +195,25 @@ def parallelize(
         halves=not any(one.at_once for one in chosen),
         routers=_routers(site),
         store=store,
+        away={slot.name: site.kept_away(slot.name) for slot in slots},
         blocks=tuple(map(len, blocks)),
+        told=_inferred(model, plan),
     )
+
+
+def _refuse_draws(anatomy: Anatomy, mesh: Mesh) -> None:
+    """Raises UsageError P12 where modules of the model would draw other random numbers than one device."""
+    if anatomy.drawn and mesh.world.size > 1:
+        what = f"{anatomy.drawn}: draws random numbers that would differ from one device's; {anatomy.whole}"
+        fix = "unisono.models.noise.Dropout in its place, or a forward whose graph can be traced"
+        raise UsageError(what, where="plan, model.kind", fix=fix, code="P12")
+
+
+def _inferred(model: nn.Module, plan: Plan) -> tuple[str, ...]:
+    """What was inferred of the model, in lines; of a plain module, what `tp` deals only where the plan has it."""
+    whole: str = model.anatomy.whole  # type: ignore[union-attr,assignment]
+    says: tuple[str, ...] = getattr(model, "says", (f"kept whole: {whole}",) if whole else ())
+    return (*getattr(model, "told", ()), *(says if plan.tp > 1 else says[:1]))
 
 
 def _slots(stages: Stages, site: Site) -> list[Slot]:
@@ -217,6 +255,7 @@ def blocks_of(
     count = len(model.blocks)  # type: ignore[arg-type]
     if stages > max(1, count):
         what = f"{stages} pipeline stages need as many blocks, this model shows {count}"
+        what += f": {whole}" if (whole := model.anatomy.whole) else ""  # type: ignore[union-attr]
         fix = "pp=1, or a model with stem, blocks and head"
         raise UsageError(what, where="plan.pp, plan.schedule, model.kind", fix=fix, code="P13")
     if said:

@@ -241,7 +241,8 @@ def test_a_kind_of_a_users_own_has_keys_of_its_own(write) -> None:
     write("my.toml", '[model]\nkind = "mine.py:Wide"\nwidth = 16\nrates = [0.5, 0.25]\n')
     got = load("my.toml", [("model.gated", "true")], {"UNISONO_MODEL_WIDTH": "32"})
     model = dict(got.recipe.model)
-    assert model == {"kind": "mine.py:Wide", "width": 32, "rates": (0.5, 0.25), "gated": True}
+    own = {"width": 32, "rates": (0.5, 0.25), "gated": True}
+    assert model == {"kind": "mine.py:Wide", "weights": None, **own}
     assert got.origins["model.rates"] == "my.toml:4" and got.origins["model.gated"] == "flag --model.gated"
     first = load("my.toml", environ={})
     write("again.toml", config.resolved_toml(config.resolve(first.recipe, first.plan)))

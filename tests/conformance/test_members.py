@@ -75,8 +75,8 @@ def test_a_fault_planted_in_a_starter_is_found(name: str, words: str, tmp_path: 
 
 
 def test_a_name_is_that_of_one_member() -> None:
-    """`--conformance NAME` says no family."""
-    names = [name for family in families() for name in family.names()]
+    """`--conformance NAME` says no family. `hf:` is the contract's word for a model and for a data set."""
+    names = [name for family in families() for name in family.names() if name != "hf"]
     assert len(set(names)) == len(names)
 
 

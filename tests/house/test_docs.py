@@ -100,7 +100,7 @@ def test_three_commands_lead_from_a_model_to_a_plan_that_runs(tmp_path: Path) ->
     )  # fmt: skip
     searched, priced, would = (text.strip().splitlines() for text in done.stdout.split("==\n")[1:])
     for page in (searched, priced):
-        head = dict(line.split(maxsplit=1) for line in page[:10] if line[:1].strip())
+        head = dict(line.split(maxsplit=1) for line in page[:13] if line[:1].strip())
         assert {"plan", "memory", "speed", "training", "error", "batch"} <= set(head)
         assert "GiB" in head["memory"] and "tokens/s" in head["speed"] and "days" in head["training"]
         assert "±" in head["error"] or "not known" in head["error"]

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+from contextlib import suppress
 
 import pytest
 import torch
@@ -129,7 +130,10 @@ def test_no_ranks_is_refused(nursery: Nursery) -> None:
 
 def test_what_fails_before_the_fork_is_told_whenever_it_is_asked_for() -> None:
     with Nursery("unisono.spec.errors:nothing") as broken:
-        assert select.select([os.pidfd_open(broken.pid)], [], [], 60)[0]  # gone before the first run
+        with suppress(
+            ProcessLookupError
+        ):  # gone before the first run; on a busy machine, even before this line
+            assert select.select([os.pidfd_open(broken.pid)], [], [], 60)[0]
         first, second = broken.run({}, 2), broken.run({}, 2)
     assert isinstance(first.error, UsageError) and "no function nothing" in first.error.what
     assert second.error is not None and first.results == second.results == [None, None]

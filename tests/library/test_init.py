@@ -52,7 +52,18 @@ def test_too_few_processes_are_told_the_line_to_type(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "plan", ["pp=2", "dp=2 tp=2", "precision=bf16", "dp=2 codec=sign", "dp=2 sync=gossip", "dp=2 micros=2"]
+    "plan",
+    [
+        "pp=2",
+        "dp=2 tp=2",
+        "precision=bf16",
+        "dp=2 codec=sign",
+        "dp=2 sync=gossip",
+        "dp=2 micros=2",
+        "dp=2 sync=canonical",
+        "dp=2 offload=optimizer",
+        "blocks=0:recompute=full",
+    ],
 )
 def test_what_the_library_way_cannot_play_is_refused_with_a_remedy(plan: str) -> None:
     with pytest.raises(ConfigProblems) as raised:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import unisono
 from tests.ranks import World
@@ -144,3 +144,16 @@ def test_an_order_that_cannot_be_made_again_is_refused(threads: World, tmp_path:
     with pytest.raises(unisono.UnisonoError) as raised:
         lived(threads, 2, folder=str(tmp_path), kind="counting sampler")
     assert raised.value.code == "J17" and raised.value.fix
+
+
+def skipped(ctx: Any) -> list[Any]:
+    torch.manual_seed(0)
+    job = unisono.init("dp=-1", context=ctx)
+    data = job.deal(DataLoader(TensorDataset(torch.arange(COUNT)), batch_size=BATCH, shuffle=True))
+    data.skip(2)
+    return [[job.gather(i).tolist() for (i,) in data] for _ in range(2)]
+
+
+def test_batches_are_skipped_without_a_checkpoint_of_ours(threads: World) -> None:
+    (one,), two = threads(skipped, 1, group=False), threads(skipped, 2, group=False)
+    assert two == [one, one] and [len(part) for part in one] == [4, 6]

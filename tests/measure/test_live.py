@@ -42,12 +42,48 @@ def said(told: Recipe, plan: str) -> float:
     [
         "dp=1", "micros=4", "recompute=selective", "recompute=full", "micros=2 recompute=auto:full=1,selective=2",
         "offload=optimizer", "recompute=full offload=params:to=disk", "offload=activations:to=disk",
+        "blocks=0-1:recompute=full", "micros=2 blocks=0:recompute=full;1:offload=activations",
     ],
 )  # fmt: skip
 def test_the_ledger_is_what_is_counted(threads: World, tmp_path: Path, plan: str) -> None:
     model = told(tmp_path)
     (most,) = threads(peak, 1, group=False, told=model, plan=plan)
     assert said(model, plan) == pytest.approx(most, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "plan", ["cp=2", "cp=2 cp_kind=gather", "cp=2 cp_kind=ulysses", "cp=2 tp=2", "cp=2 shard=2", "shard=2 micros=2",
+             "shard=2 zero=3 blocks=0:zero=1", "tp=2 blocks=0-1:tp=1"],
+)  # fmt: skip
+def test_the_ledger_knows_what_context_and_shards_need(threads: World, tmp_path: Path, plan: str) -> None:
+    model = told(tmp_path)
+    found = threads(peak, Plan.parse(plan).world, told=model, plan=plan)
+    assert said(model, plan) == pytest.approx(max(found), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sizes"),
+    [
+        ("dp=1", {}), ("shard=2 ep=2", {}), ("tp=2", {}), ("cp=2 ep=2", {}), ("recompute=full", {}),
+        ("dp=1", {"capacity_factor": 4.0}), ("dp=1", {"n_shared_experts": 1, "moe_every": 2, "activation": "swiglu"}),
+    ],
+)  # fmt: skip
+def test_the_ledger_knows_what_experts_need(
+    threads: World, tmp_path: Path, plan: str, sizes: dict[str, Any]
+) -> None:
+    """Of ranks that hold different experts, as tokens happen to come to them."""
+    model = told(tmp_path, kind="moe", n_experts=8, d_expert=96, **sizes)
+    world = Plan.parse(plan).world
+    found = threads(peak, world, group=world > 1, told=model, plan=plan)
+    assert said(model, plan) == pytest.approx(sum(found) / world, rel=0.03)
+
+
+def test_a_storage_that_shrinks_counts_with_what_it_has_left() -> None:
+    with LiveBytes([]) as seen:
+        x = torch.empty(1024)
+        x.untyped_storage().resize_(0)
+        torch.empty(512)
+    assert seen.most == x.element_size() * 1024
 
 
 def test_the_optimisers_bytes_are_gone_when_it_is_put_away(threads: World, tmp_path: Path) -> None:

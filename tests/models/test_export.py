@@ -140,7 +140,7 @@ def test_mistakes(tmp_path: Path) -> None:
     assert "n_kv_head = 2" in refused("F01", ModelConfig(n_kv_head=2).layout).likely
     refused("F01", ModelConfig(kind="mlp").layout)
     refused("F03", lambda: run(tmp_path))
-    refused("F04", lambda: run(tmp_path, to="onnx"))
+    refused("F04", lambda: run(tmp_path, to="cloud"))
     (tmp_path / "file").touch()
     model, config = gpt({}, torch.float32)
     refused("F02", lambda: export_state(model.state_dict(), config, tmp_path / "file"))

@@ -14,7 +14,7 @@ from unisono.parallel.compiling import SAID
 from unisono.plan import Plan
 
 PLANS = ("dp=1", "dp=2 zero=3:gather=int8", "shard=2 zero=3:wire=int8,prefetch=1", "tp=2", "pp=2 recompute=full", "cp=2 cp_kind=ulysses",
-         "shard=2 tp=2")  # fmt: skip
+         "shard=2 tp=2", "tp=2:chunks=2")  # fmt: skip
 
 
 def losses(ctx: Any, folder: str, plan: str, compiled: bool) -> Any:

@@ -33,6 +33,7 @@ ALSO = {
     "dualpipe": {"parallel/mirror.py in add_up"},
     "offload=": {"parallel/offload/streaming.py in step"},  # the optimiser's own, for each part
     "ep=": {"train/routing.py in told"},
+    "bf16:stochastic": {"train/stand_ins.py in step"},  # the same
 }
 
 
@@ -79,6 +80,10 @@ PLANS = [
     ("convnet", "dp=2 shard=2 pp=2"),
     ("mlp", "dp=2 tp=2 pp=2"),
     ("dlrm", "shard=4 ep=2"),
+    ("llama", "dp=2 pp=2 tp=2:chunks=2"),
+    ("gpt", "dp=2 shard=2 precision=bf16:stochastic"),
+    ("gpt", "dp=2 tp=2 precision=bf16:fp8"),
+    ("gpt", "pp=2 precision=bf16:params,fp8"),
 ]
 
 

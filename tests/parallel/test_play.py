@@ -30,6 +30,8 @@ class Micro:
     inputs: torch.Tensor
     targets: torch.Tensor
     samples: torch.Tensor
+    documents: torch.Tensor | None = None
+    scale: float = 1.0
 
 
 class Block(nn.Module):

@@ -27,6 +27,7 @@ from unisono.parallel.play import StagePlayer
 from unisono.parallel.post import Wire
 from unisono.programs.pipeline import Placed, Timetable, lower, play_costs
 from unisono.programs.schedules import SCHEDULES
+from unisono.train.data.feed import Micro
 
 WIDTH = 64  # elements of a message; the first one says when it left
 PINGS = 40
@@ -206,9 +207,9 @@ def play(
     return message
 
 
-def _leaf() -> Any:
+def _leaf() -> Micro:
     zeros = torch.zeros(WIDTH, dtype=torch.float64)
-    return SimpleNamespace(inputs=zeros, targets=zeros, samples=torch.zeros(1, dtype=torch.int64))
+    return Micro(zeros, zeros, torch.zeros(1, dtype=torch.int64))
 
 
 def _message(mesh: Mesh, link: Link) -> float:

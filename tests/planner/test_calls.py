@@ -11,7 +11,9 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.grammar import member
+from unisono.plan.grid import columns_of
 from unisono.planner import kinds
+from unisono.planner.alike import is_uniform
 from unisono.planner.clusters import cluster
 from unisono.planner.priced import closed
 from unisono.planner.question import Question
@@ -48,18 +50,34 @@ KINDS = {
     "convnet": ModelConfig(kind="convnet", n_layer=4, channels=24, bias=False),
     "mlp": ModelConfig(kind="mlp", hidden=(24, 48, 96, 48)),
 }
+# Routers that ask about the other positions of a leaf.
+ASKING = {
+    "balanced": ModelConfig(
+        kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=24, aux_loss=0.01, capacity_factor=1.5
+    ),
+    "choosing": ModelConfig(
+        kind="moe", **{**_GPT, "n_layer": 2}, n_experts=12, d_expert=24, router="expert_choice", z_loss=0.001
+    ),
+}
+EVERY = KINDS | ASKING
 FACTS = Facts(classes=24, sample_shape=(3, 4, 4))
 
 
-def recipe(kind: str) -> Recipe:
-    data = DataConfig() if KINDS[kind].attends else DataConfig(source="digits")  # not read
-    return Recipe(model=KINDS[kind], data=data, train=TrainConfig(global_batch=24, micro_batch=1, steps=1))
+def recipe(kind: str, samples: int = 1) -> Recipe:
+    data = DataConfig() if EVERY[kind].attends else DataConfig(source="digits")  # not read
+    train = TrainConfig(global_batch=24, micro_batch=samples, steps=1)
+    return Recipe(model=EVERY[kind], data=data, train=train)
+
+
+def samples_of(plan: Plan) -> int:
+    """Of a micro-batch: one, but rows of a grid have one each."""
+    return plan.tp // columns_of(plan.tp)
 
 
 @cache
 def corpus(kind: str) -> Corpus:
     draws = torch.Generator().manual_seed(0)
-    if KINDS[kind].attends:
+    if EVERY[kind].attends:
         tokens = torch.randint(48, (30 * 24 + 1,), generator=draws).numpy()
         some, facts = TokenWindows(tokens, 24), Facts(vocab=48)
     else:
@@ -71,9 +89,9 @@ def corpus(kind: str) -> Corpus:
 
 
 def model(kind: str) -> Transformer | Network:
-    if KINDS[kind].attends:
-        return transformer(KINDS[kind], 48)
-    return Network(KINDS[kind].workload(FACTS), by_weights=True)
+    if EVERY[kind].attends:
+        return transformer(EVERY[kind], 48)
+    return Network(EVERY[kind].workload(FACTS), by_weights=True)
 
 
 class Counted(Recorder):
@@ -93,7 +111,7 @@ Sent = dict[tuple[str, str], tuple[float, float]]
 
 def recorded(kind: str, plan: Plan) -> list[Sent]:
     """Of each row of the pipeline, what its first rank sends in a step."""
-    resolved = resolve(recipe(kind), str(plan), plan.world)
+    resolved = resolve(recipe(kind, samples_of(plan)), str(plan), plan.world)
 
     def live(rank: int) -> tuple[int, Sent]:
         place, recorder = place_of(rank, plan.world, rank, "gloo", 60.0), Counted(rank)
@@ -113,8 +131,10 @@ def recorded(kind: str, plan: Plan) -> list[Sent]:
 
 
 def said(kind: str, plan: Plan) -> list[Sent]:
-    resolved = resolve(recipe(kind), str(plan), plan.world).plan
-    return [sent(model(kind), resolved, 1, resolved.micros or 1, row) for row in range(plan.pp)]
+    resolved = resolve(recipe(kind, samples_of(plan)), str(plan), plan.world).plan
+    return [
+        sent(model(kind), resolved, samples_of(plan), resolved.micros or 1, row) for row in range(plan.pp)
+    ]
 
 
 def priced(plans: list[Plan]) -> list[Plan]:
@@ -127,9 +147,9 @@ def priced(plans: list[Plan]) -> list[Plan]:
 
 
 def built(kind: str) -> list[Plan]:
-    """Of a network what has a price: tp has none."""
+    """Of networks those that play all blocks alike: others have no price."""
     plans = priced(covering(recipe(kind), least=100 if kind == "llama" else 0))
-    return [plan for plan in plans if KINDS[kind].attends or plan.tp == 1]
+    return [plan for plan in plans if KINDS[kind].attends or is_uniform(plan)]
 
 
 def held(kind: str, plan: Plan) -> None:
@@ -149,13 +169,15 @@ def held(kind: str, plan: Plan) -> None:
 
 
 FEW = {
-    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2"],
-    "tied": ["cp=2 dp=2 pp=2", "cp=2 cp_kind=ulysses recompute=selective", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params"],
-    "untied": ["dp=3 pp=2 sync=canonical"],
+    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2", "tp=2:chunks=2 pp=2", "tp=2:chunks=2 recompute=full dp=2", "shard=2 zero=3 blocks=0:zero=1", "tp=2 blocks=1:tp=1,recompute=full", "cp=2 tp=2 blocks=0:tp=1", "shard=2 zero=2 pp=2 blocks=0:zero=3;1:recompute=full", "shard=2 tp=2 zero=1 blocks=0:tp=1", "tp=2x2", "dp=2 tp=2x3 recompute=full", "tp=2x2 pp=2 shard=2", "tp=2x2 cp=2"],
+    "tied": ["cp=2 dp=2 pp=2", "cp=2 cp_kind=ulysses recompute=selective", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params", "tp=2x2 recompute=full", "dp=3 tp=2x2 sync=canonical"],
+    "untied": ["dp=3 pp=2 sync=canonical", "tp=3x2 precision=bf16", "tp=2x2 recompute=full precision=bf16"],
     "experts": ["shard=2 ep=2", "tp=2", "tp=4 ep=2 dp=2", "cp=2 tp=2 ep=2", "shard=4 ep=2 pp=2"],
     "shared": ["tp=2 ep=2 pp=2", "cp=2 shard=2 ep=2", "shard=4 ep=2 dp=2 recompute=full"],
-    "convnet": ["shard=2 pp=3 schedule=gpipe recompute=full", "dp=2 pp=2 schedule=interleaved:v=2"],
-    "mlp": ["dp=2 shard=2 collective=memory", "shard=2 pp=2 precision=bf16:params"],
+    "balanced": ["tp=2 ep=2", "cp=2 tp=2 recompute=full", "cp=3 shard=2", "tp=3"],
+    "choosing": ["cp=2 tp=2 ep=2", "cp=2 recompute=full"],
+    "convnet": ["shard=2 pp=3 schedule=gpipe recompute=full", "dp=2 pp=2 schedule=interleaved:v=2", "tp=2", "tp=3", "dp=2 tp=2 recompute=full", "pp=2 tp=2 precision=bf16", "shard=2 tp=2"],
+    "mlp": ["dp=2 shard=2 collective=memory", "shard=2 pp=2 precision=bf16:params", "tp=2", "tp=3 precision=bf16", "dp=2 tp=2", "pp=2 tp=2 recompute=full", "shard=2 tp=2"],
 }  # fmt: skip
 
 
@@ -171,33 +193,47 @@ def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one. Experts on devices are priced as
     other programs send their tokens."""
     plans = priced(covering(recipe(kind), ranks=4, least=0))
-    plans = [one for one in plans if one.offload == "none"]  # others have no price there
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
-    for plan in (one for one in single if KINDS[kind].attends or one.tp == 1):
+    for plan in single:
+        if without_price(kind, plan):
+            continue
         own, many = resolve(recipe(kind), str(plan), plan.world).plan, plan.pp
         ask = Question(model(kind), own, cluster("dgx-a100:1"), stack("plain"), 1, own.micros or 1)
-        comm = closed(ask).comm
         rows = [defaultdict[str, float](float) for _ in range(many)]
         for row, found in enumerate(rows):
             for call in calls(model(kind), own, 1, own.micros or 1, row):
-                if (call.axis, call.later and call.nbytes < 1000) != (
-                    "dp",
-                    True,
-                ):  # numbers of a step have no price
-                    found[call.axis] += call.sent(call.ranks(own)) * call.times
-        for axis, traffic in comm.items():
+                # Numbers of a step have no price; ranks of cp and tp together are priced on tp.
+                if call.axis != "dp" or not call.later or call.nbytes >= 1000:
+                    axis = "tp" if call.axis == "cp+tp" else call.axis
+                    found[axis] += call.sent(call.ranks(own)) * call.times
+        for axis, traffic in closed(ask).comm.items():
+            if (axis, kind) == ("tp", "convnet") and plan.precision != "fp32":
+                continue  # autocast computes norms in fp32 on a device, in the narrow type on a CPU
             fullest = axis == "dp" or (axis == "shard" and plan.zero < 3)
-            want = max(r[axis] for r in rows) if fullest else sum(r[axis] for r in rows) / many
+            most, mean = max(r[axis] for r in rows), sum(r[axis] for r in rows) / many
             # On tp stem and head have no price; a leaf's second use of a tied weight is one more gradient.
             near = 0.15 if axis == "tp" else 0.02
+            if axis == "shard" and many > 1 and not is_uniform(plan):
+                # Some of a row's blocks meet once a step and some in each pass, which calls do not tell apart: the mean
+                # of these, and what the fullest row has of those.
+                assert mean * (1 - near) <= traffic.bytes <= (mean + most) * (1 + near), f"{plan}: {axis}"
+                continue
+            want = most if fullest else mean
             assert traffic.bytes == pytest.approx(want, rel=near), f"{plan}: {axis}"
+
+
+def without_price(kind: str, plan: Plan) -> bool:
+    """Whether a plan has no price on dgx-a100 by design, where it is refused: it puts something away, and nobody has
+    said how fast its copies are; the device multiplies no numbers of eight bits; blocks of networks are no ranges."""
+    away = plan.offload != "none" or "offload=" in plan.blocks
+    return away or plan.arithmetic.fp8 or not (KINDS[kind].attends or is_uniform(plan))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
     """Collectives inside passes, of all micro-batches; of every policy whose gradients need no tree."""
     plans = [p for p in covering(recipe(kind), ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
-    for plan in (one for one in plans if KINDS[kind].attends or one.tp == 1):
+    for plan in plans:
         own = resolve(recipe(kind), str(plan), plan.world).plan
         micros, table = own.micros or 1, of(plan.schedule).timetable(plan.pp, own.micros or 1)
         works = kinds.kind(model(kind)).stages(model(kind), own, 1, micros)

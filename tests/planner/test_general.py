@@ -13,10 +13,11 @@ from unisono.planner import general
 from unisono.planner.clusters import cluster
 from unisono.planner.general import shared
 from unisono.planner.price import price
-from unisono.planner.priced import verdict
+from unisono.planner.priced import closed, verdict
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.tell import waterfall
+from unisono.planner.work.channels import longest_share
 from unisono.planner.work.networks import Network, cut, held
 from unisono.programs.balance import balance
 from unisono.spec.workload import Product, Tables, Workload, WorkPart
@@ -182,3 +183,36 @@ def test_a_model_that_says_nothing_of_itself_is_one_unit() -> None:
     assert one.arithmetic == pytest.approx(several.arithmetic)
     assert one.comm["shard"].exposed == pytest.approx(one.comm["shard"].seconds)  # nothing computes beside it
     assert one.comm["shard"].bytes == pytest.approx(several.comm["shard"].bytes)
+
+
+def test_tp_deals_channels_by_their_longest_part() -> None:
+    network = NETWORKS["convnet"]
+    for part in network.workload.blocks:
+        assert part.channels is not None
+        half, third = longest_share(part, 2), longest_share(part, 3)
+        whole = part.parameters - part.channels.parameters
+        assert half.parameters == whole + part.channels.parameters // 2
+        # Of eight groups the first of three ranks has three.
+        assert third.parameters == whole + part.channels.parameters * 3 // 8
+        assert half.flops == sum(p.flops // (2 if p.dealt else 1) for p in part.products)
+        assert half.activations == part.activations - part.channels.activations // 2
+        assert longest_share(part, 1) == part
+    assert longest_share(network.workload.parts[0], 2) == network.workload.parts[0]
+
+
+@pytest.mark.parametrize("name", ["convnet", "mlp"])
+def test_tp_saves_memory_and_sends_its_sums(name: str) -> None:
+    def asked(plan: str) -> Question:
+        return Question(NETWORKS[name], Plan.parse(plan), WHERE, STACK, 64, 1)
+
+    alone, dealt = asked("dp=1"), asked("tp=2")
+    before, after = verdict(alone).memory, verdict(dealt).memory
+    assert after.params < before.params and after.activations < before.activations
+    blocks = [part.channels for part in NETWORKS[name].workload.blocks if part.channels]
+    said = sum(own.left + own.entered for own in blocks) * 64 * 4.0
+    assert closed(dealt).comm["tp"].bytes == pytest.approx(said)  # of two ranks each sends all of it once
+
+
+@pytest.mark.parametrize(("name", "tp"), [("resnet", "2"), ("dlrm", "2"), ("convnet", "9"), ("mlp", "2x2")])
+def test_tp_that_deals_nothing_has_no_price(name: str, tp: str) -> None:
+    assert [one.code for one in general.problems(NETWORKS[name], Plan.parse(f"tp={tp}"))] == ["P12"]

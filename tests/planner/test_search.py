@@ -217,3 +217,29 @@ def test_the_best_plan_costs_no_more_than_what_train_does_by_itself(batch: int, 
 @pytest.mark.parametrize("name", [name for name in names() if name != "laptop"])
 def test_accelerators_are_priced_with_our_own_software_unless_another_is_named(name: str) -> None:
     assert cluster(name).stack == "plain"
+
+
+def test_long_contexts_are_dealt_to_ranks_of_cp_by_default() -> None:
+    """Where each rank has positions enough; with all keys everywhere."""
+
+    def degrees(context: int, **changes: object) -> set[int]:
+        within = space(1, **changes)
+        within = replace(within, model=gpt(24, 16, 2048, context), batch=16)
+        return {mesh.plan.cp for mesh in meshes(within)}
+
+    assert degrees(2048) == {1}
+    assert degrees(8192) == {1, 2, 4}
+    assert degrees(2048, all_keys=True) > {1, 2}
+
+
+def test_between_two_plans_some_blocks_are_played_the_quicker_way() -> None:
+    """Where nothing fits without computing every block again, some blocks need not be."""
+    where = cluster("dgx-a100:1")
+    small = replace(where, device=replace(where.device, memory=12 * 2.0**30))
+    within = replace(space(), cluster=small, held=Plan.parse("precision=bf16 shard=8"), micro_batch=4)
+    best, *_ = search(within, top=4).best
+    alike = search(replace(within, held=Plan.parse("precision=bf16 shard=8 blocks=alike")), top=1).best[0]
+    assert alike.question.plan.recompute == "full" and alike.question.plan.blocks == "alike"
+    assert best.question.plan.blocks != "alike" and best.verdict.is_safe
+    assert best.price.step < 0.99 * alike.price.step
+    assert not best.question.plan.check()

@@ -130,8 +130,11 @@ def test_what_is_far_too_large_is_said_in_tebibytes(capsys: pytest.CaptureFixtur
             "micros=4 or micros=8",
         ),
         (["--plan", "pp=4 micros=12 schedule=interleaved:v=9", "--train.global_batch", "12"], "fewer stages"),
-        (["--plan", "tp=2 offload=params"], "offload=none"),
-        (["--plan", "recompute=auto:full=1"], "recompute=none"),
+        (
+            ["--cluster", "dgx-a100", "--plan", "dp=8 offload=params:to=disk", "--train.global_batch", "8"],
+            "loader.bandwidth",
+        ),
+        (["--plan", "blocks=0:offload=params"], "blocks=alike"),
         (["--cluster", "dgx-a100", "--plan", "cp=3"], "cp=3 does not divide the context 64"),
         (["--cluster", "dgx-a100", "--plan", "cp=8 cp_kind=ulysses"], "cp_kind=ring"),
     ],

@@ -1,6 +1,7 @@
 """How techniques of real systems are priced, each as a property: states over shard x cp, what hides what, dispatch."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -13,9 +14,12 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.parts import Price
 from unisono.planner.price import price
 from unisono.planner.replicas import Cover
+from unisono.planner.search import search
+from unisono.planner.space import Space
 from unisono.planner.stack import stack
 from unisono.planner.work.experts import Experts
 from unisono.planner.work.transformer import Transformer
+from unisono.spec.errors import UsageError
 
 LONG = gpt(32, 32, 4096, 65536, noisy=False)
 SHORT = gpt(32, 32, 4096, 2048, noisy=False)
@@ -126,3 +130,37 @@ def test_a_token_goes_once_to_each_node() -> None:
     few, more = (priced("shard=32 ep=32", replace(SPARSE, experts=Experts(64, k, 1024)), where=cluster("dgx-h100:4"))
                  .comm["ep"].seconds for k in (2, 8))  # fmt: skip
     assert few < more < 4 * few
+
+
+def test_chunks_of_tp_show_the_first_and_what_products_do_not_hide() -> None:
+    got = [priced(f"tp=8:chunks={n}" if n > 1 else "tp=8", LONG, named="plain") for n in (1, 2, 4, 16)]
+    tp = [one.comm["tp"] for one in got]
+    assert [one.bytes for one in tp] == pytest.approx([tp[0].bytes] * 4, rel=1e-9)
+    assert all(a.seconds < b.seconds for a, b in pairwise(tp))  # more messages
+    for one, chunks in zip(tp, (1, 2, 4, 16), strict=True):
+        assert one.exposed >= one.seconds / chunks * (1 - 1e-9)
+    assert tp[1].exposed < tp[0].exposed
+
+
+def test_the_planner_takes_chunks_where_they_pay_and_leaves_what_is_held() -> None:
+    def best(held: str, model: Transformer) -> Plan:
+        asked = Space(model, cluster("dgx-a100:2"), stack("plain"), 64, None, Plan.parse(held))
+        return search(asked, top=1).best[0].question.plan
+
+    wide = gpt(32, 32, 4096, 4096, noisy=False)
+    assert best("pp=1 shard=1 dp=2 precision=bf16", wide).chunks > 1
+    assert best("tp=8 dp=2 precision=bf16", wide).chunks == 1
+
+
+def test_products_of_eight_bits_take_a_devices_rate_of_them_and_are_refused_without() -> None:
+    wide = gpt(8, 64, 8192, 4096, noisy=False)
+
+    def seconds(text: str, where: str) -> float:
+        plan = Plan.parse(text)
+        return price(wide, plan, cluster(where), stack("plain"), micro_batch=4, micros=2).step
+
+    eight, half = (seconds(f"dp=8 precision=bf16{more}", "dgx-h100") for more in (":fp8", ""))
+    assert 0.5 < eight / half < 0.95
+    with pytest.raises(UsageError, match="eight bits") as refused:
+        seconds("dp=8 precision=bf16:fp8", "dgx-a100")
+    assert refused.value.code == "P26"

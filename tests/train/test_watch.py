@@ -65,6 +65,24 @@ def test_the_last_step_is_told_at_once(more):
     assert heard.steps == [1, 2, 3, 4]
 
 
+def test_what_a_validation_finds_stands_with_its_step():
+    told: list[StepRecord] = []
+
+    class Kept(Heard):
+        def observe(self, steps: Sequence[StepRecord]) -> None:
+            told.extend(steps)
+
+    journal = Journal([Kept()], tokens=10)
+    journal.beside({"val_loss": 9.0})  # of no step
+    for step in range(3):
+        journal.add(report(step, says={"scale": 2.0}), Recorder(0).lap(), 0.25, more=step == 1)
+        if step == 1:
+            assert len(told) <= 1
+            journal.beside({"val_loss": 3.0})
+    journal.close()
+    assert [one.says for one in told] == [{"scale": 2.0}, {"scale": 2.0, "val_loss": 3.0}, {"scale": 2.0}]
+
+
 def test_a_record_adds_up():
     recorder = Recorder(0)
     with recorder.span("forward"):

@@ -191,10 +191,9 @@ VALUES = [
         value("model.kind", "model.py:godo", "did you mean good?", "model.py:good", "C06", "good"),
     value("model.kind", "nothing.py:f", "no such model file", code="C06", fix="working folder"),
     value("data.val_fraction", "1", "less than 1", "0.5"),
-    value("data.tokenizer", "bpe", "did you mean byte?", "byte", "C06", "byte or char"),
-    value("data.tokenizer", "hf:gpt2", "not yet in this version", "byte", "C10", "config show"),
+    value("data.tokenizer", "bpe", "did you mean byte?", "byte", "C06", "byte, char or hf:FOLDER"),
+    value("data.tokenizer", "hf:gpt2", "neither a folder with tokenizer.json nor that file", "byte", "D11", "hf:FOLDER"),
     value("data.source", "txt:words.txt", "did you mean text?", "text:words.txt", "C06", "one of"),
-    value("data.source", "hf:wikitext", "not yet in this version", "text:words.txt", "C10", "config show"),
     value("data.source", "digits", "reads tokens, digits gives pictures", "text:words.txt", "C06", "another source"),
     value("data.source", "text", "lacks its option path", "text:words.txt", "C06", "path"),
     value("launch.threads_per_rank", "0", "greater than or equal to 1", "1"),
@@ -256,9 +255,17 @@ ROOM = [
     for key, size in (("model.d_model", "200000"), ("model.context", "90000000"))
 ]  # fmt: skip
 DATA = [
-    data("text:nothing.txt", "D02", "no such file", "nothing.txt", "absolute"),
+    data("text:nothing.txt", "D02", "no such file or folder: nothing.txt", "--data.source", "absolute"),
     data("text:", "C06", "lacks its option path", "data.source", "a text file"),
-    data("bin:nothing.bin", "D02", "no such file", "nothing.bin", "absolute", "--model.vocab", "50"),
+    data(
+        "bin:nothing.bin",
+        "D02",
+        "no such file or folder: nothing.bin",
+        "--data.source",
+        "absolute",
+        "--model.vocab",
+        "50",
+    ),
     data("text:/proc/self/mem", "D03", "cannot read", "/proc/self/mem", "ls -l"),
     data("text:/dev/zero", "D03", "a pipe or a device", "/dev/zero", "to a file"),
     data("bin:/dev/zero", "D03", "a pipe or a device", "/dev/zero", "to a file", "--model.vocab", "50"),
@@ -267,7 +274,13 @@ DATA = [
     data("bin:pipe", "D03", "a pipe or a device", "pipe", "to a file", "--model.vocab", "50"),
     data("text:empty.txt", "D04", "empty", "empty.txt", "text:PATH"),
     data("bin:empty.txt", "D04", "empty", "empty.txt", "text:PATH", "--model.vocab", "50"),
-    data("text:/proc/self/environ/x", "D02", "no such file", "environ/x", "absolute"),
+    data(
+        "text:/proc/self/environ/x",
+        "D02",
+        "no such file or folder: /proc/self/environ/x",
+        "--data.source",
+        "absolute",
+    ),
     Bad(
         "out.dir below a file",
         (*TRAIN, "--out.dir", "words.txt"),
@@ -384,7 +397,7 @@ COMMANDS = [
     command("new", "C04", "required", "unisono new", "--help"),
     command("report", "C04", "RUN", "unisono report", "--help"),
     command("sample runs/tiny/a --tokens x", "C04", "invalid int", "unisono sample", "--help", files=RUN),
-    command("export runs/tiny/a --to onnx", "C04", "invalid choice", "unisono export", "--help", files=RUN),
+    command("export runs/tiny/a --to cloud", "C04", "invalid choice", "unisono export", "--help", files=RUN),
 ]  # fmt: skip
 LATEST = {"runs/tiny/latest": b"\x81\xff\0"}
 RUNS = [

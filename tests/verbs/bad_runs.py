@@ -150,6 +150,7 @@ PLAYED = [
     played("a vocabulary that is too small", "--model.vocab 9", "D08", "model.vocab is 9", "model.vocab", "leave"),
     played("a token beyond the vocabulary", "--data.source bin:large.bin --model.vocab 50", "D09", "60000", "large.bin", "vocab"),
     played("tokens with a tokenizer", "--data.source bin:large.bin --data.tokenizer char", "D11", "no tokenizer", "data.tokenizer", "out"),
+    played("a data set that was never loaded", "--data.source hf:of_no_name", "D02", "no data set 'of_no_name' on this machine", "data.source", "save_to_disk"),
     played("another program's index", "--data.source bin:some.bin --model.vocab 50", "D13", "type code 99", "some.idx", "again"),
     model("nothing", "returned NoneType, not a torch.nn.Module", "models.py:14 in nothing", "return", likely=ALL),
     model("a_number", "returned int, not a torch.nn.Module", "models.py:15 in a_number", "return", likely=ALL),

@@ -236,6 +236,14 @@ class Job:
         self._listener.join(SECONDS)
         return Done(code, out, "".join(self.lines), seconds, left_behind(self.mark))
 
+    def closed(self) -> None:
+        """Close its streams, unless something that it left behind still writes into them."""
+        self._listener.join(10.0)
+        if not self._listener.is_alive():
+            for stream in (self.process.stdout, self.process.stderr):
+                assert stream is not None
+                stream.close()
+
     def ends_within(self, seconds: float) -> bool:
         """Whether it ends by itself in that time."""
         gone = os.pidfd_open(self.process.pid)
@@ -283,11 +291,13 @@ def started(
             text=True,
             start_new_session=True,
         )
+    job = Job(process, cwd, mark)
     try:
-        yield Job(process, cwd, mark)
+        yield job
     finally:
         process.kill()
         process.wait()
+        job.closed()
 
 
 def unisono(

@@ -32,7 +32,7 @@ AT_ONCE = {
     ),
     "more ranks of tp than heads": Mistake(("--plan", "tp=4"), "P12", "tp=4 deals out the heads, and there are 2", "model.n_head", "tp"),
     "more ranks than samples in a batch": Mistake(("--plan", "dp=16"), "P", "global_batch", "plan", "global_batch"),
-    "no such data": Mistake(("--data.source", "text:nothing.txt"), "D02", "no such file", "text:nothing.txt", "absolute"),
+    "no such data": Mistake(("--data.source", "text:nothing.txt"), "D02", "no such file or folder: nothing.txt", "--data.source", "absolute"),
     "unreadable data": Mistake(("--data.source", "text:/proc/self/mem"), "D03", "cannot read", "/proc/self/mem", "ls -l"),
     "an empty file": Mistake(("--data.source", "text:empty.txt"), "D04", "empty", "empty.txt", "text:PATH"),
     "an output folder that cannot be": Mistake(("--out.dir", "/proc/x"), "O01", "cannot write", "/proc/x", "--out.dir"),

@@ -21,7 +21,8 @@ class Bucket:
     def __init__(self, params: Sequence[nn.Parameter], multiple: int = 1, over: Group | None = None) -> None:
         self.params = tuple(params)
         numel = sum(p.numel() for p in params)
-        like, length = params[0], -(-numel // multiple) * multiple
+        like = params[0].new_empty(0, dtype=params[0].grad_dtype)
+        length = -(-numel // multiple) * multiple
         if over is None:
             self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
         else:

@@ -13,12 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from unisono.spec.errors import UsageError
+
 # torch's flight recorder, of which the stubs know nothing
 RECORDER: Any = importlib.import_module("torch._C._distributed_c10d")
 GPU, GPU_BACKEND = "cuda", "nccl"
 CPU_BACKEND = "gloo"
 # A device that is only imagined: tensors have shapes and no numbers, and all takes the ways that it takes on a GPU.
 META, IMAGINED = "meta", "imagined"
+_FLOAT8 = (8, 9)  # compute capability of the first GPUs with products of eight bits
 
 
 def names() -> list[str]:
@@ -110,6 +113,15 @@ def attention_kernels(x: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]
         ops._scaled_dot_product_flash_attention_for_cpu,
         ops._scaled_dot_product_flash_attention_for_cpu_backward,
     )
+
+
+def check_float8(device: torch.device) -> None:
+    """Raises UsageError U-P26 where a device multiplies no numbers of eight bits. CPUs do it by way of wider ones."""
+    if device.type != GPU or torch.cuda.get_device_capability(device) >= _FLOAT8:
+        return
+    what = f"{torch.cuda.get_device_name(device)} multiplies no numbers of eight bits"
+    fix = "precision=bf16, a GPU of compute capability 8.9 or more (L40S, H100, H200, B200), or CPUs, which emulate it"
+    raise UsageError(what, where="plan.precision", fix=fix, code="P26")
 
 
 def has_fused(device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """The process group and the store of a world on threads (see comm.threads): ranks hand each other their tensors.
 
-Nothing is computed or copied before all that it takes is there. The rank that comes last does it for all.
+Nothing is computed or copied before all that it takes is there. The rank that comes last does it for all, unseen by
+what counts its own operations.
 """
 
 from collections import defaultdict, deque
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Wait = Callable[[Callable[[], bool], str], None]  # (whether it is there, what is waited for)
 
@@ -163,7 +165,7 @@ class ThreadGroup(dist.ProcessGroup):
         call.works.append(work)
         if len(call.parts) == self.size():
             both = [call.parts[i] for i in range(self.size())]
-            with torch.no_grad():
+            with torch.no_grad(), _disable_current_modes():
                 finish([mine for mine, _ in both], [mine for _, mine in both])
             for each in call.works:
                 each.done = True
@@ -182,7 +184,7 @@ class ThreadGroup(dist.ProcessGroup):
         if (x.dtype, x.numel()) != (y.dtype, y.numel()):
             raise RuntimeError(f"{work.name} meets {y.dtype} {list(y.shape)}")
         into, what = (y, x) if half == "send" else (x, y)
-        with torch.no_grad():
+        with torch.no_grad(), _disable_current_modes():
             into.copy_(what.view_as(into))
         work.done = theirs.done = True
         return work

@@ -35,9 +35,29 @@ class DataConfig(BaseModel):
     model_config = _FROZEN
 
     source: str = Field(default="stdlib", description=SOURCES.listed())
-    tokenizer: str = Field(default="byte", description="byte | char")
+    tokenizer: str = Field(default="byte", description="byte | char | hf:FOLDER (with tokenizer.json)")
     val_fraction: Share = Field(
         default=0.1, description="share held out, the last part of the tokens for text"
+    )
+    packing: Literal["auto", "stream", "documents", "none"] = Field(
+        default="auto",
+        description="windows of text: cut from one stream, of several whole documents, of one, padded; auto: a stream"
+        " of texts, documents of chats",
+    )
+    answers_only: bool = Field(
+        default=True, description="of chats and completions, only the answers count in the loss"
+    )
+    separator: str = Field(
+        default="", description="token behind each document; the tokenizer's end of text when absent"
+    )
+    skip_bad: bool = Field(default=False, description="leave bad records out, and count them")
+    cache: str = Field(
+        default="~/.cache/unisono/data",
+        min_length=1,
+        description="folder of what was tokenised or decoded once",
+    )
+    workers: Count | None = Field(
+        default=None, description="processes that tokenise and decode; one a core when absent"
     )
 
 
@@ -77,10 +97,30 @@ class _Train(BaseModel):
     weight_decay: NotNegative = Field(default=0.1, description="decoupled decay of matrices")
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
+    evaluate: str | None = Field(
+        default=None,
+        pattern=r"^.+\.py:[A-Za-z_]\w*$",
+        description="FILE.py:FUNCTION(model) of your own, called after each validation; returns numbers",
+    )
     eval_batches: Count = Field(default=8, description="global batches of one validation")
     save_every: Natural = Field(default=0, description="steps between checkpoints; 0: only at the end")
     guard: Natural = Field(
         default=0, description="steps between checks that replicas agree; 0: off, 200 costs under 1 %"
+    )
+    freeze: tuple[str, ...] = Field(
+        default=(), description="weights that do not learn: globs over their names, such as stem.*"
+    )
+    train_only: tuple[str, ...] = Field(
+        default=(), description="the only weights that learn; beside adapters, where there are some"
+    )
+    lora_rank: Natural = Field(
+        default=0, description="rank of the adapters that learn in the place of weights; 0: none"
+    )
+    lora_alpha: Positive | None = Field(
+        default=None, description="adapters count alpha / rank; twice the rank when absent"
+    )
+    lora_targets: tuple[str, ...] = Field(
+        default=("*",), description="layers that get an adapter: globs over their names or last words"
     )
     compile: bool = Field(default=False, description="torch.compile on the blocks")
     fused: bool = Field(default=True, description="the fused optimiser where there is one")

@@ -145,15 +145,16 @@ def _user_model(path: Path, name: str) -> list[Problem]:
 def _data(recipe: Recipe) -> list[Problem]:
     text, tokenizer, model = recipe.data.source, recipe.data.tokenizer, recipe.model
     problems = []
-    for key, value in (("data.source", text), ("data.tokenizer", tokenizer)):
-        if value.startswith("hf:"):
-            what = f"{key} {value} is not yet in this version"
-            problems.append(Problem("C10", what, key, "all keys: unisono config show"))
     if not tokenizer.startswith("hf:") and tokenizer not in ("byte", "char"):
         what = f"data.tokenizer {tokenizer} is not known{meant(tokenizer, ('byte', 'char'))}"
-        problems.append(Problem("C06", what, "data.tokenizer", "byte or char"))
+        problems.append(Problem("C06", what, "data.tokenizer", "byte, char or hf:FOLDER"))
+    folder = Path(tokenizer.removeprefix("hf:")).expanduser()
+    if tokenizer.startswith("hf:") and not any(p.is_file() for p in (folder, folder / "tokenizer.json")):
+        what = f"data.tokenizer {tokenizer}: neither a folder with tokenizer.json nor that file"
+        fix = "hf:FOLDER as transformers saves it; names are not looked up on the network"
+        problems.append(Problem("D11", what, "data.tokenizer", fix))
     try:
-        gives = "" if text.startswith("hf:") else SOURCES.read(text, "data.source").gives
+        gives = SOURCES.read(text, "data.source").gives
     except UsageError as error:
         return [Problem(error.code, error.what, "data.source", error.fix), *problems]
     if gives and model.reads not in ("", gives):
@@ -170,6 +171,9 @@ def _train(train: TrainConfig) -> list[Problem]:
         if getattr(train, leaf) != type(train).model_fields[leaf].default:
             what = f"train.{leaf} means nothing to {train.optimizer} and {train.lr_schedule}"
             problems.append(Problem("C06", what, f"train.{leaf}", "take it out"))
+    if train.evaluate is not None and not Path(train.evaluate.rpartition(":")[0]).is_file():
+        what = f"no such file: {train.evaluate.rpartition(':')[0]}"
+        problems.append(Problem("C06", what, "train.evaluate", "paths are relative to the working folder"))
     if train.min_lr is not None and train.min_lr > train.lr:
         what = f"min_lr {train.min_lr} is above lr {train.lr}"
         problems.append(Problem("C06", what, "train.min_lr, train.lr", "a min_lr of at most lr"))

@@ -145,6 +145,10 @@ class DealtLoader:
         self._walk = Walk(self._walk.loader, state["pass"], over=True)
         self._going_on = state if "place" in state else None
 
+    def skip(self, batches: int) -> None:
+        """The next pass leaves out its first batches: what a checkpoint of somebody else's says was used already."""
+        self._going_on = {"pass": self._walk.number + 1, "place": batches}
+
     def _batches(self, walk: Walk, going_on: dict[str, Any]) -> Iterator[tuple[Any, int, int, int, int]]:
         """Of each batch that is left of this pass: it, low, high, all samples, and the order so far."""
         skip = going_on.get("place", 0)
@@ -163,13 +167,13 @@ class DealtLoader:
         for batch, low, high, count, seen in source:
             chain = digest(f"{chain} {seen}".encode()) if place else seen
             place += 1
-            if place == skip and chain != going_on["chain"]:
+            if place == skip and chain != going_on.get("chain", chain):
                 raise self._other_order(place)
             if place > skip:
                 walk.fetched = place - 1
                 walk.fetched_chain = chain
                 yield batch, low, high, count, chain
-        if place < skip:
+        if place < skip and "chain" in going_on:
             raise self._other_order(place)
 
     def _own(self, batches: Iterator[Any], skip: int) -> Iterator[tuple[Any, int, int, int, int]]:
@@ -210,7 +214,7 @@ class DealtLoader:
     def _begin(self, going_on: dict[str, Any]) -> Context:
         """Random numbers for the order of this pass: rank 0's, or those with which it began before the checkpoint."""
         generators = self._generators()
-        if going_on:
+        if "random" in going_on:
             self._start = going_on["random"]
             states, *own = self._start
             for generator, state in zip(generators, own, strict=False):

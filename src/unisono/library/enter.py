@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
 from unisono.launch import rank_env
@@ -33,9 +34,16 @@ NOT_HERE = {
     "micros": (_LOOP, "with job.accumulate(): loss.backward() for all but a step's last batch"),
     "precision": (_LOOP, "torch.autocast around the forward, or unisono train RECIPE"),
     "recompute": (_LOOP, "torch.utils.checkpoint in the model, or unisono train RECIPE"),
+    "blocks": (
+        "your loop calls the model, whose blocks have no numbers here",
+        "unisono train RECIPE --plan ...",
+    ),
     "zero": ("its options round and reorder what your loop would compute", "zero without options"),
     "schedule": ("it orders the stages of pp", "leave it out, or unisono train RECIPE"),
     "cp_kind": ("it belongs to cp", "leave it out"),
+    "sync": ("gradients meet as a backward ends", "unisono train RECIPE --plan ..."),
+    "codec": ("gradients travel as they are", "unisono train RECIPE --plan ..."),
+    "offload": ("your optimiser holds its state itself", "unisono train RECIPE --plan ..."),
 }
 
 
@@ -152,7 +160,8 @@ def _job(
             **where,
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout)
+    collective = COLLECTIVES.read(plan.collective)
+    mesh = Mesh(Shape(dp=plan.dp, shard=plan.shard), rank, Recorder(rank), timeout, collective=collective)
     job = Job(plan, mesh, device, of_wire(device), owner=mine, strict=strict, ledger=ledger)
     if mine and at_exit:
         atexit.register(job.close_at_exit)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unisono.comm.group import Group
-from unisono.library.hand import DealtBatch, part
+from unisono.library.hand import DealtBatch
 from unisono.spec.errors import UsageError
 
 
@@ -33,7 +33,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, batch: DealtBatch, group: Group) -> Tensor:
         ctx.batch, ctx.group = batch, group
-        parts = [part(batch.count, index, group.size) for index in range(group.size)]
+        parts = batch.parts(group.size)
         most = max(high - low for low, high in parts)
         room = x.new_zeros(most, *x.shape[1:])
         own = batch.high - batch.low

@@ -8,7 +8,9 @@ many samples), and a backward takes the weight of the forwards before it.
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from torch import Tensor
@@ -58,6 +60,9 @@ class DealtBatch:
     guessed: bool = False  # whether ranks may have taken different batches for it
     aside: bool = False  # whether a thread of the loop's fetched it
     drawn: int = field(default=0)  # how often numbers were drawn for its samples
+    dealt: tuple[
+        tuple[int, int], ...
+    ] = ()  # [low, high) of each rank, where ranks brought batches of their own
 
     @property
     def borrowed(self) -> bool:
@@ -66,6 +71,10 @@ class DealtBatch:
     @property
     def samples(self) -> int:
         return max(1, self.high - self.low)
+
+    def parts(self, size: int) -> tuple[tuple[int, int], ...]:
+        """[low, high) of each of `size` ranks."""
+        return self.dealt or tuple(part(self.count, index, size) for index in range(size))
 
     def holds(self, x: Tensor) -> bool:
         """Whether x lies in the memory of one of this batch's tensors."""
@@ -107,6 +116,18 @@ class Hand:
         self.current = DealtBatch(low, high, count, ratio, walk, place, chain, uneven, tensors, aside=aside)
         walk.fetched += 1
         self._recent.append(self.current)
+
+    def joined(self, batch: Any, counts: Sequence[int], walk: Walk) -> None:
+        """As `fetched`, of a batch of this rank's own; counts: samples of each rank's."""
+        ends = list(accumulate(counts))
+        dealt = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
+        self.fetched(batch, *dealt[self.index], ends[-1], walk, 0)
+        self.current.dealt, self.current.uneven = dealt, len(set(counts)) > 1
+
+    def of(self, batch: Any) -> DealtBatch | None:
+        """What is known of a batch that was dealt lately."""
+        tensors = [x for x in leaves_of(batch) if isinstance(x, Tensor) and x.numel()]
+        return next((b for b in reversed(self._recent) if any(b.holds(x) for x in tensors)), None)
 
     def says(self) -> tuple[str, int]:
         """What the backward that has just run was of, the same on every rank, and how far that is; "" where ranks may

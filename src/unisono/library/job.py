@@ -2,13 +2,14 @@
 
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final, overload
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -21,26 +22,24 @@ from unisono.library.explain import explained
 from unisono.library.gather import gather
 from unisono.library.gradients import LoopGradients
 from unisono.library.hand import Hand
-from unisono.library.noise import Draws, Streams, all_states, seed_of, set_all_states
+from unisono.library.join import JoinedLoader
+from unisono.library.noise import Draws, Streams
 from unisono.library.norms import join_batches
 from unisono.library.notices import Notices
+from unisono.library.objects import of_each
+from unisono.library.place import JobPlace
+from unisono.library.ranks import Ranks, rows_of
 from unisono.library.sharding import Moved, follow_flags, held_elsewhere, repoint, shard
 from unisono.library.small import Small, spread
-from unisono.library.state import (
-    Prepared,
-    make_room,
-    persistent_buffers,
-    pieces_of,
-    restore_settings,
-    settings_of,
-)
+from unisono.library.state import Prepared, as_written, persistent_buffers
 from unisono.library.watch import FirstSteps, follow, refuse_double_backward
 from unisono.observe.metrics import JsonLines
-from unisono.parallel.params import slots_of
+from unisono.parallel.params import local_of, slots_of
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.checkpoint import Box, Saver, latest, load, tensor_names
 from unisono.train.clip import ByTensor, clip
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @final
@@ -74,11 +73,12 @@ class Job:
         self._hand = Hand(mesh.data.index, mesh.data.size, self._told)
         self._prepared: list[Prepared] = []
         self._dealt: list[DealtLoader] = []
-        self._savers: dict[Path, Saver] = {}
         self._lines: dict[Path, JsonLines] = {}
-        self._owner = owner
+        self._owner, self._joined = owner, 0
         self._closed = False
-        self._seed, self._token = self._common(torch.initial_seed()), self._common(secrets.randbits(63))
+        self._seed = self._common(torch.initial_seed())
+        self._place = JobPlace(self, self._common(secrets.randbits(63)))
+        self.ranks = Ranks(self._small)
         self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._told)
         self._steps = FirstSteps(self._hand, self._streams, self._small, self._told)
         self.generator = Draws(self._seed, self._hand, lambda: self.step)
@@ -142,14 +142,14 @@ class Job:
         if several:
             spread([*model.parameters(), *model.buffers()], self.mesh.data)
             join_batches(model, self.mesh.data, self._hand)
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in as_written(model).named_parameters()}
         moved: Moved = {}
         if sharded:
             mesh, zero = self.mesh.shard, self.plan.zero
             moved = shard(model, optimizers, blocks, mesh, zero)
             copied_with_shards(model, lambda copy, own: shard(copy, (), own, mesh, zero))
             refuse_double_backward(model)
-        slots = slots_of(model, shapes, {}, self.mesh, False, frozenset())
+        slots = slots_of(as_written(model), shapes, {}, self.mesh, False, frozenset())
         dp = self.mesh.group("dp", ("dp",)) if number else self.mesh.dp
 
         def meet() -> None:
@@ -165,7 +165,8 @@ class Job:
                 follow_flags(model)
 
         follow(model, self._hand, self._streams, self._steps, [flags] if sharded else [])
-        one = Prepared(number, model, optimizers, tuple(slots), gradients, moved)
+        names = {name: id(p) for name, p in as_written(model).named_parameters(remove_duplicate=False)}
+        one = Prepared(number, model, optimizers, tuple(slots), gradients, moved, names)
         self._prepared.append(one)
         return one
 
@@ -174,6 +175,18 @@ class Job:
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(lambda own, *_: self._before_step(one, own))
             optimizer.register_step_post_hook(lambda own, *_: self._after_step(one, own))
+
+    @explained()
+    def deal(self, data: Any) -> DealtLoader:
+        """One more source of global batches, such as one to evaluate on: this rank's samples of each."""
+        self._streams.to_script()
+        return self._deal(data)
+
+    def join(self, data: Iterable[Any]) -> JoinedLoader:
+        """Batches of this rank's own, of which another rank may have more: a step's global batch is what all ranks have
+        for it, and every rank makes as many steps as the longest."""
+        self._joined += 1
+        return JoinedLoader(data, self._hand, self._small, self._streams, -self._joined)
 
     def _deal(self, data: Any) -> DealtLoader:
         number = len(self._dealt)
@@ -214,12 +227,19 @@ class Job:
         return self.mesh.data.all_reduce(own).to(value.dtype)
 
     @explained()
-    def gather(self, *rows: Tensor) -> Any:
-        """Each x [samples here, ...] of the batch at hand as [samples of the global batch, ...], on every rank.
+    def gather(self, *rows: "Tensor | list[Any]") -> Any:
+        """Each x [samples here, ...] of the batch at hand as [samples of the global batch, ...], on every rank: in
+        order, each sample once. A list of plain values, one a sample, becomes the list of all.
 
         Gradients flow back. So a loss that lets samples meet is, made of these, that of one device."""
-        whole = [gather(x, self._hand.current, self.mesh.data) for x in rows]
+        whole = [self._gathered(x) for x in rows]
         return tuple(whole) if len(whole) > 1 else whole[0]
+
+    def _gathered(self, x: "Tensor | list[Any]") -> Any:
+        batch, group = self._hand.current, self.mesh.data
+        if isinstance(x, Tensor) or group.size == 1:
+            return gather(x, batch, group) if isinstance(x, Tensor) else x
+        return rows_of(of_each(x, self._small), batch.parts(group.size))
 
     def _means(self, values: Sequence[float | Tensor]) -> list[float]:
         ratio, size = self._hand.ratio, self.mesh.data.size
@@ -244,6 +264,29 @@ class Job:
         clip(one.slots, norm, max_norm)
         return norm
 
+    @explained()
+    def clip_value(self, largest: float, model: nn.Module | None = None) -> None:
+        """Bring every gradient into [-largest, largest]."""
+        one = self._one(model)
+        one.gradients.catch_up()
+        for slot in one.slots:
+            if slot.live.grad is not None:
+                local_of(slot.live.grad).clamp_(-largest, largest)
+
+    def autocast(self, dtype: str | torch.dtype = "bf16", **options: Any) -> torch.autocast:
+        """Around a forward: products in bf16 or fp16, as `torch.autocast` of this rank's device."""
+        kind = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
+        if kind is None:
+            raise UsageError(
+                f"{dtype} is no dtype of products", where="job.autocast", fix="bf16 or fp16", code="J25"
+            )
+        return torch.autocast(self.device.type, dtype=kind, **options)
+
+    def scaler(self, **options: Any) -> GradScaler:
+        """A `torch.amp.GradScaler` for this rank's device; fp16 needs one. It leaves out the same steps on all ranks:
+        replicas have the same gradients, and of shards torch asks all ranks."""
+        return GradScaler(self.device.type, **options)
+
     def log(self, folder: str | Path | None = None, /, **values: float | Tensor) -> dict[str, float]:
         """Means over the global batch, the same on every rank; the first rank prints them on stderr.
 
@@ -260,28 +303,19 @@ class Job:
         return means
 
     @explained()
+    def keep(self, **things: Any) -> None:
+        """Have checkpoints hold what else has `state_dict` and `load_state_dict`: schedulers, scalers, averages."""
+        self._place.keep(things)
+
+    @explained()
     def save(self, folder: str | Path, state: Mapping[str, Any] | None = None, keep: int | None = 3) -> Path:
-        """Save models, buffers, optimisers, random states and the place in the data; returns the checkpoint,
-        `folder/checkpoints/step-N`.
+        """Save models, buffers, optimisers, random states, the place in the data and what `keep` was given; returns
+        the checkpoint, `folder/checkpoints/step-N`.
 
         state: JSON values of yours, such as an epoch or a scheduler's `state_dict()`. keep: how many checkpoints
         to leave. The files load under any plan, and hold no pickle. Raises UsageError K02 if it cannot be written.
         """
-        path = Path(folder)
-        token = f"{self._token:x}"
-        saver = self._savers.setdefault(path, Saver(path, self.rank, self.world, token=token, keep=keep))
-        known = {
-            "step": self.step,
-            "plan": str(self.plan),
-            "optim": [settings_of(one) for one in self._prepared],
-            "data": [data.state for data in self._dealt],
-            "random": all_states()[1:],
-            "yours": dict(state or {}),
-        }
-        folder_made = saver.save(self.step, list(self._pieces()), known)
-        if folder_made is None:
-            raise RuntimeError("a blocking save returned no folder")
-        return folder_made
+        return self._place.save(Path(folder), state or {}, keep)
 
     @explained()
     def load(self, folder: str | Path) -> dict[str, Any] | None:
@@ -290,33 +324,11 @@ class Job:
 
         Raises UsageError: K01 if it is damaged, K03 if it is of another model.
         """
-        path = Path(folder)
-        found = path if (path / "manifest.json").is_file() else latest(path)
-        if found is None:
-            return None
-        kept = load(found, [])
-        for one, settings in zip(self._prepared, kept.get("optim", []), strict=False):
-            make_room(one, found)
-            restore_settings(one, settings, found)
-        names = set(tensor_names(found))
-        self._streams.to_script()
-        randomness = {piece.name: piece for piece in self._random_pieces() if piece.name in names}
-        load(found, [*(p for one in self._prepared for p in self._tensors(one)), *randomness.values()])
-        for name, piece in randomness.items():
-            if name == "random/outside":
-                torch.set_rng_state(piece.tensor)
-            else:
-                self._streams.state = piece.tensor
-        if not any(name != "random/outside" for name in randomness) and self.mesh.data.index:
-            again = seed_of(self._seed, self.mesh.data.index, int(kept.get("step", 0)))
-            self._streams.state = torch.Generator().manual_seed(again).get_state()
-        if "random" in kept:
-            set_all_states([None, *kept["random"]], torch_too=False)
-        for data, state in zip(self._dealt, kept.get("data", []), strict=False):
-            data.state = state
-        self.step = int(kept.get("step", 0))
-        self.mesh.data.barrier()  # nobody may save over what another rank still reads
-        return dict(kept.get("yours", {}))
+        return self._place.load(Path(folder))
+
+    def knows(self, model: nn.Module) -> bool:
+        """Whether a model is prepared."""
+        return any(one.model is model for one in self._prepared)
 
     @explained()
     def weights(self, model: nn.Module | None = None) -> dict[str, Tensor]:
@@ -326,8 +338,8 @@ class Job:
         for slot in one.slots:
             live = slot.live.detach()
             whole[id(slot.live)] = (live.full_tensor() if isinstance(live, DTensor) else live).cpu().clone()
-        names = {name: whole[id(p)] for name, p in one.model.named_parameters(remove_duplicate=False)}
-        return names | {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.model)}
+        names = {name: whole[key] for name, key in one.names.items()}
+        return names | {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(one.plain)}
 
     def close(self) -> None:
         """Leave together with the others; done by itself when the script ends."""
@@ -367,19 +379,3 @@ class Job:
 
     def _after_step(self, one: Prepared, optimizer: Optimizer) -> None:
         self.step += one.number == 0 and optimizer is one.optimizers[0]
-
-    def _tensors(self, one: Prepared) -> Iterator[Box]:
-        return pieces_of(one, first=self.mesh.data.index == 0, first_replica=self.mesh.dp.index == 0)
-
-    def _pieces(self) -> Iterator[Box]:
-        for one in self._prepared:
-            yield from self._tensors(one)
-        yield from self._random_pieces()
-
-    def _random_pieces(self) -> Iterator[Box]:
-        """The script's random state, and every rank's own."""
-        self._streams.to_script()
-        outside, own = torch.get_rng_state(), self._streams.state
-        yield Box("random/outside", tuple(outside.shape), (0,), outside, saved=self.rank == 0)
-        if self.world > 1:
-            yield Box(f"random/rank{self.rank}", tuple(own.shape), (0,), own)

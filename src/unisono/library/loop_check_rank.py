@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -74,6 +75,8 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
     """Every rank calls function(job)."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
+    if ctx.world == 1 and not dist.is_initialized():  # other libraries look for it, wherever RANK is set
+        dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
     job = init(argument["plan"], context=ctx)
     GradientLog(job, Path(argument["folder"]), argument["kind"], argument["steps"])
     try:

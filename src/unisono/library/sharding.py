@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from unisono.comm.group import Group
+from unisono.library.state_dicts import take_whole, take_whole_state
 from unisono.parallel.shard import Sharded
 from unisono.spec.errors import UsageError
 
@@ -106,6 +107,7 @@ def shard(
     for optimizer in optimizers:
         repoint(optimizer, moved)
     keep_shards(model)
+    take_whole(model)
     return moved
 
 
@@ -120,6 +122,7 @@ def repoint(optimizer: Optimizer, moved: Moved) -> None:
             if isinstance(value, Tensor) and value.shape == old.shape and isinstance(new, DTensor):
                 state[key] = distribute_tensor(value, new.device_mesh, new.placements)
         optimizer.state[new] = state
+    take_whole_state(optimizer)
 
 
 def held_elsewhere(moved: Moved) -> str:

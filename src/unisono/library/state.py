@@ -27,7 +27,7 @@ Plain = (bool, int, float, str, type(None))
 @dataclass(frozen=True)
 class Prepared:
     """One model with its optimisers as `prepare` left them on this rank. number: 0 for the first. moved: what became of
-    parameters that sharding replaced."""
+    parameters that sharding replaced. names: of each parameter, with aliases, to its id."""
 
     number: int
     model: nn.Module
@@ -35,6 +35,12 @@ class Prepared:
     slots: tuple[Slot, ...]
     gradients: LoopGradients
     moved: Moved
+    names: dict[str, int]
+
+    @property
+    def plain(self) -> nn.Module:
+        """The model under the names that its class gives."""
+        return as_written(self.model)
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -57,6 +63,11 @@ class Prepared:
         return f"{kind}{self.number or ''}/{name}"
 
 
+def as_written(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` has wrapped; the model itself, if there is none."""
+    return getattr(model, "_orig_mod", model)
+
+
 def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
     """The tensors of a prepared model on this rank. first: rank 0, which saves what all have; first_replica: this
     rank's replica saves the shards."""
@@ -69,7 +80,7 @@ def pieces_of(one: Prepared, first: bool, first_replica: bool) -> Iterator[Box]:
                 yield Box(name, slot.shape, slot.start, local_of(value), saved)
             else:
                 yield _whole(name, value, first)
-    for name, buffer in persistent_buffers(one.model):
+    for name, buffer in persistent_buffers(one.plain):
         yield _whole(one.key("buffer", name), buffer, first)
 
 

@@ -4,7 +4,7 @@ until it is gone."""
 import gc
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,16 +15,18 @@ class LiveBytes(TorchDispatchMode):
     """Counts on this thread while it is entered. held: tensors that are there already and count too. store: what lies
     there is away, and does not.
 
-    now, most: bytes. at: the operation at whose end they were the most. Views count with what they look at. Storages
-    are swept when the count might be a new maximum, so those that go in between cost nothing.
+    most: bytes. at: the operation at whose end they were the most. sizes: of the storages at that moment, the largest
+    first. Views count with what they look at. A storage counts with the size that it has at that moment: FSDP2 takes
+    what it gathered away by shrinking it, which is no operation.
     """
 
     def __init__(self, held: list[Tensor], store: Store | None = None) -> None:
         super().__init__()
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._alive: dict[int, StorageWeakRef] = {}
         self._store = store
-        self.now = self.most = 0
+        self.most = 0
         self.at = ""
+        self.sizes: list[int] = []
         for x in held:
             self._see(x)
         self._sweep("")
@@ -34,8 +36,7 @@ class LiveBytes(TorchDispatchMode):
         for x in result if isinstance(result, tuple | list) else (result,):
             if isinstance(x, Tensor):
                 self._see(x)
-        if self.now > self.most:
-            self._sweep(str(func))
+        self._sweep(str(func))
         return result
 
     def _see(self, x: Tensor) -> None:
@@ -43,28 +44,23 @@ class LiveBytes(TorchDispatchMode):
             storage = x.untyped_storage()
         except NotImplementedError:
             return
-        key = storage._cdata
-        known = self._alive.get(key)
-        if known is not None and not known[0].expired():
-            grown = storage.nbytes() - known[1]
-            if grown:  # resized in its place
-                self.now += grown
-                self._alive[key] = known[0], storage.nbytes()
+        known = self._alive.get(storage._cdata)
+        if known is not None and not known.expired():
             return
-        if x.device.type == "meta" or (self._store is not None and self._store.holds(x)):
-            return
-        if known is not None:
-            self.now -= known[1]
-        self._alive[key] = StorageWeakRef(storage), storage.nbytes()
-        self.now += storage.nbytes()
+        if x.device.type != "meta" and (self._store is None or not self._store.holds(x)):
+            self._alive[storage._cdata] = StorageWeakRef(storage)
 
     def _sweep(self, at: str) -> None:
-        gone = [key for key, (ref, _) in self._alive.items() if ref.expired()]
-        for key in gone:
-            self.now -= self._alive.pop(key)[1]
-        if self.now > self.most:
-            self.most, self.at = self.now, at
-            self.sizes = sorted((n for _, n in self._alive.values()), reverse=True)
+        there = {
+            key: storage.nbytes()
+            for key, ref in self._alive.items()
+            if (storage := UntypedStorage._new_with_weak_ptr(ref.cdata)) is not None
+        }
+        if len(there) < len(self._alive):
+            self._alive = {key: self._alive[key] for key in there}
+        if (now := sum(there.values())) > self.most:
+            self.most, self.at = now, at
+            self.sizes = sorted(there.values(), reverse=True)
 
 
 def held_now() -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -10,68 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from unisono.models import noise
-from unisono.models.chain import Chain, summed_cross_entropy
-from unisono.models.noise import Noise
+from unisono.models.plain import UserModel, cut_model, kept_whole, one_input
 from unisono.spec.errors import UsageError, UserCodeError
 from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
-from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts, ModelConfig, OwnModel
 from unisono.spec.training import LOSSES
-
-
-class WholeModule(nn.Module):
-    """A user's module without parts: all of it is the stem. Only dp and shard can spread it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._noisy = "noise" in inspect.signature(module.forward).parameters
-
-    def forward(self, x: Tensor, noise: Noise | None = None) -> Tensor:
-        y = self.module(x, noise=noise) if self._noisy else self.module(x)
-        if not isinstance(y, Tensor):
-            raise UserCodeError(
-                f"the model's forward returned {type(y).__name__}, not a tensor",
-                where=_forward(self.module),
-                fix="return the scores of every target: [batch, ..., classes]",
-            )
-        return (
-            y.clone() if y._is_view() else y
-        )  # FSDP2 hooks its outputs, and a view may be written to behind it
-
-
-class UserModel(Chain):
-    """Gives a user's module the three parts that the house expects, of which two are empty."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(WholeModule(module), nn.ModuleList(), nn.Identity(), Anatomy())
-        self.loss = getattr(module, "loss", partial(_told_cross_entropy, _forward(module)))
-
-
-def _told_cross_entropy(where: str, logits: Tensor, targets: Tensor) -> Tensor:
-    """The same, of a user's model: scores that do not fit the targets are told with the model's place."""
-    if logits.shape[:-1] == targets.shape:
-        try:
-            return summed_cross_entropy(logits, targets)
-        except (IndexError, RuntimeError) as error:
-            if int(targets.max()) < logits.shape[-1]:
-                raise
-            what = f"a target is {int(targets.max())}, and the model scores {logits.shape[-1]} classes"
-            fix = "a last layer of `vocab` or `classes` outputs, which the model function is given by these names"
-            raise UserCodeError(what, where=where, fix=fix) from error
-    raise UserCodeError(
-        f"the model's scores are {list(logits.shape)}, for targets {list(targets.shape)}",
-        where=where,
-        fix=f"scores of shape {[*targets.shape, 'classes']}".replace("'", "")
-        + ", or a `loss` of the model's own",
-    )
-
-
-def _forward(module: nn.Module) -> str:
-    """Where a user's module says what it does."""
-    code = getattr(type(module).forward, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno} in forward" if code else type(module).__name__
 
 
 def build(
@@ -80,9 +23,11 @@ def build(
     device: torch.device | str = "meta",
     seed: int = 0,
     loss: str | None = None,
+    whole: str = "",
 ) -> nn.Module:
     """The model of a recipe, uninitialised (on the meta device it costs nothing); a user's model as it was made,
     from torch's generator seeded with `seed`. loss: a member of LOSSES in the place of the model's own.
+    whole: why a plain module is not to be cut along its graph.
 
     Raises UsageError where the recipe and the data leave a size open, UserCodeError if a user's function raises.
     """
@@ -90,6 +35,9 @@ def build(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = user_model(config, config.sized(facts))
+            sample = _sample(config, config.sized(facts))
+            if isinstance(model, UserModel) and sample is not None:
+                model = kept_whole(model, whole) if whole else cut_model(model, sample)
     else:
         with torch.device(device):
             model = config.build(facts)
@@ -98,6 +46,14 @@ def build(
         model.anatomy = replace(model.anatomy, cross_entropy=False)  # type: ignore[arg-type]
     noise.name_sites(model)
     return model
+
+
+def _sample(config: ModelConfig, facts: Facts) -> Tensor | None:
+    """An input of one sample of a user's model, [1, ...]; None where nobody has said what it is."""
+    shape = facts.sample_shape or ((config.window,) if config.window else None)
+    if shape is None or facts.rows is not None:
+        return None
+    return torch.zeros((1, *shape), dtype=torch.float32 if facts.vocab is None else torch.int64)
 
 
 def _defined(module: ModuleType | None, name: str, path: str) -> str:
@@ -132,4 +88,8 @@ def user_model(config: ModelConfig, facts: Facts) -> nn.Module:
             where=_defined(module, name, path),
             fix=f"return a torch.nn.Module from {name}",
         )
-    return made if all(hasattr(made, part) for part in ("stem", "blocks", "head")) else UserModel(made)
+    return (
+        made
+        if all(hasattr(made, part) for part in ("stem", "blocks", "head"))
+        else UserModel(one_input(made))
+    )

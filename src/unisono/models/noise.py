@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unisono.models.documents import Documents
 from unisono.spec.layout import Places
 
 _LOW = 0xFFFFFFFF
@@ -21,15 +22,18 @@ _LOW = 0xFFFFFFFF
 class Noise:
     """Where this micro-batch's randomness comes from, and what else a block is told of it.
 
-    seed: of the run. samples: int64 [B], the global position of each sample in the run's order, which is
-    unique over steps and so carries the step too. weight: what one target's loss counts for, 0 where nothing is learnt.
-    micro: its number among those of this rank in this step.
+    seed: of the run; None where nothing is dropped, as in evaluation. samples: int64 [B], the global position of each
+    sample in the run's order, which is unique over steps and so carries the step too. weight: what one target's loss
+    counts for, 0 where nothing is learnt.
+    micro: its number among those of this rank in this step. documents: those of its windows, where attention stays
+    inside each; None where a window is one.
     """
 
-    seed: int
+    seed: int | None
     samples: Tensor
     weight: float = 0.0
     micro: int = 0
+    documents: Documents | None = None
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -63,9 +67,13 @@ class Dropout(nn.Module):
         self.places: dict[int, Places] = {}
 
     def forward(self, x: Tensor, noise: Noise | None) -> Tensor:
-        if noise is None or self.p == 0.0:
+        if noise is None or not self.drops(noise):
             return x
         return x * self.mask(x.shape, noise, x.dtype) * (1.0 / (1.0 - self.p))
+
+    def drops(self, noise: Noise | None) -> bool:
+        """Whether anything is dropped."""
+        return noise is not None and noise.seed is not None and self.p > 0.0
 
     def at(self, places: Mapping[int, Places]) -> "Dropout":
         """The same one, where these dims hold other places than `self.places` says."""
@@ -81,7 +89,7 @@ class Dropout(nn.Module):
         """Uniform integers in [0, 2^32), int64 of the given local shape [B, ...]."""
         samples_B = noise.samples
         ones = (1,) * (len(shape) - 1)
-        key_B = _mix(_mix((samples_B >> 32) ^ noise.seed & _LOW) ^ (samples_B & _LOW) ^ self.site)
+        key_B = _mix(_mix((samples_B >> 32) ^ (noise.seed or 0) & _LOW) ^ (samples_B & _LOW) ^ self.site)
         second_B = _mix(key_B ^ 0x9E3779B9)
         row = key_B.view(-1, *(1,) * (len(shape) - 2)) if len(shape) > 2 else key_B
         index = torch.zeros((), dtype=torch.int64, device=samples_B.device)

@@ -35,6 +35,8 @@ class Stage(nn.Module):
         self.whole: Callable[[Tensor], Tensor] = lambda logits: logits  # of all classes, where tp deals them
         # Of inputs or targets those of this rank, where cp deals them.
         self.dealt: Callable[[Tensor], Tensor] = lambda x: x
+        # Is told the inputs of the micro-batch whose loss is next, where something else computes on them here.
+        self.beside: Callable[[Tensor, Noise | None], None] = lambda inputs, noise: None
 
     def forward(self, x: Carry, noise: Noise | None = None) -> Carry:
         """Inputs or what the previous stage carries here → what is carried on, or logits on the last stage."""
@@ -75,12 +77,18 @@ def cut(model: nn.Module, stages: int, costs: Costs | None = None) -> list[range
     return balance(each, matrix_cost(model.stem), matrix_cost(model.head), stages)  # type: ignore[arg-type]
 
 
+def block_number(name: str) -> int | None:
+    """Of a logical name such as `blocks.3.attn` the block, 3; None of stem and head."""
+    part, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if part == "blocks" and rest else None
+
+
 def stage_of(name: str, cuts: Sequence[range]) -> int:
     """The stage that holds the parameter with this logical name, such as `blocks.3.attn.proj.weight`."""
-    part, _, rest = name.partition(".")
-    if part == "blocks":
-        return next(stage for stage, blocks in enumerate(cuts) if int(rest.partition(".")[0]) in blocks)
-    return 0 if part == "stem" else len(cuts) - 1
+    number = block_number(name)
+    if number is not None:
+        return next(stage for stage, blocks in enumerate(cuts) if number in blocks)
+    return 0 if name.partition(".")[0] == "stem" else len(cuts) - 1
 
 
 @torch.no_grad()

@@ -194,10 +194,10 @@ class GridPositions(nn.Module):
         self.places: Places | None = None
         self._adds = (whole,)  # in a tuple: its own table is none of this rank's parameters
 
-    def forward(self, x_bTd: Tensor) -> Tensor:
+    def forward(self, x_bTd: Tensor, noise: Noise | None = None) -> Tensor:
         self._adds[0].places = self.places  # type: ignore[assignment]
         table = {"weight": whole_of(self.weight, self.column, 0, self.ends)}
-        return torch.func.functional_call(self._adds[0], table, (x_bTd,))
+        return torch.func.functional_call(self._adds[0], table, (x_bTd, noise))
 
 
 class GridNorm(nn.Module):
@@ -293,7 +293,8 @@ def _own_samples(
     """This row's samples of inputs, and of the noise."""
     x, noise = given
     if noise is not None:
-        noise = replace(noise, samples=noise.samples.narrow(0, *part))
+        documents = noise.documents and noise.documents.samples(*part)
+        noise = replace(noise, samples=noise.samples.narrow(0, *part), documents=documents)
     return x.narrow(0, *part) if stage.first else x, noise  # type: ignore[union-attr]
 
 

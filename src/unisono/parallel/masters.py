@@ -58,10 +58,11 @@ def keep_masters(stages: Stages, site: Site) -> None:
         pairs = []
         for name, live in stage.named_parameters():
             was, learns = live.detach(), live.requires_grad
-            if was.data_ptr() not in known:
+            place = was.untyped_storage()._cdata
+            if place not in known:
                 # A copy: else writing to one would count as a change of the other.
-                known[was.data_ptr()] = was, nn.Parameter(was.clone(), learns), rounding(was)
-            _, master, rounded = known[was.data_ptr()]
+                known[place] = was, nn.Parameter(was.clone(), learns), rounding(was)
+            _, master, rounded = known[place]
             live.data = rounded
             if learns:
                 live.grad_dtype = master.dtype

@@ -8,7 +8,7 @@ from torch import nn
 
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, nothing_for
 from unisono.parallel.ties import Tie
 from unisono.programs.pipeline import Timetable
 
@@ -35,7 +35,7 @@ class Mirror:
             return
         for part in _parts(masters):
             absent = [p.grad is None for p in part]
-            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in part]
+            grads = [nothing_for(p) if p.grad is None else p.grad for p in part]
             lacks = grads[0].new_tensor([any(absent)])
             flat = self.group.all_reduce(torch.cat([*(grad.flatten() for grad in grads), lacks]))
             *summed, lacking = flat.split([*(grad.numel() for grad in grads), 1])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unisono.comm.device import attention_kernels, casting
-from unisono.models.noise import Dropout, Noise
+from unisono.models.noise import Dropout, Noise, numbers
 from unisono.parallel.attend import tiles
 from unisono.spec.layout import Places
 
@@ -41,11 +41,15 @@ class Transport(Protocol):
 
 
 class OnlineCore(nn.Module):
-    """Attention of this rank's queries to the keys of all; see `models.gpt.net.Core`. places: of each rank."""
+    """Attention of this rank's queries to the keys of all, as `core` attends on one device: see `models.gpt.net.Core`,
+    and for window and softcap, where it has them, `models.hf.attention.ForeignCore`. places: of each rank."""
 
-    def __init__(self, drop: Dropout, transport: Transport, places: Sequence[Places], index: int) -> None:
+    def __init__(self, core: nn.Module, transport: Transport, places: Sequence[Places], index: int) -> None:
         super().__init__()
-        self.drop, self.transport, self.held, self.index = drop, transport, places, index
+        self.drop: Dropout = core.drop  # type: ignore[assignment]
+        self.window: int = getattr(core, "window", 0)
+        self.softcap: float = getattr(core, "softcap", 0.0)
+        self.transport, self.held, self.index = transport, places, index
 
     def forward(self, q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, noise: Noise | None) -> Tensor:
         return OnlineAttention.apply(q_BHtK, k_BGtK, v_BGtK, self, noise)  # type: ignore[return-value]
@@ -56,7 +60,7 @@ class OnlineCore(nn.Module):
 
     def mask(self, like: Tensor, noise: Noise | None, rank: int, rows: slice, keys: slice) -> Tensor | None:
         """[B, H, t, s] of zeros and 1 / (1 - p), by what attention weights are multiplied with; None for ones."""
-        if noise is None or self.drop.p == 0.0:
+        if noise is None or not self.drop.drops(noise):
             return None
         mine, theirs = self.held[self.index], self.held[rank]
         cut = {
@@ -65,6 +69,21 @@ class OnlineCore(nn.Module):
         }
         shape = torch.Size((*like.shape[:2], cut[2].size, cut[3].size))
         return self.drop.at(cut).mask(shape, noise, like.dtype) * (1.0 / (1.0 - self.drop.p))
+
+    def apart(
+        self, noise: Noise | None, rank: int, rows: slice, keys: slice, device: torch.device
+    ) -> Tensor | None:
+        """bool, [B, 1, t, s] or [t, s]: which keys are of another document than the query, or too far back; None where
+        there are none."""
+        documents = None if noise is None else noise.documents
+        if documents is None and not self.window:
+            return None
+        mine, theirs = numbers(self.held[self.index], device)[rows], numbers(self.held[rank], device)[keys]
+        far = (mine[:, None] - theirs) >= self.window if self.window else None
+        if documents is None:
+            return far
+        other = documents.apart(mine, theirs)
+        return other if far is None else other | far
 
 
 class OnlineAttention(torch.autograd.Function):
@@ -82,12 +101,13 @@ class OnlineAttention(torch.autograd.Function):
         def see(rank: int, theirs: Tensor) -> None:
             for rows, keys, causal in core.blocks(rank):
                 mask = core.mask(lse, noise, rank, rows, keys)
+                apart = core.apart(noise, rank, rows, keys, q.device)
                 k, v = theirs[:, :, :, keys]
-                part, sums = block(q[:, :, rows], k, v, causal, mask)
+                part, sums = block(q[:, :, rows], k, v, causal, mask, apart, core.softcap)
                 old = lse[:, :, rows]
                 new = torch.logaddexp(old, sums)
                 here = out[:, :, rows]
-                here.mul_((old - new).exp_().unsqueeze(-1)).add_(part * (sums - new).exp_().unsqueeze(-1))
+                here.mul_(_share(old, new).unsqueeze(-1)).add_(part * _share(sums, new).unsqueeze(-1))
                 old.copy_(new)
 
         with torch.autocast(casting(q.device), enabled=False):
@@ -108,9 +128,10 @@ class OnlineAttention(torch.autograd.Function):
             both = theirs.new_zeros(theirs.shape, dtype=lse.dtype)
             for rows, keys, causal in core.blocks(rank):
                 mask = core.mask(lse, ctx.noise, rank, rows, keys)
+                apart = core.apart(ctx.noise, rank, rows, keys, q.device)
                 given = grad[:, :, rows], out[:, :, rows], lse[:, :, rows]
                 k, v = theirs[:, :, :, keys]
-                mine, *others = block_grads(q[:, :, rows], k, v, *given, causal, mask)
+                mine, *others = block_grads(q[:, :, rows], k, v, *given, causal, mask, apart, core.softcap)
                 dq[:, :, rows] += mine
                 for total, part in zip(both[:, :, :, keys], others, strict=True):
                     total += part
@@ -121,51 +142,74 @@ class OnlineAttention(torch.autograd.Function):
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
-def block(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def block(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    apart: Tensor | None = None,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Attention of some queries to some keys alone: ([B, H, t, K], the logarithm of each query's sum [B, H, t]).
 
     causal: each query sees keys up to its own place; there are as many. mask: by what weights are multiplied, once they
-    are divided by the sum.
+    are divided by the sum. apart [B, 1, t, s]: the keys that a query does not see; one that sees none has zeros, and
+    the logarithm of zero. softcap: scores are squashed to ± this, if not 0.
     """
     k, v = (_of_each_query(x, q) for x in (k, v))
-    kernels = attention_kernels(q) if mask is None else None
+    kernels = attention_kernels(q) if mask is None and apart is None and not softcap else None
     if kernels is not None:
         return kernels[0](q, k, v, 0.0, causal)
     wide = torch.promote_types(q.dtype, torch.float32)
-    score = _scores(q.to(wide), k.to(wide), causal)
+    score = _seen(_scores(q.to(wide), k.to(wide), softcap), causal, apart)
     sums = score.logsumexp(-1)
-    weight = (score - sums.unsqueeze(-1)).exp_()
+    weight = _share(score, sums.unsqueeze(-1))
     return (weight if mask is None else weight.mul_(mask)) @ v.to(wide), sums
 
 
 def block_grads(
-    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, causal: bool, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor, causal: bool, mask: Tensor | None,
+    apart: Tensor | None = None, softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """What one block adds to the gradients of queries, keys and values. grad, out, lse: of these queries' attention to
     all keys that they see."""
     groups = k.shape[1]
     k, v = (_of_each_query(x, q) for x in (k, v))
-    kernels = attention_kernels(q) if mask is None else None
+    kernels = attention_kernels(q) if mask is None and apart is None and not softcap else None
     if kernels is not None:
         dq, dk, dv = kernels[1](grad, q, k, v, out, lse, 0.0, causal)
     else:
         wide = lse.dtype
         q, k, v, grad, out = (x.to(wide) for x in (q, k, v, grad, out))
-        weight = (_scores(q, k, causal) - lse.unsqueeze(-1)).exp_()
+        score = _scores(q, k, softcap)
+        slope = 1.0 - (score / softcap).square() if softcap else None
+        weight = (_seen(score, causal, apart) - lse.unsqueeze(-1)).exp_()
         dv = (weight if mask is None else weight * mask).transpose(-1, -2) @ grad
         towards = grad @ v.transpose(-1, -2)
         towards = towards if mask is None else towards.mul_(mask)
         towards = towards.sub_((grad * out).sum(-1, keepdim=True)).mul_(weight).div_(math.sqrt(q.shape[-1]))
+        towards = towards if slope is None else towards.mul_(slope)
         dq, dk = towards @ k, towards.transpose(-1, -2) @ q
     return dq, _of_each_group(dk, groups), _of_each_group(dv, groups)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """exp(part - whole), of logarithms; nothing of nothing is nothing."""
+    return (part - whole.clamp_min(torch.finfo(whole.dtype).min)).exp_()
+
+
+def _scores(q: Tensor, k: Tensor, softcap: float) -> Tensor:
     score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    return (score / softcap).tanh() * softcap if softcap else score
+
+
+def _seen(score: Tensor, causal: bool, apart: Tensor | None) -> Tensor:
+    """The scores, of keys that a query does not see -∞; in place."""
     if causal:
-        later = torch.ones(score.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        later = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).triu(1)
         score = score.masked_fill_(later, -math.inf)
-    return score
+    return score if apart is None else score.masked_fill_(apart, -math.inf)
 
 
 def _in_rows(x: Tensor) -> Tensor:

@@ -70,6 +70,11 @@ def dense_of(grad: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
+def nothing_for(p: nn.Parameter) -> Tensor:
+    """Zeros in the place of a gradient, in its dtype, which need not be the parameter's."""
+    return torch.zeros_like(p, dtype=p.grad_dtype)
+
+
 def values_of(grad: Tensor) -> Tensor:
     """A gradient's own numbers, without rows that were not read; in place."""
     return grad.values() if grad.is_sparse else grad
@@ -109,6 +114,7 @@ def slots_of(
         if isinstance(live, DTensor):
             start[0] += _first_row(live.shape[0], states)
             master = nn.Parameter(live.to_local().detach(), requires_grad=live.requires_grad)
+            master.grad_dtype = live.grad_dtype
         if own is not None:
             slot = Slot(name, live, master, shape, tuple(start), alias=name in aliases, copy=copy)
             slots.append(_held_alike(slot, own))

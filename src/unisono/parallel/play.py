@@ -11,10 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage
-from unisono.parallel.player import Leaf, Player, Turn
+from unisono.parallel.player import Leaf, Player, Turn, told
 from unisono.parallel.post import Carried, Post, Wire
 from unisono.parallel.split import backward_in_halves
 from unisono.programs.pipeline import COMPUTE, Action
@@ -78,13 +77,14 @@ class StagePlayer(Player):
     def _forward(self, action: Action) -> None:
         key = action.stage, action.micro
         stage, leaf = self.stages[action.stage], self._leaves[action.micro]
-        noise = None if self._seed is None else Noise(self._seed, leaf.samples, self._weight, action.micro)
+        noise = told(leaf, self._seed, self._weight, action.micro)
         with self.recorder.span("forward", micro=action.micro, stage=action.stage):
             x = leaf.inputs if stage.first else self.post.wires[key[0] - 1].unpacked(self._inputs[key])
             with self.computing():
                 y = stage(x, noise)
                 if stage.last:
-                    y = stage.loss(y, stage.dealt(leaf.targets)) * self._weight
+                    stage.beside(leaf.inputs, noise)
+                    y = stage.loss(y, stage.dealt(leaf.targets)) * (self._weight * leaf.scale)
                     if len(self._leaves) == 1:  # a look at it, and nothing to copy
                         self._losses = y.detach().view(1).to(self.dtype)
                     else:
@@ -133,10 +133,8 @@ class StagePlayer(Player):
 
     def _enter(self, stage: int, micro: int, tensors: Sequence[Tensor]) -> None:
         """The inputs of a stage, which collect gradients where any are wanted."""
-        wanted = torch.is_grad_enabled()
-        self._inputs[stage, micro] = tuple(
-            x.requires_grad_(wanted and x.is_floating_point()) for x in tensors
-        )
+        on = torch.is_grad_enabled()
+        self._inputs[stage, micro] = tuple(x.requires_grad_(on and x.is_floating_point()) for x in tensors)
 
     def _input_grads(self, action: Action) -> list[Tensor]:
         """Of each floating tensor that came."""

@@ -6,11 +6,17 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from unisono.models.documents import Documents
+from unisono.models.noise import Noise
 from unisono.programs.pipeline import Action
 
 
 class Leaf(Protocol):
-    """One micro-batch: inputs [b, ...], targets [b, ...], the global position of each sample [b] int64."""
+    """One micro-batch: inputs [b, ...], targets [b, ...], the global position of each sample [b] int64.
+
+    documents: int64 [b, T], which document of its window each position belongs to; None where a window is one. scale:
+    all targets of its global batch over those that count, by what its loss is multiplied.
+    """
 
     @property
     def inputs(self) -> Tensor: ...
@@ -18,6 +24,18 @@ class Leaf(Protocol):
     def targets(self) -> Tensor: ...
     @property
     def samples(self) -> Tensor: ...
+    @property
+    def documents(self) -> Tensor | None: ...
+    @property
+    def scale(self) -> float: ...
+
+
+def told(leaf: Leaf, seed: int | None, weight: float = 0.0, micro: int = 0) -> Noise | None:
+    """What blocks are told of a leaf; None where there is nothing to tell. seed: None in evaluation."""
+    documents = None if leaf.documents is None else Documents.of(leaf.documents)
+    if seed is None and documents is None:
+        return None
+    return Noise(seed, leaf.samples, weight if seed is not None else 0.0, micro, documents)
 
 
 class Turn(NamedTuple):
@@ -34,7 +52,7 @@ class Player(ABC):
 
     @abstractmethod
     def play(self, row: Sequence[Action], leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
-        """The loss × weight of each leaf, [leaves], on the rank of the last stage; zeros elsewhere.
+        """The loss × weight × scale of each leaf, [leaves], on the rank of the last stage; zeros elsewhere.
 
         weight: what one token's loss counts for. seed: None in evaluation, without dropout. Gradients accumulate on
         the parameters.

@@ -11,6 +11,9 @@ from unisono.comm.group import Group
 from unisono.models.moe.routing import LeafTokens
 from unisono.models.noise import numbers
 from unisono.parallel.attend import CONTEXT_WAYS, ContextWay
+from unisono.parallel.attend.gather.live import Gathered
+from unisono.parallel.cut import Stage
+from unisono.parallel.online import OnlineCore
 from unisono.parallel.site import Site, Stages
 from unisono.plan.grid import columns_of
 from unisono.spec.errors import UsageError
@@ -28,9 +31,13 @@ def deal_positions(stages: Stages, site: Site) -> None:
     mine = way.places(full, cp.index, cp.size)
     between = mine.dealt(tp.index, tp.size) if site.length else mine
     leaf = _leaf(way, site) if Split.ROUTER in site.anatomy.splits.values() else None
+    sharers = _sharers(way, site) if any(block.whole for block in site.each) else None
     for stage in stages.values():
         for name, module in list(stage.named_modules()):
             split = site.anatomy.split_of(name)
+            if sharers and site.whole(name):
+                _whole(stage, name, split, sharers)
+                continue
             if split is Split.POSITIONS:
                 module.places = between  # type: ignore[assignment]
             elif split is Split.SEQUENCE_DROPOUT:
@@ -47,6 +54,21 @@ def deal_positions(stages: Stages, site: Site) -> None:
                 setattr(stage.get_submodule(parent), own, way.bind(module, cp, full))
         if cp.size > 1:
             stage.dealt = partial(_taken, numbers(mine, site.device))
+
+
+def _whole(stage: Stage, name: str, split: Split | None, sharers: tuple[Group, list[Places]]) -> None:
+    """Tell a module of a block whose weights tp leaves whole: it sees what lies on this rank between blocks, and keys
+    and values of all ranks of cp and tp are gathered where it attends."""
+    group, held = sharers
+    mine, module = held[group.index], stage.get_submodule(name)
+    if split is Split.SEQUENCE_DROPOUT:
+        module.places[1] = mine  # type: ignore[index,union-attr]
+    elif split is Split.ROTARY:
+        module.places = mine  # type: ignore[assignment]
+    elif split is Split.CORE:
+        parent, _, own = name.rpartition(".")
+        core = OnlineCore(module, Gathered(group), held, group.index)
+        setattr(stage.get_submodule(parent), own, core)
 
 
 class SlicedLeaf(LeafTokens):
@@ -78,12 +100,19 @@ class SlicedLeaf(LeafTokens):
 
 def _leaf(way: ContextWay, site: Site) -> SlicedLeaf:
     """Of the routers of this rank, whose leaf all ranks of cp and tp share."""
+    return SlicedLeaf(*_sharers(way, site), site.device)
+
+
+def _sharers(way: ContextWay, site: Site) -> tuple[Group, list[Places]]:
+    """The ranks of cp and tp, among whom a sample's positions lie between blocks, and those of each. All of them call
+    it, or it hangs."""
     mesh, full = site.mesh, site.anatomy.sequence
     sizes = {"cp": mesh.cp.size, "tp": mesh.tp.size}
     group = mesh.over(frozenset(axis for axis, size in sizes.items() if size > 1))
     at = [mesh.shape.coordinates(mesh.members.ranks.index(rank)) for rank in group.ranks]
-    held = [way.places(full, a["cp"], sizes["cp"]).dealt(a["tp"], sizes["tp"]) for a in at]
-    return SlicedLeaf(group, held, site.device)
+    return group, [
+        way.places(full, a["cp"], sizes["cp"]).dealt(a["tp"], sizes["tp"] if site.length else 1) for a in at
+    ]
 
 
 def _taken(places: Tensor, x: Tensor) -> Tensor:

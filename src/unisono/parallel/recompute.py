@@ -13,33 +13,28 @@ from torch.utils.checkpoint import checkpoint
 
 from unisono.parallel.cut import Stage
 from unisono.parallel.site import Site, Stages
-from unisono.plan.away import Again, again_of
 from unisono.spec.errors import UsageError
 
 
-def wants(what: Callable[[Again], int]) -> Callable[[Site], bool]:
-    """Whether a plan computes anything of this kind again, in its longest stage."""
-    return lambda site: what(again_of(site.plan, max(map(len, site.blocks)))) > 0
+def wants(mode: str) -> Callable[[Site], bool]:
+    """Whether any block of the whole model is computed again in this mode, so that all ranks have the same passes."""
+    return lambda site: any(block.recompute == mode for block in site.each)
 
 
 def recompute_blocks(stages: Stages, site: Site) -> None:
-    """Of each stage its first blocks, as many as the plan says."""
+    """Those that are computed again as a whole."""
     for stage in stages.values():
-        blocks = list(stage.blocks.values())
-        for block in blocks[: again_of(site.plan, len(blocks)).full]:
-            _recompute(block)
+        for name, block in stage.blocks.items():
+            if site.each[int(name)].recompute == "full":
+                _recompute(block)
 
 
 def recompute_parts(stages: Stages, site: Site) -> None:
-    """Of the blocks after those, what the model's anatomy names. Raises UsageError P17 where it names nothing."""
+    """Of others what the model's anatomy names. Raises UsageError P17 where it names nothing."""
     for stage in stages.values():
-        many = again_of(site.plan, len(stage.blocks))
-        parts = [
-            part
-            for name in list(stage.blocks)[many.full :][: many.selective]
-            for part in _parts(stage, name, site)
-        ]
-        if many.selective and not parts:
+        names = [name for name in stage.blocks if site.each[int(name)].recompute == "selective"]
+        parts = [part for name in names for part in _parts(stage, name, site)]
+        if names and not parts:
             what = "recompute=selective: the model names nothing that is dear to keep and quickly computed"
             fix = "recompute=full, or `again` in the model's anatomy"
             raise UsageError(what, where="plan.recompute, model.kind", fix=fix, code="P17")

@@ -1,11 +1,12 @@
 """ZeRO over the `shard` axis through FSDP2 (Rajbhandari et al., 2020; Zhao et al., 2023).
 
-zero=1 shards the optimiser: gradients stay whole until the step's last backward. zero=2 also shards gradients: each
-backward scatters them. zero=3 also shards parameters: they are gathered block by block, in forward and in backward.
+zero=1 shards the optimiser: gradients stay whole until the step's last backward; a stage that is small travels in one
+piece then. zero=2 also shards gradients: each backward scatters them, block by block. zero=3 also shards parameters:
+they are gathered block by block, in forward and in backward.
 """
 
-import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from unisono.comm.device import sharded_as
+from unisono.comm.flight import Flight
 from unisono.comm.group import Done, Group, Pending
 from unisono.comm.tree import tree_sum
 from unisono.parallel.wires import EightBits, segment_of
 from unisono.plan.options import Wires
+
+AT_ONCE = 25 << 20  # bytes of weights up to which a stage under zero=1 is one piece
 
 
 class _FsdpAdapter:
@@ -109,15 +113,12 @@ class UnderWay(dist.Work):
 
     def __init__(self, group: Group, pending: Pending, arrived: Callable[[], object]) -> None:
         super().__init__()
-        self._group, self._pending, self._arrived = group, pending, arrived
-        self._left_ns, self._over = time.perf_counter_ns(), False
+        self._flight, self._arrived, self._over = Flight(group, "all_gather", pending), arrived, False
 
     def wait(self, timeout: object = None) -> bool:
         if not self._over:
-            recorder, tags = self._group.recorder, {"axis": self._group.axis, "op": "all_gather"}
-            recorder.add("comm", self._left_ns, time.perf_counter_ns(), exposed=False, **tags)
-            with recorder.span("comm", exposed=True, **tags), torch.no_grad():
-                self._pending.wait()
+            self._flight.land()
+            with torch.no_grad():
                 self._arrived()
             self._over = True
         return True
@@ -149,21 +150,27 @@ class Sharded(Whole):
         apart: set[nn.Parameter] | None = None,
         wires: Wires = Wires(),
         narrow: bool = False,
+        zeros: Mapping[nn.Module, int] = MappingProxyType({}),
+        device: torch.device | None = None,
     ) -> None:
-        """apart: parameters that stay as they are."""
-        device = next(stage.parameters()).device
+        """apart: parameters that stay as they are. zeros: of blocks that are dealt otherwise than `zero` says. device:
+        where parameters are, or will be."""
+        device = device or next(stage.parameters()).device
         if group.pg is None:
             raise ValueError("a group of one shards nothing")
         kind, ours = sharded_as(device)
         mesh = DeviceMesh.from_group(group.pg, kind, mesh_dim_names=("shard",))
-        self._zero = zero
         self._each = each  # scatter the gradients of each backward, whatever the stage
-        blocks = tuple(blocks)
+        # Its gradients are there together in any case, and each piece costs collectives, hooks and waits of its own.
+        own = (p for p in stage.parameters() if p not in (apart or ()))
+        small = sum(p.numel() * p.element_size() for p in own) <= AT_ONCE
+        alike = all(mode == 1 for mode in (zero, *zeros.values()))
+        blocks = () if alike and small else tuple(blocks)
         forms: dict[nn.Module, tuple[EightBits, EightBits]] = {}
         policy = _policy_of(narrow)
         for module in (*blocks, stage):
             forms[module] = _wires_of(module, group.size, apart or set())
-            again = zero == 3 and module is not stage
+            again = zeros.get(module, zero) == 3 and module is not stage
             fully_shard(
                 module, mesh=mesh, reshard_after_forward=again, ignored_params=apart, mp_policy=policy
             )
@@ -173,9 +180,11 @@ class Sharded(Whole):
             # What its backward asks for ahead of time would be the last block of another micro-batch's forward, which
             # is dropped unused when this backward ends. The stage itself is there.
             blocks[0].set_modules_to_backward_prefetch([stage])
-        self._stage: FSDPModule = stage
+        self._zeros: list[tuple[FSDPModule, int]] = []
         for module in stage.modules():
             if isinstance(module, FSDPModule):
+                self._zeros.append((module, zeros.get(module, zero)))
+                _keep_wide(module, policy.reduce_dtype)
                 module.set_gradient_divide_factor(1.0)  # the loss is already weighted over the global batch
                 module.set_force_sum_reduction_for_comms(True)
                 gathered, scattered = forms[module]
@@ -190,10 +199,11 @@ class Sharded(Whole):
             _prefetch(stage, blocks, wires.prefetch)
 
     def before_backward(self, last: bool) -> None:
-        if self._zero == 1 and not self._each:
-            self._stage.set_requires_gradient_sync(last)
-        if self._zero < 3:
-            self._stage.set_reshard_after_backward(last)
+        for module, zero in self._zeros:
+            if zero == 1 and not self._each:
+                module.set_requires_gradient_sync(last, recurse=False)
+            if zero < 3:
+                module.set_reshard_after_backward(last, recurse=False)
 
 
 def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
@@ -201,6 +211,20 @@ def _policy_of(narrow: bool) -> MixedPrecisionPolicy:
     if not narrow:
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+
+def _keep_wide(module: FSDPModule, wide: torch.dtype | None) -> None:
+    """Gradients stay in the dtype in which they are added up, if one is said: FSDP2 would round each sum to that of the
+    parameters."""
+    for group in module._get_fsdp_state()._fsdp_param_groups if wide else ():
+        for p in (p for p in group.fsdp_params if p.sharded_param.requires_grad):
+            p.sharded_param.grad_dtype = wide
+
+        def init(group: Any = group, dtypes: Any = group._init_mp_dtypes) -> None:
+            dtypes()
+            group._orig_dtype = wide
+
+        group._init_mp_dtypes = init  # type: ignore[method-assign]
 
 
 def _wires_of(module: nn.Module, ranks: int, apart: Container[nn.Parameter]) -> tuple[EightBits, EightBits]:

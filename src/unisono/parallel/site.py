@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
-from unisono.parallel.cut import Stage
+from unisono.parallel.cut import Stage, block_number
 from unisono.parallel.offload.store import Store
 from unisono.parallel.parts import Cut, Dealt
 from unisono.parallel.shard import Whole
 from unisono.plan import Plan
+from unisono.plan.away import Away, away_of
+from unisono.plan.each import BlockOptions
 from unisono.plan.grid import Grid
 from unisono.spec.layout import Anatomy
 
@@ -25,11 +27,13 @@ class Site:
     """One rank's building site.
 
     shapes: full shape of every logical name, in the model's own order. blocks, placement: of each stage of the
-    pipeline, its blocks and its row. values(name): the full initial tensor. samples: of a micro-batch. leafwise: the
+    pipeline, its blocks and its row. values(name): the full initial tensor; None: whoever
+    asked for the model fills it afterwards. samples: of a micro-batch. leafwise: the
     gradient of each micro-batch is wanted by itself. virtual: shards by which every layer is computed, 1: layers as
     they are. cuts: by name, what `tp` took of a parameter. dealt: by name, this rank's part of one of experts, or its
     block on a grid. masters: by name, of parameters that are rounded where modules hold them. sharding: by stage.
-    store: where what is put away lies. lenders: of the parts whose weights are.
+    store: where what is put away lies. lenders: of the parts whose weights are. each: how every block of the whole
+    model is played. frozen: names of parameters that do not learn.
     """
 
     plan: Plan
@@ -38,11 +42,12 @@ class Site:
     shapes: Mapping[str, tuple[int, ...]]
     blocks: Sequence[range]
     placement: Sequence[int]
-    values: Callable[[str], Tensor]
+    values: Callable[[str], Tensor] | None
     dtype: torch.dtype
     device: torch.device
     store: Store
     samples: int
+    each: Sequence[BlockOptions]
     leafwise: bool = False
     virtual: int = 1
     compiled: bool = False
@@ -51,6 +56,27 @@ class Site:
     masters: dict[str, nn.Parameter] = field(default_factory=dict)
     sharding: dict[int, Whole] = field(default_factory=dict)
     lenders: dict[nn.Module, Any] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
+
+    def whole(self, name: str) -> bool:
+        """Whether tp leaves the block whole in which a module of this logical name lies."""
+        number = block_number(name)
+        return number is not None and self.each[number].whole
+
+    def away(self, name: str) -> Away:
+        """What is away of the part in which a module or parameter of this logical name lies."""
+        number = block_number(name)
+        return away_of(self.plan) if number is None else self.each[number].away
+
+    def kept_away(self, name: str) -> Away:
+        """The same of a parameter: of a tied one, what is away of all its uses."""
+        owner = self.owners.get(name, name)
+        uses = [self.away(one) for one in (owner, *(a for a, of in self.owners.items() if of == owner))]
+        return Away(all(one.optimizer for one in uses), all(one.params for one in uses))
+
+    def puts_away(self, what: Callable[[Away], bool]) -> bool:
+        """Whether anything of this kind is away anywhere in the model."""
+        return any(map(what, (away_of(self.plan), *(block.away for block in self.each))))
 
     @property
     def length(self) -> int:
@@ -66,7 +92,7 @@ class Site:
     @property
     def carried(self) -> torch.dtype:
         """In which floating numbers cross from stage to stage."""
-        return torch.bfloat16 if self.plan.arithmetic.params else self.dtype
+        return torch.bfloat16 if self.plan.arithmetic.narrow else self.dtype
 
     @property
     def owners(self) -> dict[str, str]:
@@ -77,5 +103,7 @@ class Site:
     def apart(self) -> bool:
         """Whether the uses of a tied weight collect gradients of their own."""
         # Else autograd would add the uses up in the dtype of the parameter.
-        narrow = self.plan.arithmetic.params
-        return self.plan.shard == 1 or len(self.blocks) > 1 or self.leafwise or narrow
+        narrow = self.plan.arithmetic.narrow
+        # And FSDP2 takes no parameter of two blocks.
+        inside = any(name.startswith("blocks.") for tie in self.anatomy.ties for name in tie)
+        return self.plan.shard == 1 or len(self.blocks) > 1 or self.leafwise or narrow or inside

@@ -8,6 +8,7 @@ No size need be a multiple of the degree: heads, widths, vocabulary and position
 Shapes: B batch, T positions, t those of this rank, D width, V vocabulary, v this rank's part of V.
 """
 
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 from unisono.comm.device import casting
 from unisono.comm.group import Group
 from unisono.parallel.channels import DealtNorm, product_of
+from unisono.parallel.chunks import Chunks, column_product, row_product
 from unisono.parallel.heads import dealt_heads, with_lent_keys
 from unisono.parallel.parts import Cut, ends_of, features_of, longest, part_of
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy, Places, Split, Units
+from unisono.spec.training import IGNORED
 
 if TYPE_CHECKING:
     from unisono.parallel.site import Site, Stages
@@ -109,13 +112,21 @@ def leave(x: Tensor, group: Group, sequence: int) -> Tensor:
 
 class ColumnLinear(nn.Module):
     """Holds some of the output features, whole units of them; gathers the positions of its input. Where units read keys
-    that other ranks compute, these are borrowed."""
+    that other ranks compute, these are borrowed. entered: its input has been gathered by a module around it."""
 
     def __init__(
-        self, whole: nn.Linear | nn.Conv2d, group: Group, sequence: int, units: Units | None = None
+        self,
+        whole: nn.Linear | nn.Conv2d,
+        group: Group,
+        sequence: int,
+        units: Units | None = None,
+        chunks: int = 1,
+        *,
+        entered: bool = False,
     ) -> None:
         super().__init__()
-        self.group, self.sequence = group, sequence
+        self.entered = entered
+        self.group, self.sequence, self.chunks = group, sequence, Chunks(group, sequence, chunks)
         full = len(whole.weight)
         self.units = units = units or Units(full)
         self.heads = dealt_heads(units, ends_of(units.count, group.size)) if units.group else []
@@ -129,7 +140,12 @@ class ColumnLinear(nn.Module):
         self.cuts = {"weight": cut, "bias": cut}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.product(enter(x, self.group, self.sequence), self.weight, self.bias)
+        if self.entered:
+            y = self.product(x, self.weight, self.bias)
+        elif self.chunks.count > 1:
+            y = column_product(x, self.weight, self.bias, self.chunks)
+        else:
+            y = self.product(enter(x, self.group, self.sequence), self.weight, self.bias)
         return with_lent_keys(y, self.units, self.heads, self.group)
 
 
@@ -138,10 +154,15 @@ class RowLinear(nn.Module):
     The bias stays whole and is added once, after the sum."""
 
     def __init__(
-        self, whole: nn.Linear | nn.Conv2d, group: Group, sequence: int, units: Units | None = None
+        self,
+        whole: nn.Linear | nn.Conv2d,
+        group: Group,
+        sequence: int,
+        units: Units | None = None,
+        chunks: int = 1,
     ) -> None:
         super().__init__()
-        self.group, self.sequence = group, sequence
+        self.group, self.sequence, self.chunks = group, sequence, Chunks(group, sequence, chunks)
         full = whole.weight.shape[1]
         start, size = features_of(units or Units(full), group)
         self.product = product_of(whole)
@@ -150,7 +171,10 @@ class RowLinear(nn.Module):
         self.cuts = {"weight": Cut(1, start, size, full)}
 
     def forward(self, x: Tensor) -> Tensor:
-        y = leave(self.product(x, self.weight, None), self.group, self.sequence)
+        if self.chunks.count > 1:
+            y = row_product(x, self.weight, self.chunks)
+        else:
+            y = leave(self.product(x, self.weight, None), self.group, self.sequence)
         return y if self.bias is None else y + self.bias.view(-1, *(1,) * (self.weight.dim() - 2))
 
 
@@ -162,18 +186,22 @@ class VocabEmbedding(nn.Module):
         self.group, self.sequence = group, sequence
         self.start, size = part_of(whole.num_embeddings, group)
         self.weight = nn.Parameter(whole.weight.detach()[self.start : self.start + size].clone())
+        self.padding = whole.padding_idx  # no gradient reaches its row
         self.cuts = {"weight": Cut(0, self.start, size, whole.num_embeddings)}
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         local_BT = tokens_BT - self.start
         foreign_BT = (local_BT < 0) | (local_BT >= self.weight.shape[0])
-        x_BTD = F.embedding(local_BT.masked_fill(foreign_BT, 0), self.weight)
+        still = None if self.padding is None else self.padding - self.start
+        still = still if still is not None and 0 <= still < self.weight.shape[0] else None
+        x_BTD = F.embedding(local_BT.masked_fill(foreign_BT, 0), self.weight, still)
         x_BTD = x_BTD.masked_fill(foreign_BT.unsqueeze(-1), 0.0)
         return leave(x_BTD, self.group, self.sequence)
 
 
 class VocabCrossEntropy(torch.autograd.Function):
-    """Summed cross-entropy of logits dealt along the vocabulary: three sums per token instead of V numbers."""
+    """Summed cross-entropy of logits dealt along the vocabulary, of the targets that count: three sums per token
+    instead of V numbers."""
 
     @staticmethod
     def forward(ctx, logits_Nv, targets_N, start, group):  # type: ignore[override]
@@ -185,14 +213,15 @@ class VocabCrossEntropy(torch.autograd.Function):
         hit_N = shifted_Nv.gather(1, index_N1)[:, 0].masked_fill(~own_N, 0.0)
         power_Nv = shifted_Nv.exp()
         both_2N = group.all_reduce(torch.stack((power_Nv.sum(-1), hit_N)))
-        ctx.save_for_backward(power_Nv.div_(both_2N[0][:, None]), index_N1, own_N)
-        return (both_2N[0].log() - both_2N[1]).sum()
+        out_N = targets_N == IGNORED
+        ctx.save_for_backward(power_Nv.div_(both_2N[0][:, None]), index_N1, own_N, out_N)
+        return (both_2N[0].log() - both_2N[1]).masked_fill_(out_N, 0.0).sum()
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
-        share_Nv, index_N1, own_N = ctx.saved_tensors
+        share_Nv, index_N1, own_N, out_N = ctx.saved_tensors
         share_Nv = share_Nv.scatter_add(1, index_N1, -own_N.to(share_Nv.dtype)[:, None])
-        return share_Nv * grad, None, None, None
+        return share_Nv * grad.expand(out_N.shape).masked_fill(out_N, 0.0)[:, None], None, None, None
 
 
 def vocab_loss(group: Group, start: int):
@@ -226,8 +255,16 @@ class GatherVocab(torch.autograd.Function):
 # The pass --------------------------------------------------------------------------------------------------
 
 
-def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) -> dict[str, Cut]:
-    """Replace the modules of `root` that the anatomy splits; returns parameter name → Cut for the split ones.
+def split_modules(
+    root: nn.Module,
+    anatomy: Anatomy,
+    group: Group,
+    length: int,
+    whole: Callable[[str], bool] = lambda name: False,
+    chunks: int = 1,
+) -> dict[str, Cut]:
+    """Replace the modules of `root` that the anatomy splits; returns parameter name → Cut for the split ones. whole:
+    modules that stay as they are. chunks: of positions, see `chunks.py`.
 
     Runs on any device, the meta device included. A group of one leaves the model as it is.
     """
@@ -235,19 +272,23 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) 
     if group.size == 1:
         return cuts
     makers = {
-        Split.COLUMN: ColumnLinear,
-        Split.VOCAB_OUT: ColumnLinear,
-        Split.ROW: RowLinear,
+        Split.COLUMN: partial(ColumnLinear, chunks=chunks),
+        Split.VOCAB_OUT: partial(ColumnLinear, chunks=chunks),
+        Split.ROW: partial(RowLinear, chunks=chunks),
         Split.VOCAB_IN: VocabEmbedding,
         Split.NORM: DealtNorm,
     }
     for name, module in list(root.named_modules()):
-        split = anatomy.split_of(name)
+        split = None if whole(name) else anatomy.split_of(name)
         if split is None:
             continue
-        if split in makers:
-            told = anatomy.units_of(name)
-            made = makers[split](module, group, length, told if told.count else None)  # type: ignore[arg-type]
+        if split is Split.GATHERED:
+            module.register_forward_pre_hook(partial(_gathered, group, length), with_kwargs=True)
+        elif split in makers:
+            told, more = anatomy.units_of(name), {}
+            if split is Split.COLUMN and _entered(name, anatomy):
+                more = {"entered": True}
+            made = makers[split](module, group, length, told if told.count else None, **more)  # type: ignore[arg-type]
             parent, _, leaf = name.rpartition(".")
             setattr(root.get_submodule(parent), leaf, made)
             cuts |= {f"{name}.{key}": cut for key, cut in made.cuts.items() if getattr(made, key) is not None}
@@ -261,17 +302,33 @@ def split_modules(root: nn.Module, anatomy: Anatomy, group: Group, length: int) 
     return cuts
 
 
+def _entered(name: str, anatomy: Anatomy) -> bool:
+    """Whether a module around this one gathers its input."""
+    parts = name.split(".")
+    return any(anatomy.split_of(".".join(parts[:i])) is Split.GATHERED for i in range(1, len(parts)))
+
+
+def _gathered(group: Group, length: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The first argument, wherever it stands, of all positions."""
+    if args:
+        return (enter(args[0], group, length), *args[1:]), kwargs
+    first = next(key for key, x in kwargs.items() if isinstance(x, Tensor))
+    return args, {**kwargs, first: enter(kwargs[first], group, length)}
+
+
 def split(stages: "Stages", site: "Site") -> None:
     """Deal out the modules of this rank's stages over `tp`, and let the loss be what it is on one device: over dealt
     logits where it is the summed cross-entropy, over gathered ones where it is the model's own."""
     if not site.anatomy.splits:
-        what = "this model says nothing of how tp could split it"
+        what = site.anatomy.whole or "this model says nothing of how tp could split it"
         fix = "tp=1, or a model with an anatomy"
         raise UsageError(what, where="plan.tp, model.kind", fix=fix, code="P12")
+    if site.anatomy.uncut:
+        raise UsageError(site.anatomy.uncut, where="plan.tp, model.kind", fix="tp=1", code="P12")
     tp = site.mesh.tp
     head = next((n for n, s in site.anatomy.splits.items() if s is Split.VOCAB_OUT), None)
     for stage in stages.values():
-        site.cuts.update(split_modules(stage, site.anatomy, tp, site.length))
+        site.cuts.update(split_modules(stage, site.anatomy, tp, site.length, site.whole, site.plan.chunks))
         if stage.last and head is not None:
             full = site.shapes[f"{head}.weight"][0]
             own, ends = stage.loss, ends_of(full, tp.size)

@@ -8,7 +8,7 @@ from torch import nn
 
 from unisono.comm.group import Group
 from unisono.parallel.cut import stage_of
-from unisono.parallel.params import Slot
+from unisono.parallel.params import Slot, nothing_for
 from unisono.parallel.site import Site, Stages
 
 
@@ -35,7 +35,7 @@ class Tie:
         master = self.here[0].master
         if len(self.here) == 1:
             lacks = master.grad is None
-            grad = torch.zeros_like(master) if master.grad is None else master.grad
+            grad = nothing_for(master) if master.grad is None else master.grad
             master.grad = self.group.all_reduce(grad)
             return lacks
         alias = self.here[1].master

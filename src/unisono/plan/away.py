@@ -1,9 +1,12 @@
 """What `recompute` and `offload` of a plan come to."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from unisono.plan.grammar import choice
-from unisono.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from unisono.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Away:
         return self.optimizer or self.params or self.activations
 
 
-def again_of(plan: Plan, blocks: int) -> Again:
+def again_of(plan: "Plan", blocks: int) -> Again:
     """Of a stage with so many blocks. `auto` that nobody has chosen for is none."""
     got = choice(plan.recompute)
     full = blocks if got.name == "full" else min(blocks, int(got.options.get("full", 0)))
@@ -36,11 +39,26 @@ def again_of(plan: Plan, blocks: int) -> Again:
     return Again(full, min(selective, blocks - full))
 
 
-def away_of(plan: Plan) -> Away:
-    """`params` takes the optimiser with it: its numbers are read where the weights are, and are twice as many."""
-    got = choice(plan.offload)
+def away_of(plan: "Plan") -> Away:
+    """Of stem and head, and of blocks of which no range says another."""
+    return away_in(plan.offload)
+
+
+def away_in(text: str) -> Away:
+    """Of a value of `offload`. `params` takes the optimiser with it: its numbers are read where the weights are, and
+    are twice as many."""
+    got = choice(text)
     words = {got.name, *got.marks}
     return Away(
         bool(words & {"optimizer", "params"}), "params" in words, "activations" in words,
         got.options.get("to") == "disk",
     )  # fmt: skip
+
+
+def text_of(away: Away) -> str:
+    """The value of `offload` that says it."""
+    if not away:
+        return "none"
+    first = "params" if away.params else "optimizer" if away.optimizer else "activations"
+    more = "+activations" if away.activations and first != "activations" else ""
+    return f"{first}{':to=disk' if away.on_disk else ''}{more}"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import NAMED, choice, member, problem_of
 from unisono.plan.grid import Grid, columns_of
-from unisono.plan.roundings import compiled, kept_whole, rounded
+from unisono.plan.range_checks import ranged
+from unisono.plan.roundings import chunked, compiled, eight_bits, kept_whole, rounded
 from unisono.plan.unflushed import unflushed
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
@@ -39,7 +40,14 @@ class Devices(Protocol):
 
 def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> list[Problem]:
     """All problems, in reading order: what is not built, what means nothing, what does not fit."""
-    problems = [*_not_built(plan), *_meaningless(plan), *unflushed(plan, recipe), *rounded(plan)]
+    problems = [
+        *_not_built(plan),
+        *_meaningless(plan),
+        *unflushed(plan, recipe),
+        *rounded(plan),
+        *eight_bits(plan),
+    ]
+    problems += ranged(plan, recipe)
     if recipe is not None:
         problems += [*_world(plan, recipe), *_precision(plan, recipe)]
         problems += [
@@ -48,6 +56,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
             *_virtual(plan, recipe.model),
             *_experts(plan, recipe.model),
             *kept_whole(plan, recipe.model),
+            *chunked(plan, recipe.model),
             *_refused(plan, recipe.model),
             *_again(plan, recipe.model),
             *_away(plan, recipe.train),

@@ -9,8 +9,15 @@ def fidelity_of(plan: Plan) -> Fidelity:
     """EXACT where every sum keeps its order: recomputation alone, stages as their timetable says, replicas and shards
     as policy and codec say. A policy that adds up leaf by leaf orders the stages' sums too. `tp` and `cp` cut sums
     inside a layer, which keep one order only where the policy computes by virtual shards; `ep` deals tokens to experts
-    in another. What this
-    version lacks counts as LOSSY."""
+    in another. What rounds weights, or what products read, is LOSSY in any layout, and so counts what this version
+    lacks."""
+    lossy = plan.arithmetic.stochastic or plan.arithmetic.fp8
+    return Fidelity.LOSSY if lossy else beside_like(plan)
+
+
+def beside_like(plan: Plan) -> Fidelity:
+    """How close to one device that rounds alike, weights after an update by the same draws, and what products read:
+    what a proof holds a plan to."""
     policy = member("sync", plan.sync)
     cutting = plan.ep if getattr(policy, "virtual", 1) > 1 else plan.tp * plan.cp * plan.ep
     inside = Fidelity.EXACT if cutting == 1 else Fidelity.ROUNDING
@@ -22,9 +29,9 @@ def fidelity_of(plan: Plan) -> Fidelity:
 
 
 def _rounded(plan: Plan) -> Fidelity:
-    """LOSSY where numbers are rounded on a wire of `shard`, or where weights have no masters."""
+    """LOSSY where numbers are rounded on a wire of `shard`."""
     wires = plan.wires
-    lossy = wires.gather or (wires.scatter and plan.shard > 1) or plan.arithmetic.stochastic
+    lossy = wires.gather or (wires.scatter and plan.shard > 1)
     return Fidelity.LOSSY if lossy else Fidelity.EXACT
 
 
@@ -32,7 +39,7 @@ def needs_like_threads(plan: Plan) -> bool:
     """Whether the plan has the bits of one device only where that one computes with as many threads as each rank: it is
     EXACT on several ranks, and no policy holds the number of threads as `sync=canonical` does."""
     policy = member("sync", plan.sync)
-    return plan.world > 1 and fidelity_of(plan) is Fidelity.EXACT and not (policy and policy.leafwise)
+    return plan.world > 1 and beside_like(plan) is Fidelity.EXACT and not (policy and policy.leafwise)
 
 
 def _declared(key: str, text: str) -> Fidelity:

@@ -25,7 +25,7 @@ SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
 
 KEYS = (
     "dp", "shard", "zero", "pp", "schedule", "micros", "tp", "cp", "ep", "cp_kind",
-    "sync", "collective", "codec", "precision", "recompute", "offload",
+    "sync", "collective", "codec", "precision", "recompute", "offload", "blocks",
 )  # fmt: skip
 
 PACKAGES: Mapping[str, str] = {
@@ -64,7 +64,8 @@ LATER: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
-NAMED = tuple(key for key in KEYS if key not in SIZES)
+NAMED = tuple(key for key in KEYS if key not in (*SIZES, "blocks"))
+"""Keys whose values are names; `blocks` is a list of ranges, see `plan.ranges`."""
 MARKS: Mapping[str, Mapping[str, str]] = {
     "codec": {"ef": "error feedback", "mc": "momentum correction"},
     "offload": {"activations": "beside optimizer or params"},

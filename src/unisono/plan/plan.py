@@ -12,7 +12,8 @@ from unisono.plan import checks
 from unisono.plan.checks import Batch, Devices, RecipeLike
 from unisono.plan.grammar import KEYS, NAMED, SIZES, meant, size_problem, value_problems
 from unisono.plan.grid import grid_of
-from unisono.plan.options import Arithmetic, Wires, arithmetic_of, options_problem, wires_of
+from unisono.plan.options import Arithmetic, Wires, arithmetic_of, chunks_of, options_problem, wires_of
+from unisono.plan.ranges import ALIKE, text_problems
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 
 __all__ = ["Batch", "Plan"]
@@ -25,7 +26,8 @@ class Plan:
     dp: replicas, or -1: as many as fill the world. shard, zero: what is sharded inside a replica's data axis.
     tp: a number, or a `Grid` of ranks in rows and columns, `2x2`.
     micros: micro-batches of a step on one data rank; None until derived from the batch.
-    options: what stands behind a value of `zero` or `precision`, as it is written: `zero=3:wire=int8`.
+    blocks: ranges of blocks that are played otherwise than the other keys say, see `plan.ranges`.
+    options: what stands behind a value of `zero`, `tp` or `precision`, as it is written: `zero=3:wire=int8`.
     said: the keys that the text named, so that "fp32 by default" and "fp32 on purpose" can be told apart; and `auto`.
 
     Raises ConfigProblems, with everything that is wrong, when a value is not in the contract.
@@ -47,6 +49,7 @@ class Plan:
     precision: str = "fp32"
     recompute: str = "none"
     offload: str = "none"
+    blocks: str = ALIKE
     options: frozenset[str] = frozenset()
     said: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
@@ -60,7 +63,7 @@ class Plan:
         if any(":" in str(getattr(self, key)) for key in OPTIONED) or self.options:
             for key, text in texts.items():
                 word = str(text).partition(":")[0]
-                object.__setattr__(self, key, _number(word) if key in SIZES else word)
+                object.__setattr__(self, key, _value(key, word))
             kept = frozenset(f"{key}={text}" for key, text in texts.items() if ":" in str(text))
             object.__setattr__(self, "options", kept)
 
@@ -93,6 +96,11 @@ class Plan:
     def wires(self) -> Wires:
         """The options of `zero`."""
         return wires_of(str(self.text("zero")) if self.options else "")
+
+    @property
+    def chunks(self) -> int:
+        """The option of `tp`."""
+        return chunks_of(str(self.text("tp")) if self.options else "")
 
     @property
     def arithmetic(self) -> Arithmetic:
@@ -153,7 +161,7 @@ class Plan:
         return checks.check(self, recipe, cluster)
 
 
-OPTIONED = ("zero", "precision")
+OPTIONED = ("zero", "tp", "precision")
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
 
 
@@ -167,8 +175,10 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             known = word.partition(":")[0] in KEYS and word not in KEYS
             example = word.replace(":", "=", 1) if known else "dp=2 pp=2 micros=8"
             problems.append(Problem("P05", what, where, f'for example "{example}"'))
-        elif len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1 and all(
-            p.partition("=")[0] in KEYS for p in parts
+        elif (
+            key != "blocks"
+            and len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1
+            and all(p.partition("=")[0] in KEYS for p in parts)
         ):
             what = f"{word!r}: the words of a plan are separated by blanks"
             problems.append(Problem("P05", what, where, f'"{" ".join(parts)}"'))
@@ -179,9 +189,13 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             what = f"{key} is given twice: {key}={values[key]} and {word}"
             problems.append(Problem("P02", what, where, "keep one of them"))
         else:
-            grid = grid_of(value) if key == "tp" else None
-            values[key] = grid or (_number(value) if key in SIZES else value)
+            values[key] = _value(key, value)
     return values, problems
+
+
+def _value(key: str, text: str) -> int | str:
+    """As a field of the plan holds it."""
+    return (grid_of(text) if key == "tp" else None) or (_number(text) if key in SIZES else text)
 
 
 def _number(text: str) -> int | str:
@@ -196,10 +210,11 @@ def _problems(values: dict[str, Any], where: str) -> list[Problem]:
                 yield problem
                 continue
             if key in OPTIONED and ":" in str(value):
-                word = str(value).partition(":")[0]
-                value = _number(word) if key in SIZES else word
+                value = _value(key, str(value).partition(":")[0])
             if key in NAMED:
                 yield from value_problems(key, value, where)
+            elif key == "blocks":
+                yield from text_problems(value, where)
             elif problem := size_problem(key, value, where):
                 yield problem
 

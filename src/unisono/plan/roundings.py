@@ -1,9 +1,10 @@
-"""What a plan may not round, scale or compile: the part of `Plan.check` about numbers and their forms."""
+"""What a plan may not round, scale or compile: the part of `Plan.check` about numbers, their forms and their pieces."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from unisono.plan.grammar import choice, member, problem_of
+from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem
 from unisono.spec.fidelity import Fidelity
 
@@ -36,14 +37,11 @@ def rounded(plan: Any) -> Iterator[Problem]:
         yield Problem(
             "P16", what, "plan.zero, plan.sync", f"zero={plan.zero}:gather=int8, or sync=every_step"
         )
-    if plan.arithmetic.stochastic:
-        what = "precision=bf16:stochastic is not yet in this version"
-        yield Problem("P10", what, "plan.precision", "precision=bf16, or precision=bf16:params")
 
 
 def kept_whole(plan: Any, model: Any) -> Iterator[Problem]:
     """Experts and tables are dealt in another way than what is rounded for a forward."""
-    rounds = plan.wires.gather or plan.arithmetic.params or plan.arithmetic.stochastic
+    rounds = plan.wires.gather or plan.arithmetic.narrow
     if rounds and model.deals("ep") is not None:
         what = f"{' '.join(sorted(plan.options))}: experts and tables of a {model.kind} are not rounded"
         yield Problem("P12", what, "plan, model.kind", "leave these options out")
@@ -53,6 +51,36 @@ def kept_whole(plan: Any, model: Any) -> Iterator[Problem]:
             f"{' '.join(sorted(plan.options))} with offload={plan.offload}: what is put away is not rounded"
         )
         yield Problem("P22", what, "plan, plan.offload", "leave these options out, or offload=optimizer")
+
+
+def eight_bits(plan: Any) -> Iterator[Problem]:
+    """Of `precision=bf16:fp8`, where products are not those of a linear layer by itself."""
+    virtual = getattr(named("sync", plan.sync), "virtual", 1)
+    for wrong, why, key in (
+        (isinstance(plan.tp, Grid), f"tp={plan.tp} multiplies in rows and columns", "plan.tp"),
+        (plan.chunks > 1, f"tp={plan.text('tp')} multiplies in chunks", "plan.tp"),
+        (virtual > 1, f"sync={plan.sync} multiplies by virtual shards", "plan.sync"),
+    ):
+        if plan.arithmetic.fp8 and wrong:
+            what = f"precision={plan.text('precision')}: {why}, and not in eight bits"
+            yield Problem("P16", what, f"plan.precision, {key}", "precision=bf16, or tp=N without more")
+
+
+def chunked(plan: Any, model: Any) -> Iterator[Problem]:
+    """Of `tp=N:chunks=C`, where positions are not gathered."""
+    if plan.chunks == 1:
+        return
+    text, virtual = plan.text("tp"), getattr(named("sync", plan.sync), "virtual", 1)
+    without = f"tp={plan.tp}"
+    for wrong, why, key in (
+        (plan.tp == 1, "one rank gathers nothing", "plan.tp"),
+        (isinstance(plan.tp, Grid), "ranks in rows and columns gather features, not positions", "plan.tp"),
+        (virtual > 1, f"sync={plan.sync} gathers for one product at a time", "plan.sync"),
+        (model.deals("cp") is None, f"a {model.kind} has no positions", "model.kind"),
+    ):
+        if wrong:
+            yield Problem("P16", f"tp={text}: {why}", f"plan.tp, {key}", without)
+            return
 
 
 def compiled(plan: Any, train: Any) -> Iterator[Problem]:

@@ -29,7 +29,7 @@ def unflushed(plan: "Plan", recipe: Any) -> Iterator[Problem]:
          " once", "model.kind", "another model"),
         (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
          "precision=bf16"),
-        (plan.arithmetic.params or plan.arithmetic.stochastic, "from copies of weights that are of one precision",
+        (plan.arithmetic.narrow, "from copies of weights that are of one precision",
          "plan.precision", f"precision={plan.precision}"),
         (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",
          "--train.clip 0"),

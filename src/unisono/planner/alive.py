@@ -6,16 +6,22 @@ what is computed again block by block. The fullest moment is one of four: a back
 one is under way, or the optimiser steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from unisono.plan import Plan
-from unisono.plan.away import again_of, away_of
-from unisono.planner.memory import Memory, RowShare, share_of, states
+from unisono.plan.away import away_of
+from unisono.planner.alike import as_dealt, in_order
+from unisono.planner.cuts import rows_of
+from unisono.planner.machines.order import owners
+from unisono.planner.memory import Memory, RowShare, in_one_piece, share_of, states_of_ours
 from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept
-from unisono.planner.work.passes import ITEM, block_elements
+from unisono.planner.work.dealt import held_experts
+from unisono.planner.work.passes import ITEM, dealt_elements
+from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
 _AT_ONCE = Source(
@@ -28,7 +34,10 @@ STREAMED: Annotated[float, _AT_ONCE] = float(25 << 20)
 class _Blocks:
     """Bytes that one micro-batch keeps in the blocks of a stage. kept: of all. first: of the first. again_*: what
     is there more while that block is computed again. working: what its backward makes on the way. ahead: what one block
-    has on its way forward, where all goes home behind it."""
+    has on its way forward, where all goes home behind it. last: of the last. attending: more than is kept while the
+    last one is at its attention, behind its feed-forward layer. made, made_before: its weights' gradients at the
+    beginning of its backward, and at its attention. between: where blocks of another kind follow, the weights behind
+    and what is there of activations."""
 
     kept: float
     first: float
@@ -36,33 +45,111 @@ class _Blocks:
     again_last: float
     working: float
     ahead: float = 0.0
+    last: float = 0.0
+    attending: float = 0.0
+    made: float = 0.0
+    made_before: float = 0.0
+    between: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """unit, widest: bytes of what `shard` gathers at once, and of the largest gradient."""
+
+    unit: float
+    widest: float
+    micro_batch: int
+    micros: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes of weights of one rank, as long as a step lasts. own: before `shard` deals them. apart: of them, those of
+    experts that `shard` does not deal. among: ranks that deal the rest. late, first: of the rest, what zero=1 and 2
+    gather once a step, and what zero=1 deals, whose gradients stay. deep: whether zero=3 deals some blocks."""
+
+    own: float
+    apart: float
+    among: int
+    late: float
+    first: float
+    deep: bool
+
+    @property
+    def dealt(self) -> float:
+        """What a rank has to keep and to step."""
+        return (self.own - self.apart) / self.among + self.apart
+
+    @property
+    def added(self) -> float:
+        """What a rank keeps of gradients from one micro-batch to the next."""
+        return self.dealt + self.first * (1.0 - 1.0 / self.among)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lying:
+    """Bytes of weights and of the optimiser's states, between steps, on a rank and elsewhere."""
+
+    params: float
+    optim: float
+    away_params: float
+    away_optim: float
+
+
+def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tuple[Plan, float]]:
+    """(bytes of weights before `shard` deals them, the plan that says how): of the ends, and of each block."""
+    experts, ways = held_experts(model, plan), in_order(model, plan, row)
+    blocks = ITEM * (share.blocks + (0.0 if experts.apart else share.routed))
+    weights = [dealt_elements(model, way) for way in ways]
+    each = blocks / sum(weights)  # of rows with two copies of their blocks, and of uneven ones the mean
+    return [(plan, ITEM * share.ends), *((way, each * one) for way, one in zip(ways, weights, strict=True))]
+
+
+def _lying(model: Transformer, plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held) -> _Lying:
+    sums = [0.0, 0.0, 0.0, 0.0]
+    for way, nbytes, among in (*((way, size, held.among) for way, size in parts), (plan, held.apart, 1)):
+        away = away_of(way)
+        params, _, optim = states_of_ours(nbytes / ITEM, as_dealt(plan, way.zero), among, model.states)
+        sums[2 if away.params else 0] += params
+        sums[3 if away.optimizer else 1] += optim
+    return _Lying(*sums)
+
+
+def _held(model: Transformer, plan: Plan, share: RowShare, parts: Sequence[tuple[Plan, float]]) -> _Held:
+    experts, routed = held_experts(model, plan), ITEM * share.routed
+    return _Held(
+        ITEM * (share.blocks + share.ends) + routed,
+        routed if experts.apart else 0.0,
+        owners(plan)[0],
+        sum(nbytes for way, nbytes in parts if way.zero < 3),
+        sum(nbytes for way, nbytes in parts if way.zero == 1),
+        any(way.zero == 3 for way, _ in parts[1:]),
+    )
 
 
 def alive(model: Transformer, plan: Plan, *, micro_batch: int, micros: int, row: int) -> Memory:
     """Bytes of one rank of a pipeline row at its peak; slack is 0."""
-    share, away = share_of(model, plan, row, True), away_of(plan)
-    own = ITEM * (share.blocks + share.ends)
-    params, _, optim = states(
-        share.blocks + share.ends, shard=plan.shard * plan.cp, zero=plan.zero, precision="fp32", grad_bytes=4,
-        moments=model.states,
-    )  # fmt: skip
-    unit = ITEM * block_elements(model, plan.tp)
+    share, ways = share_of(model, plan, row, True), in_order(model, plan, row)
+    parts = _parts(model, plan, share, row)
+    held = _held(model, plan, share, parts)
+    lying = _lying(model, plan, parts, held)
+    unit = ITEM * max(dealt_elements(model, way) for way in set(ways))
     widest = ITEM * model.d_model * max(model.d_ff, model.vocab) / plan.tp
-    beside = _gathered(plan, share, own, unit)
-    if away.params:
-        params, beside = 0.0, max(unit, 2 * widest)
-    streamed = min(STREAMED, optim)
-    if away.optimizer:
-        optim = 0.0
+    lent = unit if any(away_of(way).params for way in ways) else 0.0
+    lent = max(lent, 2 * widest if away_of(plan).params else 0.0)
+    sizes = _Sizes(unit, widest, micro_batch, micros, row)
     moments = [
-        Memory(params, grads, optim, activations, beside)
-        for grads, activations in _moments(model, plan, share, own, unit, widest, micro_batch, micros, row)
+        Memory(lying.params, grads, lying.optim, activations, beside + lent)
+        for beside, grads, activations in _moments(model, plan, share, held, sizes)
     ]
-    if away.optimizer:
-        brought = (
-            min(own, streamed / max(1, model.states)) if away.params else params
+    if lying.away_optim:
+        streamed = min(STREAMED, lying.away_optim)
+        brought = min(
+            lying.away_params, streamed / max(1, model.states)
         )  # with the state of the same weights
-        moments.append(Memory(brought, own / plan.shard, streamed, 0.0, 0.0 if away.params else beside))
+        beside = _gathered(plan, share, held, unit)
+        moments.append(Memory(lying.params + brought, held.dealt, lying.optim + streamed, 0.0, beside))
     return max(moments, key=lambda memory: memory.total)
 
 
@@ -73,82 +160,181 @@ def fullest(model: Transformer, plan: Plan, *, micro_batch: int, micros: int) ->
     return row, rows[row]
 
 
-def _gathered(plan: Plan, share: RowShare, own: float, unit: float) -> float:
-    """Bytes of weights beside a rank's own part: below zero=3 the whole, else two blocks, as they arrive and as they
-    are read, and the ends."""
+def _gathered(plan: Plan, share: RowShare, held: _Held, units: float) -> float:
+    """Bytes of weights beside a rank's own part: below zero=3 the whole, else those of blocks as they arrive and as
+    they are read, and the ends."""
     if plan.shard == 1:
         return 0.0
-    return own / plan.shard if plan.zero < 3 else 4.0 * unit + ITEM * share.ends
+    ends = ITEM * share.ends if plan.zero == 3 else 0.0
+    return held.late / held.among + (units if held.deep else 0.0) + ends
 
 
 def _moments(
-    model: Transformer, plan: Plan, share: RowShare, own: float, unit: float, widest: float, micro_batch: int,
-    micros: int, row: int,
-) -> list[tuple[float, float]]:  # fmt: skip
-    """(bytes of gradients, of activations)."""
+    model: Transformer, plan: Plan, share: RowShare, own: _Held, given: _Sizes
+) -> list[tuple[float, float, float]]:
+    """(bytes beside the weights, of gradients, of activations)."""
     e = 2 if plan.precision in ("bf16", "fp16") else int(ITEM)
-    sizes = micro_batch, plan.tp, plan.cp, e
-    held = in_flight(plan.schedule, row, plan.pp, micros)
-    blocks = _blocks(model, plan, share, micro_batch, e)
+    sizes = given.micro_batch, plan.tp, plan.cp, e
+    micros, unit = given.micros, given.unit
+    held = in_flight(plan.schedule, given.row, plan.pp, micros)
+    blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
+    ways = in_order(model, plan, given.row)
     whole = held * blocks.kept + share.stem * held * kept.stem_bytes(model, *sizes)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
     head = share.head * kept.head_bytes(model, *sizes) * heads
     loss = share.head * kept.loss_bytes(model, *sizes)
-    flat = own / plan.shard if plan.dp > 1 else 0.0
-    added = own / (plan.shard if plan.zero > 1 else 1) if plan.dp == 1 else 0.0
-    ends, late = ITEM * share.ends, 0.0 if plan.dp > 1 else 1.0
+    # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
+    waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
+    flat = _summed(model, plan, share, own)
+    added = own.added if waits else 0.0
+    ends, late, widest = ITEM * share.ends, float(waits), given.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * micro_batch * model.context * model.d_model / plan.tp / plan.cp
+    carry = ITEM * given.micro_batch * model.context * model.d_model / plan.tp / plan.cp
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
-    begun = whole + head + loss
-    top = whole + head * (heads - 1.0) / heads + blocks.again_last + blocks.working
+    behind = whole + head * (heads - 1.0) / heads
+    top = behind + blocks.again_last + blocks.working
     bottom = sent + (held - 1.0) * blocks.kept + blocks.first + blocks.again_first + blocks.working
+    some = _gathered(plan, share, own, 0.0), _gathered(plan, share, own, 2.0 * unit)
     # Of the block under way, the gradients of what comes behind its activation are there.
+    last = own.dealt - 0.5 * unit / own.among
     found = [
-        (flat, begun),
-        (flat + late * ends, top),
-        (flat + late * (own - 0.5 * unit), bottom),
+        (some[0], flat, whole + head + loss),
+        (some[1], flat + late * ends + blocks.made, top),
+        (some[1], flat + late * ends + blocks.made_before, behind + blocks.attending),
+        (some[1], flat + late * last, bottom),
     ]
+    for weights, under in blocks.between:
+        grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
+        found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
+    fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes)
+    if in_one_piece(plan, own.own):
+        everything = own.own - own.apart
+        # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
+        found.append((some[0], flat + everything, whole + head))
+        # Gradients leave in one piece when the last backward ends: the piece, what comes of others, its sum.
+        found.append((some[0], flat + 2.0 * everything + own.dealt, sent))
+    elif plan.shard > 1:
+        places = behind, fewer, blocks.last, bottom - blocks.working, carry
+        found += _scattering(plan, (ways[0].zero, ways[-1].zero), share, own, given, (flat, added), places)
+        if ways[-1].zero == 3:  # what left for the block behind this one stays until the next one leaves
+            more = flat + ends + blocks.made + 2.0 * unit / own.among
+            found.append((some[1] + unit, more, top - blocks.last))
     if blocks.ahead:
-        found.append((flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
+        found.append((some[1], flat + (added if micros > 1 else 0.0), whole + blocks.ahead))
     if micros > 1:
-        found.append((flat + added + late * widest, bottom))
-    if micros > held:
-        found += [(flat + added, begun), (flat + added + late * widest, top)]
-    elif micros > 1:
-        fewer = blocks.kept + share.stem * kept.stem_bytes(model, *sizes)
-        found += [(flat + added, begun - fewer), (flat + added + late * widest, top - fewer)]
+        found += [
+            (some[1], flat + added + late * widest, bottom),
+            (some[0], flat + added, whole + head + loss - fewer),
+            (some[1], flat + added + late * widest, top - fewer),
+        ]
     return found
 
 
-def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e: int) -> _Blocks:
-    def one(mode: str) -> float:
-        return kept.block_bytes(
-            model,
-            micro_batch=micro_batch,
-            tp=plan.tp,
-            cp=plan.cp,
-            cp_kind=plan.cp_kind,
-            recompute=mode,
-            itemsize=e,
-            composed=True,
-        )
+def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> float:
+    """Bytes of gradients that travel in a buffer: over dp; and over cp where shard does not scatter them. Experts that
+    no other rank of cp has wait for none there."""
+    if plan.dp > 1:
+        return own.dealt
+    if plan.cp == 1 or plan.shard > 1:
+        return ITEM * share.alone / own.among  # of blocks that tp leaves whole, over tp
+    alone = (
+        model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
+    )
+    return own.dealt - (ITEM * share.routed if alone else 0.0)
 
-    layers = share.layers
-    modes = again_of(plan, int(layers))
-    each = {mode: one(mode) for mode in ("none", "selective", "full")}
-    rest = layers - modes.full - modes.selective
-    kept_now = modes.full * each["full"] + modes.selective * each["selective"] + rest * each["none"]
-    first = "full" if modes.full else "selective" if modes.selective else "none"
-    last = "none" if rest > 0 else "selective" if modes.selective else "full"
-    tokens = micro_batch * model.context / plan.cp
-    working = tokens * ITEM * (model.d_ff + model.d_model) / plan.tp
-    if away_of(plan).activations:
-        # Backward has of a block what its widest node reads: no more is fetched.
-        read = tokens * ITEM * 2 * model.d_ff / plan.tp
-        return _Blocks(0.0, 0.0, read, read, working, each["none"] + tokens * ITEM * model.d_model / plan.tp)
-    return _Blocks(kept_now, each[first], each["none"] - each[first], each["none"] - each[last], working)
+
+def _scattering(
+    plan: Plan, zeros: tuple[int, int], share: RowShare, own: _Held, given: _Sizes, grads: tuple[float, float],
+    kept_by: tuple[float, float, float, float, float],
+) -> list[tuple[float, float, float]]:  # fmt: skip
+    """The same while the gradients of the last block, of the first one, of the ends are on their way to who keeps
+    them. zeros: of the first and of the last block."""
+    (behind, fewer, last, first, carry), (flat, added) = kept_by, grads
+    unit, ends, many = given.unit, ITEM * share.ends, given.micros > 1
+    # What leaves, what comes, and sums of it; the block's weights are gone after a step's last backward.
+    each = 2.0 + 3.0 / own.among
+    low, high = (
+        _gathered(plan, share, own, unit) - (unit if zero == 1 or (zero == 2 and not many) else 0.0)
+        for zero in zeros
+    )
+    before = (added - unit if zeros[1] == 1 else added + ends) if many else ends
+    done = own.dealt - 2.0 * unit / own.among + ends
+    found = [(high + each * unit, flat + before, behind - last - (fewer if many else 0.0) + carry)]
+    found.append((_gathered(plan, share, own, 0.0) + each * ends, flat + own.dealt, carry))
+    if zeros[0] == 3 or many:
+        found.append((low + each * unit, flat + done, first))
+    return found
+
+
+def _sparse(model: Transformer, plan: Plan, row: int) -> tuple[float, float, float]:
+    """How much has experts: of the blocks of a row, of its first one, of its last one."""
+    some, cut = model.experts, rows_of(model, plan.schedule, plan.pp, True)
+    if some is None or (plan.pp > 1 and len(of(plan.schedule).placement(plan.pp)) > plan.pp):
+        return model.sparse_share, model.sparse_share, model.sparse_share
+    first = round(sum(cut[:row]))
+    stop = first + round(cut[row])
+    mean = some.layers(first, stop) / max(1, stop - first)
+    return mean, float(some.sparse(first)), float(some.sparse(stop - 1))
+
+
+def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float, mode: str = "") -> float:
+    """Bytes of one block that is played as a plan says, or in another mode; nothing where it goes home."""
+    if not mode and away_of(way).activations:
+        return 0.0
+    return kept.block_bytes(
+        model, micro_batch=micro_batch, tp=way.tp, cp=way.cp, ep=way.ep, cp_kind=way.cp_kind,
+        recompute=mode or way.recompute, itemsize=e, composed=True, sparse=sparse,
+    )  # fmt: skip
+
+
+def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e: int, row: int) -> _Blocks:
+    ways, (mean, bottom, top) = in_order(model, plan, row), _sparse(model, plan, row)
+    times, low, high = share.layers / len(ways), ways[0], ways[-1]
+    each = {way: _kept(model, way, micro_batch, e, mean) for way in set(ways)}
+    tokens = micro_batch * model.context / high.cp
+    working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
+    made = ITEM * model.d_model * model.d_ff / high.tp
+    if top and model.experts:
+        # The result of each choice with its gradient, and the gradients of both factors that made it.
+        chosen = model.experts.top_k * max(1, high.tp // high.ep)
+        working, made = tokens * ITEM * model.d_model * (3 * chosen + 1) / high.tp, 0.0
+    # Of what is at home, backward has of a block what its widest node reads: no more is fetched.
+    read = tokens * ITEM * 2 * model.d_ff / high.tp
+
+    def again(way: Plan, sparse: float) -> float:
+        if away_of(way).activations:
+            return read
+        return _kept(model, way, micro_batch, e, sparse, "none") - _kept(model, way, micro_batch, e, sparse)
+
+    between, ahead, kept_now = [], 0.0, times * sum(each[way] for way in ways)
+    for at, way in enumerate(ways):
+        before = times * sum(each[one] for one in ways[:at])
+        if away_of(way).activations:
+            own = _kept(model, way, micro_batch, e, mean, "none") + tokens * ITEM * model.d_model / high.tp
+            ahead = max(ahead, own + before - kept_now)
+        if (
+            0 < at < len(ways) - 1 and way != ways[at + 1]
+        ):  # the last of its kind, to which backward comes first
+            weights = ITEM * sum(dealt_elements(model, one) for one in ways[at + 1 :])
+            weights = times * weights + 0.5 * ITEM * dealt_elements(model, way)
+            between.append((weights, before + each[way] + again(way, mean) + working))
+    first = _kept(model, low, micro_batch, e, bottom), again(low, bottom), again(high, top), working, ahead
+    if away_of(high).activations:
+        return _Blocks(kept_now, *first, made=made, between=tuple(between))
+    done = _kept(model, high, micro_batch, e, top, "none") - kept.attention_bytes(model, micro_batch, high, e)
+    at_work = first[2] - done + tokens * ITEM * _attending(model, high) / high.tp
+    unit = ITEM * (dealt_elements(model, high) - model.d_model * model.qkv_width / high.tp)
+    last = _kept(model, high, micro_batch, e, top)
+    return _Blocks(kept_now, *first, last, at_work, made, unit, tuple(between))
+
+
+def _attending(model: Transformer, plan: Plan) -> float:
+    """Elements of one token in attention's backward pass: the residual stream's gradient, the result's before and after
+    the last product, the queries'; keys and values with their gradients, as cp brings them, deals them and sums
+    them."""
+    ways = {"ring": 6, "gather": 3 * plan.cp + 3}.get(plan.cp_kind, 4) if plan.cp > 1 else 3
+    return 4 * model.d_model + 2 * ways * model.kv_width
 
 
 def chosen(model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int) -> Plan | None:

@@ -137,17 +137,18 @@ def kernels_of(bench: SearchShared, plan: Plan, size: int) -> Kernels:
 
 
 def kept_by(bench: SearchShared, mesh: Plan, axes: Axes) -> Kept:
-    """Bytes that one micro-batch keeps: arrays (mode, size, 1)."""
+    """Bytes that one micro-batch keeps: arrays (mode, size, kind, 1)."""
     sizes = tuple(b for b, _ in axes.sizes)
-    key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes)
+    key = (mesh.tp, mesh.cp, mesh.ep, axes.modes, sizes, axes.kinds)
     if key not in bench.memo.kept:
         each = [
-            kept_of(bench.model, like(mesh, recompute=mode), bench.stack, size)
+            kept_of(bench.model, like(mesh, recompute=mode, cp_kind=kind), bench.stack, size)
             for mode in axes.modes
             for size in sizes
+            for kind in axes.kinds
         ]
         names = tuple(f.name for f in fields(Kept))
-        shape = (len(axes.modes), len(sizes), 1)
+        shape = (len(axes.modes), len(sizes), len(axes.kinds), 1)
         bench.memo.kept[key] = Kept(*(array([getattr(k, n) for k in each], *shape) for n in names))
     return bench.memo.kept[key]
 
@@ -167,20 +168,20 @@ def share_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> RowShare:
             share_of(bench.model, like(mesh, schedule=name), row, bench.stack.balanced)
             for name in axes.schedules
         ]
-        names = [f.name for f in fields(RowShare) if f.name != "ranks"]
+        names = [f.name for f in fields(RowShare) if f.name not in ("ranks", "apart")]
         parts = {n: array([getattr(s, n) for s in each]) for n in names}
         bench.memo.shares[key] = RowShare(**parts, ranks=each[0].ranks)
     return bench.memo.shares[key]
 
 
 def held_by(bench: SearchShared, mesh: Plan, axes: Axes, row: int) -> Array:
-    """Micro-batches in flight: (size, schedule)."""
+    """Micro-batches in flight: (size, 1, schedule)."""
     micros = tuple(m for _, m in axes.sizes)
     key = (row, mesh.pp, micros, axes.schedules)
     if key not in bench.memo.held:
         column = array(micros)
         each = [np.broadcast_to(in_flight(s, row, mesh.pp, column), column.shape) for s in axes.schedules]
-        bench.memo.held[key] = np.stack(each, axis=-1)
+        bench.memo.held[key] = np.stack(each, axis=-1)[:, None, :]
     return bench.memo.held[key]
 
 

@@ -7,7 +7,7 @@ from unisono.planner.machines.order import owners
 from unisono.planner.memory import item_of
 from unisono.planner.stack import Stack
 from unisono.planner.work import sparse, wires
-from unisono.planner.work.transformer import Transformer
+from unisono.planner.work.transformer import Transformer, on_rank
 
 Sent = tuple[float, float]  # bytes that a rank sends, seconds
 
@@ -17,11 +17,14 @@ def deals(plan: Plan) -> bool:
     return plan.shard > 1 and plan.zero == 3
 
 
-def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
-    """To gather one block's weights once, and to scatter its gradients."""
+def block(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
+) -> tuple[Sent, Sent]:
+    """To gather one block's weights once, and to scatter its gradients. alone: ranks of tp that have the block whole,
+    which deal positions as those of cp do, but none of its weights."""
     held, ranks = sparse.elements(model, plan)
     dealt, whole = model.block_parameters
-    groups = [(dealt / plan.tp + whole, owners(plan)[0])]
+    groups = [(on_rank(plan.tp, dealt, whole), owners(plan)[0] // alone)]
     if held:
         groups.append((model.sparse_share * held, ranks))
     return moved(groups, plan, cluster, stack)
@@ -29,12 +32,11 @@ def block(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tup
 
 def ends(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[tuple[Sent, Sent], ...]:
     """The same of the stem and of the head. A tied weight is gathered once where one row has both: with one stage."""
-    whole, rows = model.stem_parameters
     matrix, norm = model.head_parameters
-    last = norm if model.tied and plan.pp == 1 else matrix / plan.tp + norm
+    last = on_rank(plan.tp, 0.0 if model.tied and plan.pp == 1 else matrix, norm)
     return tuple(
         moved([(elements, owners(plan)[0])], plan, cluster, stack)
-        for elements in (whole / plan.tp + rows, last)
+        for elements in (on_rank(plan.tp, *model.stem_parameters), last)
     )
 
 
@@ -53,13 +55,19 @@ def moved(
 
 
 def shown(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, ahead: float, back: float
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    ahead: float,
+    back: float,
+    alone: int = 1,
 ) -> tuple[float, float]:
     """Seconds of a block's traffic that show, forward and backward, beside so many of computing: gathered before both
-    passes and scattered after the second, while the block beside it computes."""
+    passes and scattered after the second, while the block beside it computes. alone: see `block`."""
     if not deals(plan):
         return 0.0, 0.0
-    gathered, scattered = block(model, plan, cluster, stack)
+    gathered, scattered = block(model, plan, cluster, stack, alone)
     talk, hidden = (gathered[1], gathered[1] + scattered[1]), stack.dp_hidden
     return uncovered(talk[0], ahead, hidden), uncovered(talk[1], back, hidden)
 
@@ -74,9 +82,12 @@ def rims(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tupl
     return (stem[0][1], stem[1][1]), (head[0][1], head[1][1])
 
 
-def total(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[Sent, Sent]:
-    """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together."""
-    gathered, scattered = block(model, plan, cluster, stack)
+def total(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, alone: int = 1
+) -> tuple[Sent, Sent]:
+    """(bytes, seconds) of one micro-batch: of one block in both passes, of stem and head together. alone: see
+    `block`."""
+    gathered, scattered = block(model, plan, cluster, stack, alone)
     pairs = [one for end in ends(model, plan, cluster, stack) for one in end]
     return (
         (2 * gathered[0] + scattered[0], 2 * gathered[1] + scattered[1]),

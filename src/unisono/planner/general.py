@@ -1,4 +1,5 @@
-"""Seconds and memory of any network that is dealt by dp, shard and pp: parts, one after the other.
+"""Seconds and memory of any network that is dealt by dp, shard and pp, and by tp where its channels are: parts, one
+after the other.
 
 A part takes what its products take, each at its shape, and what its other kernels move; or, where that is longer, what
 the host needs to start them. Embedding tables may be dealt out by `ep` over the ranks of shard; then their results
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
 from unisono.planner.collectives import message, uncovered
 from unisono.planner.gathering import Sent, deals, moved
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
@@ -60,7 +62,9 @@ def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples:
     on = timer(plan, cluster, stack)
     ahead, back = (on.of(part_pass(part, plan, samples, backward=way)) for way in (False, True))
     # All of a part between stem and head is computed again, or nothing.
-    again = ahead if plan.recompute == "full" and not part.tables else PassSeconds()
+    again = PassSeconds()
+    if plan.recompute == "full" and not part.tables:
+        again = on.of(part_pass(part, plan, samples, backward=False, again=True))
     weights = (
         matrix_elements(part) if plan.ep > 1 else float(part.parameters)
     )  # dealt tables stay where they are
@@ -72,7 +76,7 @@ def part_of(part: WorkPart, plan: Plan, cluster: Cluster, stack: Stack, samples:
 
 def passes(network: Network, plan: Plan, cluster: Cluster, stack: Stack, samples: int, micros: int) -> Passes:
     """What the passes of a step take."""
-    cuts = cut(network, plan.pp)
+    cuts = cut(network, plan.pp, plan.tp)
     rows = [[part_of(part, plan, cluster, stack, samples) for part in parts] for parts in cuts]
     # A model that is one part is gathered before anything of it computes.
     hidden = stack.dp_hidden if network.workload.blocks else 0.0
@@ -139,14 +143,14 @@ def memories(
     network: Network, plan: Plan, stack: Stack, micro_batch: int, micros: int
 ) -> Iterator[tuple[int, Memory]]:
     """(row, memory of its ranks) of the pipeline."""
-    for row, parts in enumerate(cut(network, plan.pp)):
+    for row, parts in enumerate(cut(network, plan.pp, plan.tp)):
         yield row, _of_row(network, parts, plan, stack, micro_batch=micro_batch, micros=micros, row=row)
 
 
 def layers(network: Network, plan: Plan, is_balanced: bool) -> tuple[float, ...]:
     """Parts of each row of the pipeline, stem and head not counted."""
     ends = {0: 1, plan.pp - 1: 1} if plan.pp > 1 else {0: 2}
-    return tuple(float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(cut(network, plan.pp)))
+    return tuple(float(len(parts) - ends.get(i, 0)) for i, parts in enumerate(cut(network, plan.pp, plan.tp)))
 
 
 def _of_row(
@@ -160,8 +164,8 @@ def _of_row(
     left = max(1, plan.shard // plan.ep)
 
     def of(elements: float, shard: int) -> tuple[float, float, float]:
-        return states(elements, shard=shard, zero=plan.zero, precision=stored(plan, stack),
-                      grad_bytes=stack.grad_bytes, moments=network.states)  # fmt: skip
+        return states(elements, shard=shard, zero=plan.zero, precision=stored(plan, stack), grad_bytes=stack.grad_bytes,
+                      moments=network.states, masters=not plan.arithmetic.stochastic)  # fmt: skip
 
     (params, grads, optim), looked_up = of(dense, plan.shard), of(tables, left)
     params, optim = times * (params + looked_up[0]), optim + looked_up[2]
@@ -183,14 +187,30 @@ def _of_row(
 
 def problems(network: Network, plan: Plan) -> list[Problem]:
     """What keeps a plan from being priced: axes that deal no parts."""
-    found: list[Problem] = []
-    for axis in ("tp", "cp"):
-        if getattr(plan, axis) > 1:
-            what = f"{axis}={getattr(plan, axis)}: of this kind of model, dp, shard and pp can be priced"
-            found.append(Problem("P12", what, f"plan.{axis}, model.kind", f"leave {axis} out"))
+    units = [part.channels.units for part in network.workload.parts if part.channels]
+    found = _of_channels(plan, min(units, default=0))
+    if plan.cp > 1:
+        what = f"cp={plan.cp}: this kind of model has no positions"
+        found.append(Problem("P12", what, "plan.cp, model.kind", "leave cp out"))
     if plan.ep > 1 and network.holders(plan.ep) == 1:
         found.append(Problem("P12", f"ep={plan.ep}: the model has no tables", "plan.ep", "leave ep out"))
     if plan.pp > network.n_layer:
         what = f"pp={plan.pp} stages need at least {plan.pp} parts, the model has {network.n_layer} between its ends"
         found.append(Problem("P13", what, "plan.pp", f"pp={network.n_layer} or less"))
     return found
+
+
+def _of_channels(plan: Plan, units: int) -> list[Problem]:
+    """What keeps `tp` from a price, where the part with fewest units to deal has so many."""
+    if plan.tp == 1:
+        return []
+    if not units:
+        what = f"tp={plan.tp}: of this kind of model, dp, shard and pp can be priced"
+        return [Problem("P12", what, "plan.tp, model.kind", "leave tp out")]
+    if isinstance(plan.tp, Grid):
+        what = f"tp={plan.tp}: a convnet or an MLP has no products in rows and columns"
+        return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are dealt in one row")]
+    if plan.tp > units:
+        what = f"tp={plan.tp}: a part has {units} to deal, and some ranks would have none"
+        return [Problem("P12", what, "plan.tp", f"tp={units} or less")]
+    return []

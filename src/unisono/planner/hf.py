@@ -52,6 +52,7 @@ def _llama(config: Config, context: int | None, **other: Any) -> Transformer:
         context=context or int(config["max_position_embeddings"]), vocab=int(config["vocab_size"]),
         kv_heads=int(config.get("num_key_value_heads") or heads), d_ff=int(config["intermediate_size"]),
         bias=False, tied=bool(config.get("tie_word_embeddings", False)), learned=False, gated=True, rms=True,
+        apart=True,
         **{
             "head": int(config.get("head_dim") or width // heads),
             "qkv_bias": bias, "proj_bias": bias, "noisy": float(config.get("attention_dropout") or 0.0) > 0.0,

@@ -22,6 +22,7 @@ from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
 from unisono.planner.work.calls import buckets
+from unisono.planner.work.inside import dealers
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork, Transfer
 from unisono.programs.pipeline import Placed, Timetable
@@ -155,7 +156,7 @@ def modes(ask: Question) -> tuple[str, ...]:
 def unmeasured(plan: Plan) -> tuple[str, ...]:
     """Paces and bytes are those of fp32, and those of other precisions follow from none of them."""
     lossy = plan.dp > 1 and fidelity(plan)[0] is Fidelity.LOSSY
-    return ("cp", "ep", "precision", *(("sync", "codec") if lossy else ()))
+    return ("precision", *(("sync", "codec") if lossy else ()))
 
 
 def error(ask: Question) -> float:
@@ -186,7 +187,9 @@ def price_on_host(model: Model, plan: Plan, cluster: Cluster, *, micro_batch: in
     fixed, replica = host.step * crowd + _tied(twice, plan, cluster, host), plan.world // plan.dp
     update = host.update
     optimizer = crowd * (
-        update[0] + update[1] * first.tensors + update[2] * first.elements / plan.shard * _moved(model.states)
+        update[0]
+        + update[1] * first.tensors
+        + update[2] * first.elements / dealers(plan) * _moved(model.states)
     )
     optimizer += crowd * host.talk("all_reduce", replica, 4096.0) + host.wait("all_reduce", replica)
     return Price(
@@ -260,14 +263,15 @@ def _task(
         compute += host.forward.of(work.again)
     talk, waits, full = dict[str, float](), dict[str, float](), plan.world > host.cores
     for call in calls:
-        axis, op, nbytes, times = _axis(call), *call[1:4]
-        ranks, key = call.ranks(plan), crowded(axis, full)
+        axis, ranks = _axis(call), call.ranks(plan)
+        op, among, nbytes, times = _played_as(call, ranks)
+        key = crowded(axis if axis in host.calls else "tp", full)
         beside = host.calls.get(key, 0.0) + nbytes * host.copies.get(key, 0.0)
-        moves = host.talk(op, ranks, nbytes)
+        moves = host.talk(op, among, nbytes)
         # Cores hand on what comes while the wire brings more: it is waited for beyond that.
-        wire = max(0.0, on_wire(cluster, op, stride(plan, axis), ranks, nbytes) - moves)
+        wire = max(0.0, on_wire(cluster, op, stride(plan, _apart(call)), ranks, nbytes) - moves)
         talk[axis] = talk.get(axis, 0.0) + times * (moves + beside)
-        waits[axis] = waits.get(axis, 0.0) + times * (host.wait(op, ranks) + wire)
+        waits[axis] = waits.get(axis, 0.0) + times * (host.wait(op, among) + wire)
     if plan.pp > 1:
         talk["pp"] = neighbours * host.calls.get(crowded("pp", full), 0.0)
     return _Task(compute, talk, waits)
@@ -280,7 +284,7 @@ def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: f
     apart = stride(plan, "dp")
     near = not crosses(cluster, apart, plan.dp)
     op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
-    total = ITEM * elements / plan.shard
+    total = ITEM * elements / dealers(plan)
     sizes = buckets(total, near)
     active = plan.world // plan.pp
     work = sum(host.talk(op, plan.dp, size) for size in sizes) * host.slow(active)
@@ -305,12 +309,27 @@ def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: f
 
 def _axis(call: Transfer) -> str:
     """The axis that a call is told under: ranks that share experts are tp's where nothing is dealt by ep."""
-    return call.axis if call.axis in ("tp", "shard") else "tp"
+    if call.axis.startswith("cp"):
+        return "cp"
+    return call.axis if call.axis in ("tp", "shard", "ep") else "tp"
+
+
+def _apart(call: Transfer) -> str:
+    """By what neighbours among its ranks lie apart."""
+    return call.axis if call.axis in ("row", "column") else _axis(call)
+
+
+def _played_as(call: Transfer, ranks: int) -> tuple[str, int, float, float]:
+    """(what was measured, of how many ranks, its bytes, how often): a ring is messages of a part, and an exchange
+    is what a reduce-scatter is made of."""
+    if call.op == "ring":
+        return "message", 2, call.nbytes / ranks, call.times * (ranks - 1)
+    return ("reduce_scatter" if call.op == "all_to_all" else call.op), ranks, call.nbytes, call.times
 
 
 def sent_inside(works: Sequence[StageWork], plan: Plan, passes: Sequence[int]) -> dict[str, float]:
-    """Bytes that ranks of all rows, one of each, send on tp and shard in a step. passes: of each stage."""
-    moved: dict[str, float] = {"tp": 0.0, "shard": 0.0}
+    """Bytes that ranks of all rows, one of each, send inside passes in a step. passes: of each stage."""
+    moved: dict[str, float] = {"tp": 0.0, "cp": 0.0, "ep": 0.0, "shard": 0.0}
     for work, many in zip(works, passes, strict=True):
         for call in (*work.calls[0], *work.calls[1]):
             moved[_axis(call)] += many * call.times * call.sent(call.ranks(plan))
@@ -319,4 +338,4 @@ def sent_inside(works: Sequence[StageWork], plan: Plan, passes: Sequence[int]) -
 
 def sent_after(plan: Plan, elements: float) -> float:
     """Bytes that a rank sends on dp for the gradients of so many elements, before `shard` deals them."""
-    return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / plan.shard
+    return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / dealers(plan)

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 from unisono.plan import Plan
+from unisono.planner.alike import as_dealt
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.host import Host
-from unisono.planner.memory import Memory, at_peak, states
+from unisono.planner.memory import Memory, at_peak, in_one_piece, states_of_ours
 from unisono.planner.timetables import in_flight
+from unisono.planner.work.inside import dealers
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import RowWork
 
@@ -38,15 +40,17 @@ def moved(plan: Plan, own: RowWork) -> dict[str, float]:
 
 def _weights(model: Model, plan: Plan, own: RowWork) -> tuple[float, float, float]:
     """Bytes of weights, of the optimiser and of what is gathered, at any moment of a pass."""
-    params, _, optim = states(
-        own.elements, shard=plan.shard, zero=plan.zero, precision="fp32", grad_bytes=4, moments=model.states
-    )
+    params = optim = beside = 0.0
+    for zero, elements in own.by_zero(plan.zero):
+        some, _, state = states_of_ours(elements, as_dealt(plan, zero), dealers(plan), model.states)
+        params, optim = params + some, optim + state
+        if plan.shard > 1 and zero < 3:  # the part that the optimiser steps is there beside the whole
+            beside += ITEM * elements / dealers(plan)
     if plan.shard == 1:
         return params, optim, 0.0
-    if plan.zero == 3:
-        return params, optim, 2 * own.unit + own.rim
-    # The part that the optimiser steps is there beside the whole.
-    return params + ITEM * own.elements / plan.shard, optim, 0.0
+    deepest = max(zero for zero, elements in own.by_zero(plan.zero) if elements)
+    gathered = 2 * own.unit * (deepest == 3) + own.rim * (plan.zero == 3)
+    return params + beside, optim, gathered
 
 
 def _moments(plan: Plan, micros: int, held: float, row: RowWork) -> list[tuple[float, float, float]]:
@@ -55,10 +59,14 @@ def _moments(plan: Plan, micros: int, held: float, row: RowWork) -> list[tuple[f
     own = ITEM * row.elements
     # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its
     # part; it takes gradients a few at a time.
-    flat = (2.0 - 1.0 / plan.dp) * own / plan.shard if plan.dp > 1 else 0.0
-    moving = 2 * row.unit if plan.shard > 1 else row.widest if plan.dp > 1 else 0.0
-    kept = flat + (own / (plan.shard if plan.zero > 1 else 1) if plan.shard > 1 or plan.dp == 1 else 0.0)
-    last = flat + (own / plan.shard if plan.shard > 1 or plan.dp == 1 else 0.0)
+    flat = (2.0 - 1.0 / plan.dp) * own / dealers(plan) if plan.dp > 1 else 0.0
+    unit = own if in_one_piece(plan, own) else row.unit
+    moving = 2 * unit if plan.shard > 1 else row.widest if plan.dp > 1 else 0.0
+    added = sum(
+        ITEM * elements / (dealers(plan) if zero > 1 else 1) for zero, elements in row.by_zero(plan.zero)
+    )
+    kept = flat + (added if plan.shard > 1 or plan.dp == 1 else 0.0)
+    last = flat + (own / dealers(plan) if plan.shard > 1 or plan.dp == 1 else 0.0)
     full = at_peak(held, row.kept, row.owed, row.working)
     found = [(flat, full, 0.0), (last, row.working, moving)]
     if micros > 1:

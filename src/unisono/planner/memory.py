@@ -5,11 +5,14 @@ shared out over `shard` and, with it, `cp`. Activations: `work.transformer`, tim
 holds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
+from unisono.plan.ranges import ranges_of
+from unisono.planner.alike import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device
 from unisono.planner.machines.order import owners
@@ -17,11 +20,17 @@ from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, copies, in_flight, of
 from unisono.planner.timetables import ends as ends_of
-from unisono.planner.work import kept as own
-from unisono.planner.work import sparse
-from unisono.planner.work.blocks import own_list
+from unisono.planner.work import grid_kept, sparse
+from unisono.planner.work import kept as row_kept
 from unisono.planner.work.stage import ITEM, Habits
-from unisono.planner.work.transformer import Transformer, block_bytes, head_bytes, owed_bytes, stem_bytes
+from unisono.planner.work.transformer import (
+    Transformer,
+    block_bytes,
+    head_bytes,
+    on_rank,
+    owed_bytes,
+    stem_bytes,
+)
 from unisono.spec.numbers import smaller
 
 _REDUCER = Source("specification", "our own reducer's buckets, in bytes: train.departures; as PyTorch's DDP")
@@ -57,7 +66,9 @@ class RowShare:
     weights are there, elements of routed experts, whether all its forward passes come before the backward ones, so that
     the head keeps as many micro-batches as the blocks, and whether weight gradients come so late that the head still
     owes its own of as many (each 1.0 or 0.0). Numbers, or arrays over timetables. ranks: that deal out the
-    same routed experts, 0 where there are none. stashed: versions of its weights beside the optimiser's own."""
+    same routed experts, 0 where there are none. stashed: versions of its weights beside the optimiser's own. apart: of
+    the blocks' elements, those that another `zero` deals than the plan's, by that. alone: of these, what each rank of
+    `tp` has of blocks that it leaves whole."""
 
     blocks: float
     ends: float
@@ -70,6 +81,8 @@ class RowShare:
     late: float = 0.0
     ranks: int = 0
     stashed: float = 0.0
+    apart: tuple[tuple[int, float], ...] = ()
+    alone: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +126,25 @@ class MemoryVerdict:
 
 
 def states(
-    parameters: float, *, shard: int, zero: int, precision: str, grad_bytes: int, moments: int = 2
+    parameters: float,
+    *,
+    shard: int,
+    zero: int,
+    precision: str,
+    grad_bytes: int,
+    moments: int = 2,
+    masters: bool = True,
 ) -> tuple[float, float, float]:
     """Bytes of weights, gradients and optimiser for `parameters` elements, shared out over `shard` ranks by `zero`.
 
     Adam keeps two moments in fp32; below fp32 also a master copy of the weights: 2 + 2 + 12 bytes an element
     (Rajbhandari et al., 2019, section 3.1), or 2 + 4 + 12 where gradients add up in fp32. moments: 1 of a velocity.
+    masters: whether there are any below fp32; without them 2 + 4 + 8 (`bf16:stochastic`).
     """
     item = ITEM[precision]
     wide = max(item, 4)
     weights, grads = item * parameters, (grad_bytes if item < 4 else item) * parameters
-    optim = (moments * wide + (4 if item < 4 else 0)) * parameters
+    optim = (moments * wide + (4 if item < 4 and masters else 0)) * parameters
     return (
         weights / (shard if zero >= 3 else 1),
         grads / (shard if zero >= 2 else 1),
@@ -138,13 +159,18 @@ def share_of(model: Transformer, plan: Plan, row: int, is_balanced: bool) -> Row
 
 def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> RowShare:
     """The same where rows have `cut` blocks."""
-    dealt, whole = model.block_parameters
-    layers = cut[row]
+    layers, (dealt, whole) = cut[row], model.block_parameters
     times, schedule = copies(plan.schedule, plan.pp), of(plan.schedule)
     stems, heads = ends_of(plan.schedule, plan.pp)
     first, last = row in stems, row in heads
     ends = end_elements(model, plan, first, last)
-    blocks = layers * times * (dealt / plan.tp + whole)
+    elements, alone = dict[int, float](), 0.0
+    # Most plans of a search are uniform, and are not looked up.
+    for one in (Alike(plan, layers),) if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]:
+        some = one.blocks * times * on_rank(one.plan.tp, dealt, whole)
+        elements[one.plan.zero] = elements.get(one.plan.zero, 0.0) + some
+        alone += some if one.plan.tp < plan.tp else 0.0
+    blocks = sum(elements.values())
     routed, ranks = _experts_in(model, plan, row, cut)
     return RowShare(
         blocks,
@@ -158,24 +184,36 @@ def share_in(model: Transformer, plan: Plan, row: int, cut: Sequence[float]) -> 
         float(schedule.late),
         ranks,
         schedule.stashed(row, plan.pp, plan.micros or plan.pp) if plan.pp > 1 else 0.0,
+        tuple((zero, some) for zero, some in elements.items() if zero != plan.zero),
+        alone,
+    )
+
+
+def by_zero(plan: Plan, share: RowShare) -> tuple[tuple[Plan, RowShare], ...]:
+    """What `shard` deals as the plan says, stem and head with it, and what it deals otherwise: each as a plan that
+    deals everything so, and its share."""
+    if not share.apart:
+        return ((plan, share),)
+    rest = replace(share, blocks=share.blocks - sum(some for _, some in share.apart), apart=())
+    none = {"ends": 0.0, "routed": 0.0, "ranks": 0, "apart": ()}
+    return (plan, rest), *(
+        (as_dealt(plan, zero), replace(share, blocks=some, **none)) for zero, some in share.apart
     )
 
 
 def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> float:
     """Elements of the ends that a rank has."""
-    found = 0.0
-    if stem:
-        found += model.stem_parameters[0] / plan.tp + model.stem_parameters[1]
+    found = on_rank(plan.tp, *model.stem_parameters) if stem else 0.0
     if head:
         # Tied weights exist once where one rank has both ends.
-        matrix = 0.0 if model.tied and stem else model.head_parameters[0] / plan.tp
-        found += matrix + model.head_parameters[1]
+        matrix, rest = model.head_parameters
+        found += on_rank(plan.tp, 0.0 if model.tied and stem else matrix, rest)
     return found
 
 
 def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """What one micro-batch keeps on a rank."""
-    if own_list(model, stack):
+    if isinstance(plan.tp, Grid) or (stack.autograd and model.latent is None):  # nobody else plays grids
         return _kept_by_us(model, plan, stack, micro_batch)
     item, fused, shared = ITEM[plan.precision], stack.fused_attention, stack.sequence_parallel
 
@@ -197,6 +235,20 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
     )
 
 
+def kept_in(
+    model: Transformer, plan: Plan, stack: Habits, micro_batch: int, row: int, cut: Sequence[float]
+) -> Kept:
+    """The same of a row whose blocks are played in several ways: of the mean block, and of the worst to compute
+    again."""
+    usual = kept_of(model, plan, stack, micro_batch)
+    kinds = () if is_uniform(plan) else in_rows(model, plan, tuple(cut))[row]
+    if all(one.plan == plan for one in kinds):
+        return usual
+    each = [(kept_of(model, one.plan, stack, micro_batch), one.blocks / cut[row]) for one in kinds]
+    block = sum(kept.block * part for kept, part in each)
+    return replace(usual, block=block, live=max(kept.live for kept, _ in each))
+
+
 def of_share(
     model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float
 ) -> Memory:  # fmt: skip
@@ -205,16 +257,24 @@ def of_share(
     Of the plan only mesh, zero and precision are read: the rest may be arrays.
     """
     given: dict[str, Any] = {
-        "zero": plan.zero, "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
+        "precision": stored(plan, stack), "grad_bytes": stack.grad_bytes, "moments": model.states,
+        "masters": not plan.arithmetic.stochastic,
     }  # fmt: skip
-    params, grads, optim = states(share.blocks + share.ends, shard=owners(plan)[0], **given)
-    if share.ranks:
-        more = states(share.routed, shard=share.ranks, **given)
-        params, grads, optim = params + more[0], grads + more[1], optim + more[2]
+    params = grads = optim = 0.0
+    for dealt, part in by_zero(plan, share):
+        own = [
+            (part.blocks + part.ends, owners(plan)[0]),
+            *([(part.routed, part.ranks)] if part.ranks else []),
+        ]
+        for elements, ranks in own:
+            more = states(elements, shard=ranks, zero=dealt.zero, **given)
+            params, grads, optim = params + more[0], grads + more[1], optim + more[2]
     params = params * (1.0 + share.stashed)
     optim = optim / share.copies  # each copy's optimiser is that of the other
     activations = at_peak(held, *passing(share, kept))
-    communication = _buffers(model, plan, stack, share.blocks, share.ends)
+    communication = sum(
+        _buffers(model, dealt, stack, part.blocks, part.ends) for dealt, part in by_zero(plan, share)
+    )
     allocated = params + grads + optim + activations + communication
     return Memory(params, grads, optim, activations, communication, stack.slack * allocated)
 
@@ -250,8 +310,8 @@ def of_row(
     model: Transformer, plan: Plan, stack: Stack, *, micro_batch: int, micros: int, row: int
 ) -> Memory:  # fmt: skip
     """Memory of the ranks of one pipeline row."""
-    share = share_of(model, plan, row, stack.balanced)
-    kept = kept_of(model, plan, stack, micro_batch)
+    cut = rows_of(model, plan.schedule, plan.pp, stack.balanced)
+    share, kept = share_in(model, plan, row, cut), kept_in(model, plan, stack, micro_batch, row, cut)
     held = in_flight(plan.schedule, row, plan.pp, micros)
     return of_share(model, plan, stack, share, kept, held)
 
@@ -279,9 +339,16 @@ def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict
 
 def stored(plan: Plan, stack: Stack) -> str:
     """Dtype of weights: our own stay fp32, and autocast makes copies, which count as activations; or they have masters,
-    which count as the optimiser's."""
-    wide = stack.autograd and ITEM[plan.precision] < 4 and not plan.arithmetic.params
+    which count as the optimiser's, or none."""
+    wide = stack.autograd and ITEM[plan.precision] < 4 and not plan.arithmetic.narrow
     return "fp32" if wide else plan.precision
+
+
+def states_of_ours(parameters: float, plan: Plan, shard: int, moments: int) -> tuple[float, float, float]:
+    """`states` as our own runs keep them: in fp32, or in bf16 without masters."""
+    alone = plan.arithmetic.stochastic
+    precision, how = "bf16" if alone else "fp32", {"shard": shard, "zero": plan.zero, "moments": moments}
+    return states(parameters, precision=precision, grad_bytes=4, masters=not alone, **how)
 
 
 def item_of(plan: Plan, stack: Stack) -> int:
@@ -292,24 +359,31 @@ def item_of(plan: Plan, stack: Stack) -> int:
 
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
-    item = ITEM[plan.precision]
+    item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
 
     def block(recompute: str) -> float:
         return own.block_bytes(
-            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, recompute=recompute, itemsize=item,
-            composed=stack.composed,
+            model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, cp_kind=plan.cp_kind,
+            recompute=recompute, itemsize=item, composed=stack.composed,
         )  # fmt: skip
 
     sizes = micro_batch, plan.tp, plan.cp, item
     full = plan.recompute == "full"
+    met = grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0
     return Kept(
         block=block("full" if full else "none"),
-        live=block("none") if full else 0.0,
+        live=(block("none") if full else 0.0) + met,
         stem=own.stem_bytes(model, *sizes),
         head=own.head_bytes(model, *sizes, composed=stack.composed),
         loss=own.loss_bytes(model, *sizes),
         owed=own.owed_bytes(model, *sizes),
     )
+
+
+def in_one_piece(plan: Plan, nbytes: float) -> bool:
+    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does."""
+    alike = all(one.says("zero") in (None, "1") for one in ranges_of(plan.blocks))
+    return plan.shard > 1 and plan.zero == 1 and alike and nbytes <= BUCKET
 
 
 def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:
@@ -324,48 +398,3 @@ def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: 
     if plan.shard > 1 or plan.dp > 1:
         return smaller(BUCKET, item * (blocks + ends))
     return 0.0
-
-
-def remedies(plan: Plan, micro_batch: int, micros: int, n_layer: int) -> Iterator[tuple[str, Plan, int, int]]:
-    """(what to change, the plan, its micro-batch, its micros) that need less memory on as many ranks."""
-    for mode in ("selective", "full"):
-        if plan.recompute == "none" or (plan.recompute == "selective" and mode != "selective"):
-            yield f"recompute={mode}", replace(plan, recompute=mode), micro_batch, micros
-    for size in _smaller(micro_batch):
-        many = micros * micro_batch // size
-        yield f"micro_batch={size}", replace(plan, micros=many), size, many
-        if size == 1 and plan.recompute == "none":
-            changed = replace(plan, micros=many, recompute="full")
-            yield f"micro_batch={size} recompute=full", changed, size, many
-    if plan.dp > 1:
-        for zero in (1, 2, 3):
-            shard = plan.dp * plan.shard
-            if plan.shard == 1 or shard > plan.shard:
-                yield (
-                    f"dp=1 shard={shard} zero={zero}",
-                    replace(plan, dp=1, shard=shard, zero=zero),
-                    micro_batch,
-                    micros,
-                )
-    elif plan.shard > 1 and plan.zero < 3:
-        for zero in range(plan.zero + 1, 4):
-            yield f"zero={zero}", replace(plan, zero=zero), micro_batch, micros
-    for axis in ("tp", "pp"):
-        for spare in ("dp", "shard"):
-            size = getattr(plan, axis) * 2
-            allowed = size <= 8 if axis == "tp" else size <= n_layer
-            if getattr(plan, spare) % 2 == 0 and allowed:
-                smaller = {axis: size, spare: getattr(plan, spare) // 2}
-                changed = replace(plan, **smaller, micros=micros * 2)
-                said = f"{axis}={size} {spare}={smaller[spare]}"
-                yield said, changed, micro_batch, micros * 2
-                yield f"{said} recompute=full", replace(changed, recompute="full"), micro_batch, micros * 2
-
-
-def _smaller(size: int) -> list[int]:
-    """Its half, the half of that, and so on while it is even; and 1."""
-    found: list[int] = []
-    while size > 1:
-        size = size // 2 if size % 2 == 0 else 1
-        found.append(size)
-    return found

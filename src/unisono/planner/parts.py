@@ -1,5 +1,6 @@
 """What a price is made of: passes, rows, traffic, and the step that they add up to."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from unisono.plan import Plan
@@ -49,7 +50,7 @@ class Price:
 class Kernels:
     """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
     (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price. products: of
-    the head's seconds, both ways."""
+    the head's seconds, both ways. rims: what both send on tp, where that counts: it is in their seconds."""
 
     ahead: PassSeconds
     back: PassSeconds
@@ -57,6 +58,7 @@ class Kernels:
     stem: tuple[float, float]
     head: tuple[float, float]
     products: float = 0.0
+    rims: Traffic = field(default_factory=Traffic)
 
     @property
     def totals(self) -> "Totals":
@@ -129,20 +131,39 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
+class KindOfBlock:
+    """Of blocks that are played alike: the plan that plays all so, their part of all blocks, kernels and seconds."""
+
+    plan: Plan
+    part: float
+    kernels: Kernels
+    blocks: Blocks
+
+
+@dataclass(frozen=True, slots=True)
 class Detail:
-    """Rows, and the kernels and blocks that they come from."""
+    """Rows, the kernels and seconds of stem and head, and the kinds of blocks that they come from."""
 
     rows: Rows
     kernels: Kernels
     blocks: Blocks
+    kinds: tuple[KindOfBlock, ...]
+
+    def mean(self, value: Callable[[KindOfBlock], float]) -> float:
+        """Of a block."""
+        return sum(one.part * value(one) for one in self.kinds)
 
     def both(self, part: str) -> float:
         """A part of both passes over a block, with what the backward one computes a second time."""
-        return getattr(self.kernels.ahead, part) + getattr(self.kernels.back, part)
+        return self.mean(lambda one: getattr(one.kernels.ahead, part) + getattr(one.kernels.back, part))
+
+    def again(self, part: str) -> float:
+        """Of what it computes a second time."""
+        return self.mean(lambda one: getattr(one.kernels.more, part))
 
     def once(self, part: str) -> float:
         """The same without that."""
-        return self.both(part) - getattr(self.kernels.more, part)
+        return self.both(part) - self.again(part)
 
 
 @dataclass(frozen=True, slots=True)

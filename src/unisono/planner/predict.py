@@ -7,6 +7,7 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import clusters
+from unisono.planner.homes import AXIS
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.parts import Price
@@ -56,11 +57,13 @@ def parts_of(price: Price) -> dict[str, float]:
     stages, stragglers, and messages between stages, for which a rank waits alike), `optim`, `other`; in all the step.
     """
     messages = price.comm["pp"].exposed if "pp" in price.comm else 0.0
-    comm = {f"comm {axis}": traffic.exposed for axis, traffic in price.comm.items() if axis != "pp"}
+    comm = {f"comm {axis}": t.exposed for axis, t in price.comm.items() if axis not in ("pp", AXIS)}
+    # What is put away comes and goes inside passes, and inside the update.
+    optim = price.optimizer + (price.comm[AXIS].after if AXIS in price.comm else 0.0)
     waits = price.idle + price.uneven + messages + price.straggling
     other = price.fixed + price.loading
-    parts = {"compute": price.step - sum(comm.values()) - waits - price.optimizer - other, **comm}
-    return {**parts, "wait": waits, "optim": price.optimizer, "other": other}
+    parts = {"compute": price.step - sum(comm.values()) - waits - optim - other, **comm}
+    return {**parts, "wait": waits, "optim": optim, "other": other}
 
 
 def as_json(prediction: Prediction, calibrated: bool) -> dict[str, Any]:

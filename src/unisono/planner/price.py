@@ -1,6 +1,6 @@
 """Seconds of one step of a plan: blocks, timetable, data ranks, optimiser. Closed forms; `simulate` plays the order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from unisono.plan import Plan
@@ -10,7 +10,7 @@ from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import owners, stride
-from unisono.planner.memory import RowShare, item_of
+from unisono.planner.memory import RowShare, by_zero, item_of
 from unisono.planner.parts import (
     Passes,
     PipelineSeconds,
@@ -121,15 +121,32 @@ def twins(model: Model, plan: Plan, stack: Stack, share: RowShare) -> tuple[floa
 
 
 def scattered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
-    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them."""
-    return _dealt(plan, cluster, stack, share, wires.scattered(plan, stack.reduce_bytes))
+    """(bytes that a rank sends, seconds) of one pass's gradients on their way to who owns them, where a pass hands them
+    over."""
+    item = wires.scattered(plan, stack.reduce_bytes)
+    return _added(
+        _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if scatters(way)
+    )
 
 
 def gathered(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> tuple[float, float]:
     """The same of weights on their way back after the update, below zero=3."""
-    if plan.shard == 1 or plan.zero == 3:
-        return 0.0, 0.0
-    return _dealt(plan, cluster, stack, share, wires.gathered(plan, item_of(plan, stack)))
+    item = wires.gathered(plan, item_of(plan, stack))
+    return _added(
+        _dealt(plan, cluster, stack, some, item) for way, some in by_zero(plan, share) if _late(way)
+    )
+
+
+def _late(plan: Plan) -> bool:
+    """Whether weights and gradients meet on shard once a step."""
+    return plan.shard > 1 and plan.zero < 3
+
+
+def _added(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    sent = seconds = 0.0
+    for one in pairs:
+        sent, seconds = sent + one[0], seconds + one[1]
+    return sent, seconds
 
 
 def _dealt(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare, item: float) -> tuple[float, float]:
@@ -160,13 +177,23 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     alone, whose ranks see other tokens with the same weights; and on dp. share: the first row's; of the plan mesh,
     zero, and precision are read."""
     parts: dict[str, tuple[float, float]] = {}
-    if plan.shard > 1 and plan.zero < 3:
-        parts["shard"] = scattered(plan, cluster, stack, share)
+    late = [some for way, some in by_zero(plan, share) if _late(way)]
+    if late:
+        item = wires.scattered(plan, stack.reduce_bytes)
+        parts["shard"] = _added(_dealt(plan, cluster, stack, some, item) for some in late)
     if plan.cp > 1 and plan.shard == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
         # Experts that ep has dealt to all of cp's ranks are each on one of them.
         whole = share.blocks + share.ends + (share.routed if plan.ep < plan.cp * plan.tp else 0.0)
+        whole = whole - share.alone  # which meets over cp and tp at once
         parts["cp"] = (net.sent(whole * stack.reduce_bytes), net.all_reduce(whole * stack.reduce_bytes))
+    if isinstance(share.alone, float) and share.alone:
+        ranks, near = plan.tp, stride(plan, "tp", cluster.order)
+        if plan.cp > 1 and plan.shard == 1:
+            ranks, near = ranks * plan.cp, min(near, stride(plan, "cp", cluster.order))
+        net = bus(cluster, near, ranks, stack.dp_bus)
+        some = share.alone / owners(plan)[0] * stack.reduce_bytes
+        parts["tp"] = (net.sent(some), net.all_reduce(some))
     if plan.dp > 1:
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
@@ -194,7 +221,7 @@ def replicated(
 ) -> dict[str, Traffic]:
     """What data ranks tell each other in a step, under the plan's policy and codec."""
     coded = plan.dp > 1 and not replicas.plain(plan)
-    handed = scattered(plan, cluster, stack, every) if scatters(plan) else (0.0, 0.0)
+    handed = scattered(plan, cluster, stack, every)
     once = met(plan, cluster, stack, first)
     if coded:
         del once["dp"]

@@ -4,9 +4,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from unisono.plan import Plan
+from unisono.plan.away import away_of
 from unisono.plan.grammar import choice, member
-from unisono.planner import devices, host, unlike
-from unisono.planner.kinds import Model
+from unisono.plan.ranges import ALIKE, ranges_of
+from unisono.planner import devices, homes, host, unlike
+from unisono.planner.alike import is_uniform
+from unisono.planner.homes import with_homes
+from unisono.planner.kinds import Model, attending
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MemoryVerdict
 from unisono.planner.parts import Price
@@ -63,19 +67,22 @@ def machine(cluster: Cluster) -> Machine:
 def price(ask: Question) -> Price:
     """Seconds of a step, its timetable played. Raises UsageError for what has no price."""
     _known(ask)
-    return machine(ask.cluster).price(settled(ask))
+    ask = settled(ask)
+    return with_homes(machine(ask.cluster).price(ask), ask)
 
 
 def closed(ask: Question) -> Price:
     """Seconds of a step, by closed forms where the machine has them. Raises UsageError for what has no price."""
     _known(ask)
-    return machine(ask.cluster).closed(settled(ask))
+    ask = settled(ask)
+    return with_homes(machine(ask.cluster).closed(ask), ask)
 
 
 def verdict(ask: Question) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Raises UsageError for what has no price."""
     _known(ask)
-    return machine(ask.cluster).verdict(settled(ask))
+    ask = settled(ask)
+    return homes.verdict(ask, machine(ask.cluster).verdict(ask))
 
 
 def layers(ask: Question) -> tuple[float, ...]:
@@ -96,20 +103,28 @@ def settled(ask: Question) -> Question:
     *others, last = (
         replace(ask, plan=replace(ask.plan, recompute=mode)) for mode in (*where.modes(ask), "full")
     )
-    return next((one for one in others if where.verdict(one).fits), last)
+    return next((one for one in others if homes.verdict(one, where.verdict(one)).fits), last)
+
+
+def _puts_away(plan: Plan) -> bool:
+    """Whether blocks are not alike, and some of them lie elsewhere, which has no price."""
+    if plan.blocks != ALIKE and away_of(plan):
+        return True
+    return any((one.says("offload") or "none") != "none" for one in ranges_of(plan.blocks))
 
 
 def _known(ask: Question) -> None:
-    """Raises UsageError for what has no price: policies, codecs, collectives and offloading that nothing plays; layers
-    by virtual shards, whose many small products nobody counts; and what was never measured on the machine."""
+    """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; layers by virtual
+    shards, whose many small products nobody counts; and what was never measured on the machine."""
     plan = ask.plan
     strange = {"sync"} if getattr(member("sync", plan.sync), "virtual", 1) > 1 else set()
     strange |= {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
-    strange |= {"offload", *machine(ask.cluster).unmeasured(plan)} | (
-        {"codec"} if choice(plan.codec).marks else set()
-    )
-    strange |= {"recompute"} if choice(plan.recompute).options else set()  # some blocks and not others
-    order = ("sync", "codec", "collective", "offload", "recompute", "cp", "ep", "precision")
+    strange |= {*machine(ask.cluster).unmeasured(plan)} | ({"codec"} if choice(plan.codec).marks else set())
+    if ask.cluster.host is not None and attending(ask.model) is None:
+        strange |= {"cp", "ep"}
+    if not is_uniform(plan) and (attending(ask.model) is None or _puts_away(plan)):
+        strange |= {"blocks", "recompute"} if choice(plan.recompute).options else {"blocks"}
+    order = ("sync", "codec", "collective", "recompute", "blocks", "cp", "ep", "precision")
     for key in sorted(strange, key=order.index):
         value, usual = getattr(plan, key), getattr(Plan(), key)
         if value != usual:

@@ -34,7 +34,6 @@ from unisono.planner.price import (
     line,
     met,
     scattered,
-    scatters,
     tied,
     update,
     work,
@@ -44,8 +43,7 @@ from unisono.planner.transformers import row_seconds
 
 @dataclass(frozen=True, slots=True)
 class Screened:
-    """Seconds of a step, bytes of the fullest rank, which plans exist and fit with the margin; of all axes, memory of
-    those that it depends on."""
+    """Seconds of a step, bytes of the fullest rank, which plans exist and fit with the margin; of all axes."""
 
     step: Array
     memory: Array
@@ -90,15 +88,15 @@ def least_seconds(bench: SearchShared, mesh: Plan, axes: Axes) -> float:
 
 
 def _memory(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) -> Array:
-    """Bytes of the fullest rank, of all axes but kind."""
+    """Bytes of the fullest rank, of all axes."""
     kept = kept_by(bench, mesh, axes)
     rows = [(share_by(bench, mesh, axes, r), held_by(bench, mesh, axes, r)) for r in rows_seen(mesh.pp)]
-    shape = (len(axes.modes), len(axes.sizes), len(axes.schedules))
+    shape = axes.shape[1:]
     totals: list[Array] = []
     for plan in ways:
         each = [of_share(bench.model, plan, bench.stack, share, kept, held).total for share, held in rows]
         totals.append(np.maximum.reduce([np.broadcast_to(one, shape) for one in each]))
-    return np.stack(totals)[:, :, :, None, :]
+    return np.stack(totals)
 
 
 def _works(bench: SearchShared, mesh: Plan, axes: Axes) -> Callable[[int, Blocks], RowSeconds]:
@@ -133,7 +131,7 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
 
     once = told(lambda plan: update(bench.model, device, bench.stack, owned(plan, first)))
     once = once + told(lambda plan: tied(bench.model, plan, *where))
-    handed = told(lambda plan: scattered(plan, *where)[1] if scatters(plan) else 0.0)
+    handed = told(lambda plan: scattered(plan, *where)[1])
     back = told(lambda plan: gathered(plan, *where)[1])
     coded = mesh.dp > 1 and not replicas.plain(mesh)
     meeting = told(

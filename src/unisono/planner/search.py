@@ -5,7 +5,9 @@ there is, is not priced; with all keys, nor is one whose bounds say that a plan 
 than all of its own. The rest are priced by the screen, and the quickest some hundred of them by event simulation.
 """
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -13,21 +15,27 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
+from unisono.planner.alike import is_uniform
 from unisono.planner.asked import later
 from unisono.planner.bench import Array, SearchShared
+from unisono.planner.between import between
 from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.memory import MARGIN
 from unisono.planner.played import actions, span
 from unisono.planner.priced import closed, machine, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
-from unisono.planner.simulate import Answer, Question, simulate
+from unisono.planner.simulate import Answer, Question, gain, simulate
 from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
 from unisono.planner.ties import simplest
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
+_CHUNKS = (2, 4)  # of tp
+_WORTH = 0.01  # of a step, what chunks of tp, or ranges of blocks, have to save
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
+_MIXED = 32  # of the best plans, those whose blocks are looked at one by one
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
 
 
@@ -113,6 +121,20 @@ class _Pool:
         self.nearest = found if self.nearest is None else min(self.nearest, found)
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Timetables are millions of small tuples without cycles, which the collector of cycles would go through again and
+    again: a fifth of a search on a thousand devices."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
     """The `top` best plans by seconds of a step, or by memory of the fullest rank, and the front."""
     begun = perf_counter()
@@ -203,7 +225,9 @@ def pricer(
 ) -> tuple[Callable[[MeshSizes], tuple[float, float]], Callable[[MeshSizes], Screened]]:
     """(what plans of a mesh take at least, seconds and bytes; what each of them takes)."""
     model = attending(space.model)
-    if model is not None and machine(space.cluster).screened:
+    # Arrays are of plans whose blocks are all alike, and of which nothing is put away.
+    alike = is_uniform(space.held) and space.held.offload == "none"
+    if model is not None and machine(space.cluster).screened and alike:
         bench = SearchShared(model, space.cluster, space.stack)
         return (
             lambda mesh: (
@@ -216,7 +240,7 @@ def pricer(
 
 
 def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
-    """Networks of parts, and hosts of ranks that share cores, have no screen."""
+    """Networks of parts, hosts of ranks that share cores, and what is put away have no screen."""
     step, memory = np.full(mesh.axes.shape, np.inf), np.full(mesh.axes.shape, np.inf)
     fits = np.zeros(mesh.axes.shape, bool)
     for at in places(mesh, space.model.n_layer):
@@ -263,9 +287,15 @@ def _played(
     known = [one.question for one in chosen]
     own = [one for one in map(simulate, _besides(space)) if one.verdict.is_safe]
     chosen += [one for one in own if one.question not in known]
+    if not pool.by:
+        chosen += _between(space, sorted(chosen, key=keys["time"]))
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
+    if not pool.by:
+        cut = {id(one) for one in [one for one in chosen if one.question.plan.tp > 1][:top]}
+        chosen = [in_chunks(space, one) if id(one) in cut else one for one in chosen]
+        chosen.sort(key=keys["time"])
     best = chosen if pool.by else simplest(chosen, min((one.price.step for one in own), default=np.inf))
     return Ranking(
         replace(counts, played=len(chosen)),
@@ -274,6 +304,30 @@ def _played(
         tuple(_best_of(front + chosen[:1])),
         near,
     )
+
+
+def in_chunks(space: Space, one: Answer) -> Answer:
+    """The same plan with products of tp in chunks, where it says nothing of them and they pay."""
+    ask, plan = one.question, one.question.plan
+    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
+    if not ours or plan.tp == 1 or isinstance(plan.tp, Grid) or "tp" in space.held.said:
+        return one
+    plans = [replace(plan, tp=f"{plan.tp}:chunks={count}") for count in _CHUNKS]  # type: ignore[arg-type]
+    tried = [simulate(replace(ask, plan=cut)) for cut in plans]
+    found = min(tried, key=lambda other: other.price.step)
+    return found if found.price.step < one.price.step * (1.0 - _WORTH) and found.verdict.is_safe else one
+
+
+def _between(space: Space, chosen: Sequence[Answer]) -> list[Answer]:
+    """Of the best plans those that play some blocks a quicker way, where that is worth a longer name."""
+    under = chosen[0].price.step * (1.0 - _WORTH) if chosen else 0.0
+    asked = [
+        ask
+        for one in chosen[:_MIXED]
+        for ask in between(one.question, space.held.said, one.price.step - under)
+    ]
+    answers = [simulate(ask) for ask in asked if space.legal(ask.plan)]
+    return [one for one in answers if gain(one, chosen[0]) > _WORTH]
 
 
 def _besides(space: Space) -> list[Question]:

@@ -6,10 +6,11 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.planner import priced
-from unisono.planner.memory import Memory, MemoryVerdict, remedies
+from unisono.planner.memory import Memory, MemoryVerdict
 from unisono.planner.parts import Price
 from unisono.planner.priced import Model, price, verdict
 from unisono.planner.question import Question
+from unisono.planner.remedies import remedies
 from unisono.planner.trust import Trust, trust
 from unisono.planner.waits import with_waits
 from unisono.spec.errors import Infeasible

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 from unisono.config import Loaded
 from unisono.config.resolve import on_any_ranks
@@ -21,11 +21,16 @@ from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
 from unisono.planner.kinds import Model, attending, kind
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.priced import machine
+from unisono.planner.source import Source
 from unisono.planner.stack import Stack, stack
 from unisono.planner.timetables import chunks, serves
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import ConfigProblems, UsageError
 
+_FILLS = "eight of cuBLAS's largest tiles, of 256 rows each; with fewer a rank's products are those of small batches"
+# Positions that a rank of cp has at least in what is searched without all keys.
+LONG: Annotated[int, Source("specification", _FILLS)] = 2048
 _WIDTH = "P15"  # a precision beside weights of another width
 
 
@@ -66,13 +71,22 @@ def meshes(space: Space) -> Iterator[MeshSizes]:
     for tp in _values(space, "tp", divisors(world)):
         if world % tp or model.n_head % tp or model.kv_heads % tp:
             continue
-        for cp in _values(space, "cp", divisors(world // tp) if space.all_keys else (1,)):
+        for cp in _values(space, "cp", _contexts(space, world // tp)):
             if world % (tp * cp) or model.context % (tp * cp):
                 continue
             for pp in _values(space, "pp", divisors(world // (tp * cp))):
                 if pp > model.n_layer or world % (tp * cp * pp):
                     continue
                 yield from _data(space, {"tp": tp, "cp": cp, "pp": pp})
+
+
+def _contexts(space: Space, ranks: int) -> Sequence[int]:
+    """Numbers of ranks among which one sample's positions may be dealt: with all keys any, else as many as leave each
+    of them enough that its products are as good as whole ones."""
+    every = divisors(ranks)
+    if space.all_keys or attending(space.model) is None or not machine(space.cluster).screened:
+        return every if space.all_keys else (1,)
+    return [cp for cp in every if cp == 1 or space.model.context >= cp * LONG]
 
 
 def plans(mesh: MeshSizes, n_layer: int) -> Iterator[tuple[Plan, int]]:
@@ -121,8 +135,10 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:
     """Numbers of ranks among which experts, or embedding tables, may be dealt out: ep re-uses those of a replica."""
-    most = space.model.holders(ranks)
-    return [ep for ep in _values(space, "ep", divisors(most) if space.all_keys else (1,)) if ranks % ep == 0]
+    every = (
+        divisors(space.model.holders(ranks)) if space.all_keys or machine(space.cluster).screened else (1,)
+    )
+    return [ep for ep in _values(space, "ep", every) if ranks % ep == 0]
 
 
 def _axes(space: Space, plan: Plan, sizes: tuple[tuple[int, int], ...]) -> Axes:
@@ -219,9 +235,7 @@ def space_on(
 
     def besides(devices: int) -> Iterator[tuple[Plan, int]]:
         """The recipe's own plan, and what `train` does without one."""
-        changes: dict[str, Any] = {
-            key: getattr(held, key) for key in (*held.said, "precision", "sync", "codec")
-        }
+        changes: dict[str, Any] = {key: held.text(key) for key in (*held.said, "precision", "sync", "codec")}
         for plan in (loaded.plan, Plan(dp=-1)):
             with suppress(UsageError):
                 filled = replace(plan, **changes).fill(devices)

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner import gathering
+from unisono.planner.alike import in_rows, together
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
-from unisono.planner.machines.chip import Traffic, joined, timer
+from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.memory import Memory, item_of, of_row, rows_seen, share_of
-from unisono.planner.parts import Blocks, Detail, Kernels, Passes, Rows, Totals, owned
+from unisono.planner.parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import ends
 from unisono.planner.work import blocks as work
@@ -27,24 +28,36 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
     on, ways = timer(plan, cluster, stack), (False, True)
     ahead, back = (on.of(work.block(model, plan, stack, micro_batch, backward=way)) for way in ways)
     more = on.of(work.again(model, plan, stack, micro_batch))
-    stem = [on.of(work.stem(model, plan, micro_batch, backward=way)).device for way in ways]
+    stem = [on.of(work.stem(model, plan, micro_batch, backward=way)) for way in ways]
     head = [on.of(work.head(model, plan, stack, micro_batch, backward=way)) for way in ways]
     return Kernels(
         ahead,
         back + more,
         more,
-        (stem[0], stem[1]),
-        (head[0].device, head[1].device),
+        (_end(stem[0]), _end(stem[1])),
+        (_end(head[0]), _end(head[1])),
         sum(one.arithmetic for one in head),
+        sum((one.talk.get("tp", Traffic()) for one in (*stem, *head)), Traffic()),
     )
 
 
+def _end(one: PassSeconds) -> float:
+    """Seconds of stem or head, with what shows of what it sends."""
+    return one.device + sum(traffic.exposed for traffic in one.talk.values())
+
+
 def blocks(
-    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: float, made: Totals
+    model: Transformer,
+    plan: Plan,
+    cluster: Cluster,
+    stack: Stack,
+    micro_batch: float,
+    made: Totals,
+    alone: int = 1,
 ) -> Blocks:
     """A block with its weights on their way to and from shard. Of the plan only mesh, zero and precision are read: the
-    rest may be arrays."""
-    gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back)
+    rest may be arrays. alone: ranks of tp that have it whole."""
+    gathered = gathering.shown(model, plan, cluster, stack, made.ahead, made.back, alone)
     stem, head = gathering.rims(model, plan, cluster, stack)
     return Blocks(
         forward=made.ahead + gathered[0],
@@ -67,15 +80,38 @@ def row_seconds(each: Blocks, layers: float, stem: float, head: float) -> tuple[
 
 def detail(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int) -> Detail:
     """What each row of the pipeline takes for one micro-batch, and what that comes from."""
-    made = kernels(model, plan, cluster, stack, micro_batch)
-    each = blocks(model, plan, cluster, stack, micro_batch, made.totals)
+    made, each = usual = _priced(model, plan, cluster, stack, micro_batch)
+    counts = rows_of(model, plan.schedule, plan.pp, stack.balanced)
+    own = in_rows(model, plan, counts)
+    kinds = {
+        one.plan: KindOfBlock(
+            one.plan,
+            one.blocks / sum(counts),
+            *(
+                usual
+                if one.plan == plan
+                else _priced(model, one.plan, cluster, stack, micro_batch, plan.tp // one.plan.tp)
+            ),
+        )
+        for one in together(own)
+    }
     stems, heads = ends(plan.schedule, plan.pp)
-    pairs = [
-        row_seconds(each, count, (row in stems) / len(stems), (row in heads) / len(heads))
-        for row, count in enumerate(rows_of(model, plan.schedule, plan.pp, stack.balanced))
-    ]
+    pairs = []
+    for row, some in enumerate(own):
+        f, b = row_seconds(each, 0.0, (row in stems) / len(stems), (row in heads) / len(heads))
+        for one in some:
+            more = row_seconds(kinds[one.plan].blocks, one.blocks, 0.0, 0.0)
+            f, b = f + more[0], b + more[1]
+        pairs.append((f, b))
     found = Rows(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), each.stem, each.head, each.send)
-    return Detail(found, made, each)
+    return Detail(found, made, each, tuple(kinds.values()))
+
+
+def _priced(
+    model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_batch: int, alone: int = 1
+) -> tuple[Kernels, Blocks]:
+    made = kernels(model, plan, cluster, stack, micro_batch)
+    return made, blocks(model, plan, cluster, stack, micro_batch, made.totals, alone)
 
 
 def passes(
@@ -88,7 +124,7 @@ def passes(
         model.n_layer / plan.pp * micros,
         micros / plan.pp,
     )
-    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims
+    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims - each.kernels.rims.exposed
     return Passes(
         rows=each.rows,
         handed=message_bytes(model, plan, stack, micro_batch),
@@ -98,7 +134,7 @@ def passes(
         inside=inside_blocks(model, plan, cluster, stack, each, micros),
         arithmetic=each.once("arithmetic") * layers + share * each.kernels.products,
         device=each.both("device") * layers + share * ends_,
-        again=each.kernels.more.device * layers,
+        again=each.again("device") * layers,
         attention=each.once("attention") * layers,
     )
 
@@ -121,12 +157,23 @@ def inside_blocks(
 ) -> dict[str, Traffic]:  # fmt: skip
     """What is sent, and what of it shows, inside the passes over blocks, by axis."""
     layers = model.n_layer / plan.pp * micros
-    both = joined(each.kernels.ahead.talk, each.kernels.back.talk)
-    found = {axis: traffic * layers for axis, traffic in both.items()}
+    found: dict[str, Traffic] = {}
+    for kind in each.kinds:
+        both, many = joined(kind.kernels.ahead.talk, kind.kernels.back.talk), kind.part * layers
+        made = {axis: traffic * many for axis, traffic in both.items()}
+        if kind.plan.tp < plan.tp and "cp" in made:  # those ranks are of tp
+            made["tp"] = made.pop("cp")
+        if gathering.deals(kind.plan):
+            alone = plan.tp // kind.plan.tp
+            (sent, seconds), _ = gathering.total(model, kind.plan, cluster, stack, alone)
+            made["shard"] = Traffic(sent * many, seconds * many, kind.blocks.shard * many)
+        found = joined(found, made)
+    if each.kernels.rims.seconds:
+        found["tp"] += each.kernels.rims * (micros / plan.pp)
     if gathering.deals(plan):
-        (sent, seconds), rims = gathering.total(model, plan, cluster, stack)
-        found["shard"] = Traffic(sent * layers, seconds * layers, each.blocks.shard * layers)
-        found["shard"] += Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
+        _, rims = gathering.total(model, plan, cluster, stack)
+        own = Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))
+        found["shard"] = found.get("shard", Traffic(0.0, 0.0, 0.0)) + own
     return found
 
 
@@ -144,8 +191,9 @@ def layers(model: Transformer, plan: Plan, is_balanced: bool) -> tuple[float, ..
 
 
 def problems(model: Transformer, plan: Plan) -> list[Problem]:
-    """What keeps a plan from being priced beside what `Plan.check` says: products in two dims."""
-    if not isinstance(plan.tp, Grid):
+    """What keeps a plan from being priced beside what `Plan.check` says: in two dims, products that our own GPT does
+    not make."""
+    if not isinstance(plan.tp, Grid) or (model.measured and not model.apart):
         return []
-    what = f"tp={plan.tp}: products in rows and columns are played, and have no price"
+    what = f"tp={plan.tp}: products in rows and columns have a price for a model of kind gpt"
     return [Problem("P12", what, "plan.tp", f"tp={int(plan.tp)}, whose products are dealt in one row")]

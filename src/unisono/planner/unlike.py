@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unisono.plan import Plan
+from unisono.plan.grammar import choice
 from unisono.planner import devices
 from unisono.planner.collectives import message
 from unisono.planner.cuts import given, is_cuttable, rows_of, with_cut
-from unisono.planner.devices import layers, modes, ordered, screened, unmeasured
+from unisono.planner.devices import layers, modes, ordered, screened
 from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
@@ -29,7 +30,12 @@ from unisono.programs.balance import balance
 from unisono.programs.pipeline import Placed, Timetable
 from unisono.spec.errors import UsageError
 
-__all__ = ["layers", "modes", "ordered", "screened", "unmeasured"]
+__all__ = ["layers", "modes", "ordered", "screened"]
+
+
+def unmeasured(plan: Plan) -> tuple[str, ...]:
+    """Blocks of a row that are played in several ways."""
+    return ("blocks", *(("recompute",) if choice(plan.recompute).options else ()))
 
 
 def closed(ask: Question) -> Price:

@@ -92,7 +92,7 @@ def _greedy(
         backward = backwards[rank][b[rank]] if held else math.inf
         room = held + kept * owed + 1 <= limit + 1e-9 and held < ahead[rank]
         forward = forwards[rank][f[rank]] if room and f[rank] < micros else math.inf
-        soonest = min(backward, forward)
+        soonest = backward if backward < forward else forward
         if backward <= now:
             kind, done, cost, to, there = "B", b, costs.backward, rank - 1, backwards
         elif forward <= now:
@@ -104,7 +104,9 @@ def _greedy(
                 heapq.heappush(wakes, (soonest, rank))
             continue
         micro, stop = done[rank], now + cost
-        done[rank], free[rank], begin[rank] = micro + 1, stop, min(begin[rank], now)
+        done[rank], free[rank] = micro + 1, stop
+        if now < begin[rank]:
+            begin[rank] = now
         rows[rank].append((kind, micro))
         heapq.heappush(wakes, (stop, rank))
         if to == ranks:

@@ -27,7 +27,11 @@ class Split(Enum):
     POSITIONS = "positions"  # a position table: each rank adds the rows of its slice of positions
     EXPERTS = "experts"  # a stack of feed-forward layers: `ep` deals them, the rest of `tp` cuts their width
     ROUTER = "router"  # sends tokens to experts: whole, sees a slice of positions
+    GATHERED = (
+        "gathered"  # its input is gathered along the sequence, once for all COLUMN modules inside of it
+    )
     ROTARY = "rotary"  # turns queries and keys by their positions: sees all that a rank of `cp` has
+    GRAPH = "graph"  # a unit of a traced graph, which says itself what is dealt
     CORE = "core"  # attention of queries to keys and values, without weights: where `cp` reaches other ranks' positions
 
 
@@ -97,6 +101,10 @@ class Anatomy:
     does; empty means that there are none.
     tables: name of the module whose parameters are tables that are looked up, of which a sample touches few rows; ""
     where there is none. table_cut: how `ep` deals them, "table", "row" or "column".
+    uncut: why `tp` cannot deal this model although splits say something; "" if it can.
+    terms: places of a sample over which gradients are added up, where `sequence` does not say; 0: one.
+    whole: why a plain module could not be cut, for whoever asks it to be; "" where nobody tried.
+    drawn: modules that draw random numbers of their own, so that two ranks would draw others than one; "": none.
     """
 
     splits: Mapping[str, Split] = field(default_factory=dict)
@@ -108,6 +116,10 @@ class Anatomy:
     again: tuple[str, ...] = ()
     tables: str = ""
     table_cut: str = "table"
+    uncut: str = ""
+    terms: int = 0
+    whole: str = ""
+    drawn: str = ""
 
     def is_again(self, name: str) -> bool:
         """Whether `recompute=selective` computes the module called `name` again."""

@@ -21,6 +21,8 @@ from unisono.spec.workload import Workload
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    Layout = Mapping[str, tuple[Any, ...]]  # of models.hf.names
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -47,8 +49,10 @@ class ModelConfig(Member):
     reads: what a sample is: "tokens", "pictures", "clicks"; "" where only the model's author knows. played: `train`
     plays it; others are priced alone. attends: a transformer, priced along every axis from its sizes. grids: `tp=RxC`
     deals its products in two dims. by_weights: pp deals equal weights to its stages when priced, as `train` does,
-    rather than equal arithmetic. depth_key: the key that says its depth. selective: its anatomy
-    says what `recompute=selective` computes again, or may say it.
+    rather than equal arithmetic. depth_key: the key that says its depth. selective: its anatomy says
+    what `recompute=selective` computes again, or may say it. packs: attention and positions of its blocks stay inside
+    the documents of a window, as `Noise.documents` says them. imports: a library of others plays it, which takes long
+    to import: once, before ranks are forked.
     """
 
     model_config = ConfigDict(strict=True)
@@ -61,8 +65,14 @@ class ModelConfig(Member):
     by_weights: ClassVar[bool] = True
     depth_key: ClassVar[str] = "model.n_layer"
     selective: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    imports: ClassVar[bool] = False
 
     kind: str = Field(default="gpt", description="which kind of model")
+    weights: str | None = Field(
+        default=None,
+        description="weights to begin from, in whatever form; drawn from the seed when absent",
+    )
 
     def __new__(cls, /, **keys: Any) -> "ModelConfig":
         member = kind_of(keys.get("kind", "gpt")) if cls is ModelConfig else cls
@@ -130,6 +140,15 @@ class ModelConfig(Member):
         """The module with stem, blocks, head, and anatomy. Raises UsageError where a size is open."""
         raise UsageError(f"a model of kind {self.kind} is priced, not played", code="C10", where="model.kind")
 
+    def begins_from(self) -> str | None:
+        """Where the first weights lie; None where they are drawn."""
+        return self.weights
+
+    def layouts(self, shapes: Mapping[str, tuple[int, ...]]) -> "Mapping[str, Layout]":
+        """How weights that others wrote may lie, beside under our own names, as `models.weights` reads them. shapes: of
+        the model's tensors, without aliases. By the layouts' names."""
+        return {}
+
     def layout(self) -> str:
         """The layout in which other programs load it. Raises UsageError F01 where there is none."""
         raise UsageError(
@@ -194,7 +213,7 @@ def listed() -> str:
         " | ".join(shown[name] for name in shown if MODELS.find(name).played is live)
         for live in (True, False)
     )
-    return f"{played} | FILE.py:FUNCTION; priced only: {priced}"
+    return f"{played} | FILE.py:FUNCTION" + (f"; priced only: {priced}" if priced else "")
 
 
 def kind_of(kind: str) -> type[ModelConfig]:

@@ -26,6 +26,8 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
+IGNORED = -100  # a target that does not count, as torch's cross-entropy has it
+
 
 @dataclass(frozen=True, slots=True)
 class UpdateSizes:
@@ -95,12 +97,25 @@ class Decaying(LearningRate):
         return lr / 10 if self.min_lr is None else self.min_lr
 
 
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """A loss that listens to a trained model. path: where that lies. mix: a function of logits [..., classes], the
+    teacher's logits of the same shape, and targets [...], that gives the loss summed over all targets."""
+
+    path: str
+    mix: "Callable[[Tensor, Tensor, Tensor], Tensor]"
+
+
 class Loss(Member, ABC):
     """What training makes small, in the place of the model's own loss."""
 
     @abstractmethod
     def bind(self) -> "Callable[[Tensor, Tensor], Tensor]":
         """A function of logits [..., classes] and targets [...] that gives the loss summed over all targets."""
+
+    def teaching(self) -> Teaching | None:
+        """What takes its place in training where it has a teacher; None: it has none."""
+        return None
 
 
 class Metric(Member, ABC):

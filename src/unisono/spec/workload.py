@@ -9,7 +9,7 @@ recomputation.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class Product(NamedTuple):
@@ -17,6 +17,7 @@ class Product(NamedTuple):
 
     read: elements of the left factor as they lie in memory, fewer than rows x inner for a convolution; 0: as many.
     batched: another sample adds more products rather than more rows, as in attention.
+    dealt: what `tp` deals of it, its "columns" or its "inner" size, by the units of its part; "": nothing.
     """
 
     rows: int
@@ -25,6 +26,7 @@ class Product(NamedTuple):
     many: int = 1
     read: int = 0
     batched: bool = False
+    dealt: Literal["", "columns", "inner"] = ""
 
     @property
     def flops(self) -> int:
@@ -44,6 +46,29 @@ class Tables(NamedTuple):
     cut: str = "table"
 
 
+class Channels(NamedTuple):
+    """What `tp` deals of a part: all that lies between a product with dealt columns and one with a dealt inner size.
+
+    units: how many it deals, each whole. parameters, activations, moved: of the part's own, those that are dealt.
+    entered: elements of one sample, whole on every rank, of which each has a part of the gradient; 0 where nobody asks
+    for it. left: elements of one sample that are added up on their way out. again: whether `recompute=full` comes to
+    that sum again, as something behind it is kept. Under autocast, widens: a bias makes what comes out fp32;
+    carries: what comes in goes past, and stays fp32 where it was; normed: a norm before what is entered makes it fp32
+    on devices.
+    """
+
+    units: int
+    parameters: int
+    activations: int
+    moved: int
+    entered: int
+    left: int
+    again: bool
+    widens: bool = False
+    carries: bool = False
+    normed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class WorkPart:
     """One indivisible part of a model, as `pp` deals it.
@@ -52,7 +77,7 @@ class WorkPart:
     for the backward pass. output: elements of one sample that pass to the next part. idle: parameters that a
     token does not meet, of experts that it is not sent to. For prices of what is no transformer: products, whose sum
     `flops` is; moved, elements of one sample that all other kernels read and write in the forward pass; kernels, as
-    many as are started for it; tensors that its parameters are; tables.
+    many as are started for it; tensors that its parameters are; tables; channels, where `tp` deals some.
     """
 
     name: str
@@ -66,6 +91,7 @@ class WorkPart:
     kernels: int = 0
     tables: Tables | None = None
     tensors: int = 0
+    channels: Channels | None = None
 
     @property
     def backward_flops(self) -> int:

@@ -17,22 +17,26 @@ from unisono.comm.members import Shape, ordered
 from unisono.comm.mesh import Mesh
 from unisono.config import Recipe
 from unisono.models.build import build as build_model
-from unisono.models.init import draw, rules_of
+from unisono.models.inferred import InferredChain
+from unisono.models.init import Rule, draw, rules_of
+from unisono.models.lora import adapt, choose, plain
 from unisono.observe.span import Recorder
 from unisono.parallel.offload.lending import send_home
 from unisono.parallel.offload.streaming import stream
 from unisono.parallel.precision import dtype_of
+from unisono.parallel.stochastic import Dither
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
-from unisono.plan.away import away_of
 from unisono.spec.model import Facts
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.flow import KnownAhead, drains, unflushed
 from unisono.train.join import Replica, join, timetable_of
+from unisono.train.pretrained import beginning
 from unisono.train.run import Run
 from unisono.train.scaling import scaler_of
+from unisono.train.teacher import TeacherSite, teach
 from unisono.train.update import update_of
 
 
@@ -69,21 +73,42 @@ def facts_of(corpus: Corpus) -> Facts:
     return Facts(corpus.vocab, corpus.classes, corpus.sample_shape, corpus.rows)
 
 
-def build(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Run:
-    """A run at step 0 in which all ranks take part. recipe and plan are resolved. Every rank calls it, or it hangs."""
-    replica = replica_of(recipe, plan, place, corpus, recorder)
+def model_of(recipe: Recipe, corpus: Corpus) -> nn.Module:
+    """The whole model that a recipe trains, uncut: with its adapters, and with what does not learn marked so. Raises
+    UsageError and UserCodeError as `models.build.build` does."""
+    train = recipe.train
+    whole = "adapters are put beside its modules" if train.lora_rank else ""
+    model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed, loss=train.loss, whole=whole)
+    if train.lora_rank:
+        adapt(model, train.lora_rank, train.lora_alpha or 2.0 * train.lora_rank, train.lora_targets)
+    if train.lora_rank or train.freeze or train.train_only:
+        choose(model, train.freeze, train.train_only)
+    return model
+
+
+def build(
+    recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder, *, filled: bool = True
+) -> Run:
+    """A run at step 0 in which all ranks take part. recipe and plan are resolved. filled: see `replica_of`. Every rank
+    calls it, or it hangs."""
+    replica = replica_of(recipe, plan, place, corpus, recorder, filled=filled)
     return join(replica, replica.mesh.members)
 
 
-def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder) -> Replica:
-    """This rank's part of the model, with its optimiser, whoever takes part. Every rank calls it, or it hangs."""
+def replica_of(
+    recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorder: Recorder, *, filled: bool = True
+) -> Replica:
+    """This rank's part of the model, with its optimiser, whoever takes part. filled: with the weights that the recipe
+    begins from, where it names some; else they are drawn, and a checkpoint replaces them. Every rank calls it, or it
+    hangs."""
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
     policy = POLICIES.read(plan.sync)
     collective = COLLECTIVES.read(plan.collective)
     members = ordered(shape, filter(None, recipe.launch.order.split(",")))
     mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective, members)
-    model = build_model(recipe.model, facts_of(corpus), seed=recipe.seed, loss=recipe.train.loss)
+    model = model_of(recipe, corpus)
     values = initial_values(model, recipe.seed, place.device)
+    begin = beginning(recipe.model, model, values) if filled and has_numbers(place.device) else None
     train, dtype = recipe.train, dtype_of(plan.precision)
     micro = train.micro_batch or 1
     local = parallelize(
@@ -91,7 +116,7 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         plan,
         timetable_of(plan),
         mesh,
-        values,
+        values if begin is None else None,
         _sample(corpus, micro),
         dtype=dtype,
         device=place.device,
@@ -100,28 +125,47 @@ def replica_of(recipe: Recipe, plan: Plan, place: Place, corpus: Corpus, recorde
         compiled=train.compile,
         scratch=place.scratch,
     )
+    if begin is not None:
+        begin.fill(local.slots, local.owners)
+    beside = TeacherSite(
+        plan, mesh, _sample(corpus, micro), dtype, place.device, facts_of(corpus),
+        lambda model: initial_values(model, recipe.seed, place.device),
+    )  # fmt: skip
+    teach(local, recipe, beside)
     scaler = scaler_of(plan.precision, plan.arithmetic, place.device)
-    update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler)
-    away = away_of(plan)
-    if away.params:
-        send_home([slot.live for slot in local.slots], local.store)
-    if away.optimizer:
-        stream(update.optimizer, local.store)
+    dither = Dither(recipe.seed, local.owners)
+    update = update_of(train, local.slots, place.device, even=policy.leafwise, scaler=scaler, dither=dither)
+    lent = [slot.live for slot in local.slots if local.away[slot.name].params]
+    if lent:
+        send_home(lent, local.store)
+    # Weights that are at home are stepped where their numbers are, so their state is brought with them.
+    streamed = [slot.master for slot in local.slots if local.away[slot.name].optimizer]
+    if streamed:
+        stream(update.optimizer, streamed, local.store)
     return Replica(plan, mesh, local, update, train.global_batch, micro, dtype, recipe.seed, recorder)
 
 
 def initial_values(model: nn.Module, seed: int, device: torch.device) -> Callable[[str], Tensor]:
     """name → full initial tensor: drawn by name for our models, as made for a user's own; without numbers on a device
     that has none."""
+    adapters: Mapping[str, Rule] = getattr(model, "adapters", {})
+    if isinstance(model, InferredChain):  # no second copy: its values move out of it
+        return _made(model.emptied(), adapters, seed)
     if not has_numbers(device):
         whole = {name: p.detach().to(device) for name, p in model.named_parameters()}
         return lambda name: whole[name]
     if any(p.is_meta for p in model.parameters()):
         rules = rules_of(model)
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        return lambda name: draw(name, shapes[name], rules[name], seed)
-    made: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return lambda name: made[name]
+        return lambda name: draw(plain(name), shapes[name], rules[name], seed)
+    return _made({name: p.detach().clone() for name, p in model.named_parameters()}, adapters, seed)
+
+
+def _made(made: Mapping[str, Tensor], adapters: Mapping[str, Rule], seed: int) -> Callable[[str], Tensor]:
+    """As the user's function made them; adapters, which it knows nothing of, are drawn."""
+    return lambda name: (
+        draw(name, tuple(made[name].shape), adapters[name], seed) if name in adapters else made[name]
+    )
 
 
 def _sample(corpus: Corpus, micro_batch: int) -> Tensor:

@@ -19,7 +19,8 @@ from unisono.train.step import targets_of
 def evaluate(
     run: Run, batches: Sequence[Sequence[Leaf]], metrics: Sequence[Metric] = ()
 ) -> tuple[float, dict[str, float]]:
-    """(mean loss in nats per target over the batches of all data ranks, metrics by name); the same on every rank.
+    """(mean loss in nats per target over the batches of all data ranks, metrics by name); the same on every rank. Only
+    targets that count are counted.
 
     Where the policy prescribes an order of sums, each leaf of a batch has a place of its own, as in training: no bit
     depends on which rank computed it. Every rank of the run calls it, or it hangs.
@@ -28,9 +29,10 @@ def evaluate(
     totals = torch.zeros(1 + len(metrics), places.count, dtype=torch.float64, device=run.local.device)
     own = torch.tensor(places.own, device=totals.device)
     run.local.train(False)
+    count = math.fsum(targets_of(run, leaves) / leaves[0].scale for leaves in batches)
     for leaves in batches:
-        weight = 1.0 / (targets_of(run, leaves) * len(batches))
-        with _counted(run, metrics, totals[1:], weight) if metrics else nullcontext():
+        weight = 1.0 / (leaves[0].scale * count)
+        with _counted(run, metrics, totals[1:], 1.0 / count) if metrics else nullcontext():
             losses = run.player.play(run.eval_row, leaves, weight, None).double()
         totals[0, own] += losses if places.count > 1 else losses.sum()
     run.local.train(True)
@@ -51,7 +53,8 @@ def _counted(run: Run, metrics: Sequence[Metric], means: Tensor, weight: float) 
         def both(y: Tensor, targets: Tensor, own: Any = stage.loss, whole: Any = stage.whole) -> Tensor:
             logits, place = whole(y), next(leaves)
             for row, metric in enumerate(metrics):
-                means[row, place] += weight * metric.count(logits, targets)
+                count = torch.as_tensor(metric.count(logits, targets), dtype=means.dtype, device=means.device)
+                means[row, place] += weight * count  # a whole number times a weight would be a float32
             return own(y, targets)
 
         stage.loss = both

@@ -26,7 +26,8 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor, Measure
-from unisono.train.flow import flowing, gradients_kind
+from unisono.train.flow import flowing, gradients_kind, unflushed
+from unisono.train.norms import normed
 from unisono.train.numbers import LossPlaces
 from unisono.train.routing import routed
 from unisono.train.rows import with_rows
@@ -109,12 +110,18 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         sync=sync,
         gradients=gradients,
         measure=_measure(policy, local, mesh),
-        update=routed(replica.update, local, mesh.world),
+        update=_update_of(replica, mesh, leaves, count, plan),
         seed=replica.seed,
         recorder=replica.recorder,
         step=part.step if isinstance(part, Run) else 0,
     )
     return flowing(run, plan)
+
+
+def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:
+    """The replica's update, after which routers vote and batch norms have seen the step, where there are any."""
+    local, flushed = replica.local, unflushed(plan) is None
+    return normed(routed(replica.update, local, mesh.world), local, mesh, leaves, count, flushed)
 
 
 def _measure(policy: Policy, local: Local, mesh: Mesh) -> Measure:

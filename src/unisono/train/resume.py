@@ -21,6 +21,8 @@ from unisono.train.writing import nothing_to_resume
 # What must be as it was when a run goes on; the rest of a recipe may change.
 FIXED = ("seed", "model", "data", "train.global_batch", "train.optimizer", "train.dtype")
 
+FREE = ("data.cache", "data.workers")  # where and how fast it is made, and not what
+
 
 def choose(
     run_dir: Path,
@@ -117,7 +119,7 @@ def _differences(key: str, was: Any, wanted: Any) -> list[tuple[str, Any, Any]]:
     """(dotted key, value then, value now) of what differs below `key`."""
     if not (isinstance(was, dict) and isinstance(wanted, dict)):
         return [(key, was, wanted)] if was != wanted else []
-    parts = [part for part in was if was[part] != wanted.get(part)]
+    parts = [part for part in was if was[part] != wanted.get(part) and f"{key}.{part}" not in FREE]
     return [(f"{key}.{part}", was[part], wanted.get(part)) for part in parts]
 
 

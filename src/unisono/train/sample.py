@@ -10,9 +10,8 @@ from torch import nn
 
 from unisono import config
 from unisono.config import Recipe
-from unisono.models.build import build as build_model
 from unisono.spec.errors import UsageError
-from unisono.train.build import facts_of
+from unisono.train.build import model_of
 from unisono.train.checkpoint import read_full, tensor_names
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load as load_data
@@ -44,7 +43,7 @@ def from_run(
             fix="a prompt of characters that the data has",
             code="F05",
         ) from None
-    model = build_model(recipe.model, facts_of(corpus))
+    model = model_of(recipe, corpus)
     _load(model, folder)
     seed = recipe.seed if seed is None else seed
     drawn = _draw(model, recipe.model.window, tokens or _first(corpus), length, temperature, seed)
@@ -62,7 +61,7 @@ def sample(
     """The text that ends a run; None for models without text or too large to wait for."""
     if recipe.model.reads != "tokens" or corpus.decode is None or corpus.encode is None:
         return None
-    model = build_model(recipe.model, facts_of(corpus))
+    model = model_of(recipe, corpus)
     if sum(p.numel() for p in model.parameters()) > LARGEST:  # before its weights are read
         return None
     _load(model, folder)

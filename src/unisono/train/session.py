@@ -36,6 +36,7 @@ from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
+from unisono.train.whole import PlayedModel, asked
 from unisono.train.writing import writing
 
 
@@ -72,7 +73,7 @@ class Live:
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
     targets: int  # of one step, over all ranks
-    data: str  # the fingerprint of the data
+    corpus: Corpus
     saved: str = ""
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
@@ -126,6 +127,8 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "val": live.val_losses,
         "val_metrics": live.metrics,
     }
+    if corpus.shares is not None:
+        summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
     if order.place.rank == 0 and not stopped and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus)
     return summary
@@ -135,7 +138,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = order.recipe, order.plan, order.place
     connect(place, order.store)
     recorder = Recorder(place.rank)
-    run = build(recipe, plan, replace(place, scratch=order.run_dir), corpus, recorder)
+    here, fresh = replace(place, scratch=order.run_dir), order.resume is None
+    run = build(recipe, plan, here, corpus, recorder, filled=fresh)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
     if SCHEDULES.read(plan.schedule).measured and plan.pp > 1:
@@ -146,6 +150,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
         threads = order.last_bits["threads"]
         _note(order, f"same bits as one device with {threads} threads, which is what each rank has here;"
                      f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
+    for said in (*run.local.told, *corpus.told):
+        _note(order, said)
     val_losses: list[tuple[int, float]] = []
     if order.resume is not None:
         state = restore(run, order.resume)
@@ -159,7 +165,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets)
     saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
-    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus.fingerprint, saved)
+    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved)
 
 
 def _note(order: RankOrder, text: str) -> None:
@@ -183,8 +189,10 @@ def _observers(order: RankOrder, run: Run) -> list[Observer]:
 
 
 def _look(live: Live, report: Report, seconds: float) -> None:
+    train, made = live.order.recipe.train, live.run.step
+    validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
     with writing(live.order.run_dir):
-        live.journal.add(report, live.run.recorder.lap(), seconds)
+        live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
 
 
 def _between(live: Live, report: Report) -> None:
@@ -201,17 +209,23 @@ def _between(live: Live, report: Report) -> None:
 
 
 def _validate(live: Live) -> None:
-    if not live.val.samples:
+    """The loss and the metrics of some batches, if any are held out, and what a function of the user's says."""
+    train, told = live.order.recipe.train, dict[str, float]()
+    if not live.val.samples and train.evaluate is None:
         return
     if live.order.place.rank == 0:
-        text = f"validating, {live.order.recipe.train.eval_batches} batches"
-        live.order.line.send("doing", text=text)
-    batches = [live.val.fetch(i, live.run.leaves) for i in range(live.order.recipe.train.eval_batches)]
-    metrics = [METRICS.read(text) for text in live.order.recipe.train.metrics]
-    loss, live.metrics = evaluate(live.run, batches, metrics)
-    live.val_losses.append((live.run.step, loss))
+        live.order.line.send("doing", text=f"validating, {train.eval_batches} batches")
+    if live.val.samples:
+        batches = [live.val.fetch(i, live.run.leaves) for i in range(train.eval_batches)]
+        loss, live.metrics = evaluate(live.run, batches, [METRICS.read(text) for text in train.metrics])
+        live.val_losses.append((live.run.step, loss))
+        told["loss"] = loss
+    if train.evaluate is not None:
+        live.metrics |= asked(train.evaluate, PlayedModel(live.run, live.corpus))
+    told |= live.metrics
+    live.journal.beside({f"val_{name}": value for name, value in told.items()})
     if live.order.place.rank == 0:
-        live.order.line.send("val", step=live.run.step, loss=loss, **live.metrics)
+        live.order.line.send("val", step=live.run.step, **{"loss": None, **told})
 
 
 def _save(live: Live, blocking: bool) -> Path | None:
@@ -221,7 +235,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         live.journal.flush()  # a run resumed from here makes no line again that is missing
     state = {
         "step": step,
-        "data": {"fingerprint": live.data},
+        "data": {"fingerprint": live.corpus.fingerprint},
         "plan": str(order.plan),
         "last_bits": dict(order.last_bits),
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from unisono.models.unit import GraphUnit
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import dense_of
 from unisono.train.checkpoint import Box, load, tensor_names
@@ -38,11 +39,26 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
             pieces.append(Box(f"grad/{name}", slot.shape, slot.start, grad, saved))
     first = not any(run.mesh.at[axis] for axis in ("dp", "shard", "cp", "tp"))
     for i, stage in run.local.stages.items():
-        routers = [pair for pair in stage.named_buffers() if pair[0].rpartition(".")[0] in run.local.routers]
-        for name, buffer in routers:
+        written = _written(stage)
+        kept = [
+            pair
+            for pair in stage.named_buffers()
+            if pair[0].rpartition(".")[0] in run.local.routers or pair[0] in written
+        ]
+        for name, buffer in kept:
             counted = first and i < run.timetable.length
             pieces.append(Box(f"model/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer, counted))
     return pieces
+
+
+def _written(stage: nn.Module) -> set[str]:
+    """Buffers that a step changes, such as the running statistics of batch norms."""
+    return {
+        f"{name}.{buffer}"
+        for name, module in stage.named_modules()
+        if isinstance(module, GraphUnit)
+        for buffer in module.written
+    }
 
 
 def kept_of(run: Run) -> list[Box]:

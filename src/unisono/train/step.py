@@ -42,5 +42,6 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
-    """Targets of the global batch of which this rank computes these leaves: all leaves have as many."""
+    """Targets of the global batch of which this rank computes these leaves: all leaves have as many. Where some do not
+    count, `Leaf.scale` says so."""
     return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)

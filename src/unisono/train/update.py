@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +13,14 @@ from torch.optim import Optimizer
 
 from unisono.comm.device import has_fused
 from unisono.config import TrainConfig
-from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, values_of
+from unisono.parallel.stochastic import Dither
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
 from unisono.train.lazy import step_rows
 from unisono.train.numbers import Numbers
 from unisono.train.scaling import Unscaled
-
-LANES = 64  # bytes of the widest vector register
+from unisono.train.stand_ins import is_narrow, lanes, line_for, pair, row_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Update:
     """Learning rate, clipping and the optimiser of one rank.
 
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
-    scaler: of the losses.
+    scaler: of the losses. dither: how parameters without masters are rounded.
     """
 
     optimizer: Optimizer
@@ -54,6 +54,7 @@ class Update:
     rate: Callable[[int], float]
     max_norm: float
     scaler: Unscaled = field(default_factory=Unscaled)
+    dither: Dither = field(default_factory=partial(Dither, 0))
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
@@ -64,6 +65,7 @@ class Update:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:
             set_rate(self.optimizer, lr)
+            self.dither.step = step
             clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
         stop, says = numbers.stop and not again, self.scaler.says()
         return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite or again, again, says)
@@ -75,10 +77,12 @@ def update_of(
     device: torch.device,
     even: bool = False,
     scaler: Unscaled | None = None,
+    dither: Dither | None = None,
 ) -> Update:
     """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
-    optimizer = make(train, slots, device, even=even)
-    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled())
+    dither = dither or Dither(0)
+    optimizer = make(train, slots, device, even=even, dither=dither)
+    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled(), dither)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:
@@ -87,17 +91,28 @@ def set_rate(optimizer: Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: bool = False) -> Optimizer:
+def make(
+    train: TrainConfig,
+    slots: Sequence[Slot],
+    device: torch.device,
+    even: bool = False,
+    dither: Dither | None = None,
+) -> Optimizer:
     """The recipe's optimiser; matrices decay, vectors do not, as in GPT-2.
 
     Every state tensor exists from the start, so that a checkpoint can be loaded into it. even: give each element the
-    same bits wherever a tensor is cut (see `_evened`).
+    same bits wherever a tensor is cut (see `line_for`). dither: rounds what has no master.
     """
     # An alias whose owner lies on this rank shares its storage and must not be stepped twice.
     owned = {s.master.data_ptr() for s in slots if not s.alias}
     own = [s for s in slots if s.live.requires_grad and not (s.alias and s.master.data_ptr() in owned)]
-    pairs = {s.master: _evened(s.master) for s in own if even and s.master.nbytes % LANES and not s.lazy}
-    lazy = {s.master: _lanes(s.master) for s in own if s.lazy}
+    ragged = [
+        s
+        for s in own
+        if not s.lazy and (is_narrow(s.master) or (even and s.master.numel() % lanes(s.master)))
+    ]
+    pairs = {s.master: line_for(s.master) for s in ragged}
+    lazy = {s.master: row_for(s.master) for s in own if s.lazy}
     stand_ins = pairs | lazy
     groups = [
         {
@@ -113,63 +128,16 @@ def make(train: TrainConfig, slots: Sequence[Slot], device: torch.device, even: 
     for parameter in (p for group in groups for p in group["params"]):
         optimizer.state[parameter] = member.state(parameter)
     if pairs:
-        _pair(optimizer, pairs)
+        slot_of = {slot.master: slot for slot in ragged}
+        pair(optimizer, pairs, lambda master, x: (dither or Dither(0)).kept(slot_of[master], x))
     for master in lazy:
         optimizer.state[master] = member.state(master)
     if lazy:
-        step_rows(optimizer, lazy, LANES // next(iter(lazy)).element_size())
+        step_rows(optimizer, lazy, lanes(next(iter(lazy))))
     # Fused kernels change parameters without a word, by which what is rounded from a master would know (`masters.py`).
     apart = [s.master for s in own if s.master is not s.live]
     optimizer.register_step_post_hook(lambda *_: increment_version(apart))
     return optimizer
-
-
-def _evened(master: nn.Parameter) -> nn.Parameter:
-    """A stand-in whose length fills vector registers. Torch's fused kernels round the last few elements of a tensor
-    (those that do not fill a register) in another way than the rest, and which those are depends on the cut."""
-    lanes = LANES // master.element_size()
-    return nn.Parameter(master.new_zeros(-(-master.numel() // lanes) * lanes))
-
-
-def _lanes(master: nn.Parameter) -> nn.Parameter:
-    """A stand-in for rows of a table, one register long until there are some."""
-    return nn.Parameter(master.new_zeros(LANES // master.element_size()))
-
-
-def _pair(optimizer: Optimizer, pairs: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Step the stand-ins, and keep masters and their state as views of what they hold."""
-    for master, stand_in in pairs.items():
-        n = master.numel()
-        optimizer.state[master] = {
-            key: value[:n].view(master.shape) if value.dim() else value
-            for key, value in optimizer.state[stand_in].items()
-        }
-
-    @torch.no_grad()
-    def before(*_: object) -> None:
-        for master, stand_in in pairs.items():
-            if master.grad is None:
-                stand_in.grad = None
-                continue
-            if stand_in.grad is None:
-                stand_in.grad = torch.zeros_like(stand_in)
-            n = master.numel()
-            stand_in[:n].copy_(
-                at_home(master).reshape(-1)
-            )  # weights that are offloaded are read where they lie
-            stand_in.grad[:n].copy_(master.grad.reshape(-1))
-
-    @torch.no_grad()
-    def after(optimizer: Optimizer, *_: object) -> None:
-        scaled = getattr(optimizer, "grad_scale", None) is not None
-        for master, stand_in in pairs.items():
-            if master.grad is not None:
-                at_home(master).copy_(stand_in[: master.numel()].view(master.shape))
-                if scaled and stand_in.grad is not None:  # as the kernel left it
-                    master.grad.copy_(stand_in.grad[: master.numel()].view(master.shape))
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(after)
 
 
 def state_of(optimizer: Optimizer, master: nn.Parameter) -> dict[str, torch.Tensor]:

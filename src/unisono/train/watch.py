@@ -1,7 +1,8 @@
 """What each step did, told to observers: the live table and the sinks (`spec.sink`). Nothing of it changes a step."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from unisono.observe.memory import peak_rss_mib
@@ -32,15 +33,22 @@ class Journal:
         self._waiting: list[tuple[Report, Lap, float]] = []
         self._told = 0.0
 
-    def add(self, report: Report, lap: Lap, seconds: float) -> None:
-        """A step ended: what it did, what its recorder says, wall seconds. Raises OSError."""
+    def add(self, report: Report, lap: Lap, seconds: float, more: bool = False) -> None:
+        """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow. Raises
+        OSError."""
         self._waiting.append((report, lap, seconds))
         now = time.monotonic()
-        if now - self._told >= EVERY or report.stop or not report.finite:
+        if (now - self._told >= EVERY and not more) or report.stop or not report.finite:
             self._told = now
             self.flush()
         for observer in self._observers:
             observer.ended(report.step + 1, report.stop)
+
+    def beside(self, numbers: Mapping[str, float]) -> None:
+        """What a validation found, to be told with the step that ended last, if that still waits."""
+        if self._waiting:
+            report, lap, seconds = self._waiting[-1]
+            self._waiting[-1] = replace(report, says={**report.says, **numbers}), lap, seconds
 
     def flush(self) -> None:
         """Tell what waits. Raises OSError."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
+from unisono.models.hf.described import config_of
 from unisono.planner.hf import transformer_of
 from unisono.planner.kinds import Model
 from unisono.planner.work import sample
@@ -15,6 +16,7 @@ from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import transformer
 from unisono.spec.errors import ConfigProblems, UnisonoError, UsageError
 from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.quiet import importing
 from unisono.spec.source import SOURCES
 
 
@@ -83,25 +85,11 @@ def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
     return found if found is not None else _traced_hf(got, path, config, context)
 
 
-def config_of(name: str, environ: Mapping[str, str]) -> Path | None:
-    """The config.json of a folder, of a file, or of a model that transformers has loaded before."""
-    own = Path(name)
-    if own.is_file():
-        return own
-    if (own / "config.json").is_file():
-        return own / "config.json"
-    home = Path(environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    seen = (
-        Path(environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
-    )
-    return max(seen.glob("*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
-
-
 def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int | None) -> Network:
     """A family that is not known in numbers, traced."""
     import torch
 
-    with _tracing(got):
+    with _tracing(got), importing():
         from transformers import AutoConfig, AutoModelForCausalLM
 
         made = AutoConfig.for_model(**config)
@@ -120,7 +108,8 @@ def _traced_hf(got: Loaded, path: Path, config: Mapping[str, Any], context: int 
 def _from_file(got: Loaded) -> Network:
     import torch
 
-    from unisono.models.build import UserModel, user_model
+    from unisono.models.build import user_model
+    from unisono.models.plain import UserModel, cut_model
 
     facts = got.recipe.model.sized(_facts(got))
     image = facts.sample_shape
@@ -129,6 +118,10 @@ def _from_file(got: Loaded) -> Network:
         raise _wrong(got, what, "model.classes", "--model.classes 1000")
     with torch.device("meta"):
         model = user_model(got.recipe.model, facts if image else replace(facts, vocab=_vocab(got)))
+    if isinstance(model, UserModel):
+        shape = image or (got.recipe.model.window,)
+        sample = torch.zeros((1, *shape), dtype=torch.float32 if image else torch.int64)
+        model = cut_model(model, sample)
     found = _traced(got, model, model, image, got.recipe.model.window)
     return found.whole if isinstance(model, UserModel) else found
 

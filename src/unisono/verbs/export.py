@@ -1,4 +1,4 @@
-"""`unisono export RUN --to hf`."""
+"""`unisono export RUN --to hf|adapter|onnx|torch`."""
 
 from pathlib import Path
 
@@ -14,19 +14,38 @@ class ExportVerb(Verb):
     def flags(self, parser: Parser) -> None:
         parser.add_argument("run", metavar="RUN", help="run folder, runs/NAME/ID")
         parser.add_argument(
-            "--to", choices=("hf",), default="hf", help="hf: safetensors and config for transformers"
+            "--to",
+            choices=("hf", "adapter", "onnx", "torch"),
+            default="hf",
+            help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export",
         )
-        parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-hf)")
+        parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")
+        parser.add_argument(
+            "--dtype",
+            choices=("float32", "bfloat16", "float16", "float64"),
+            help="of the weights (as trained)",
+        )
+        parser.add_argument(
+            "--prune", metavar="SHARE", help="hf: zero this share of each block's matrices, 0.5, or 2:4"
+        )
+        parser.add_argument(
+            "--quantise", choices=("int8", "int4"), help="hf: the blocks' matrices in so many bits"
+        )
 
     def run(self, call: CommandCall) -> Result:
         args = call.args
         run = run_folder(args.run)
-        out = Path(args.out) if args.out else run / f"export-{args.to}"
+        behind = ("-pruned" if args.prune else "") + (f"-{args.quantise}" if args.quantise else "")
+        out = Path(args.out) if args.out else run / f"export-{args.to}{behind}"
         if call.settings.dry_run:
             return call.would({"run_dir": str(run), "out": str(out)}, f"would write {out}")
         from unisono.train import export
 
-        result = export.run(run, to=args.to, out=out)
+        result = export.run(
+            run, to=args.to, out=out, dtype=args.dtype, prune=args.prune, quantise=args.quantise
+        )
         call.settings.note(f"from {result['checkpoint']}")
+        for line in export.summary(result["compressed"]) if "compressed" in result else ():
+            call.settings.note(line)
         call.settings.say(str(out))
         return result

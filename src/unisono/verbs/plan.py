@@ -31,7 +31,9 @@ class PlanVerb(RecipeVerb):
         )  # fmt: skip
         parser.add_argument("--plan", metavar="KEYS", help='keys to hold, for example "tp=8 precision=bf16"')
         parser.add_argument(
-            "--all-keys", action="store_true", help="also what train cannot play yet, only priced"
+            "--all-keys",
+            action="store_true",
+            help="also what hardly ever wins, and what train cannot play, only priced",
         )
         parser.add_argument(
             "--fewer", action="store_true", help="the front over a half, a quarter ... of the nodes too"

@@ -1,11 +1,13 @@
 """`unisono verify`: plans proved against one device, or a recorded step replayed."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.observe.files import write_whole
 from unisono.spec.errors import UsageError
-from unisono.spec.runs import run_folder
+from unisono.spec.runs import PROOF, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded
 
@@ -122,7 +124,10 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit")
     for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
         settings.say(f"note: {text}")
-    return {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+    found = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}
+    if call.args.file is not None and Path(call.args.file).is_dir():  # a run, whose exports tell of it
+        write_whole(run_folder(call.args.file) / PROOF, json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def _conform(call: CommandCall) -> Result:

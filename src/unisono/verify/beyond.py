@@ -95,9 +95,9 @@ class _Stretch:
                 yield self._fault(ROW, "checkpoint", text, Cause("checkpoint", text))
             elif want.numel() and not torch.equal(state[name], want):
                 error, top = _gap(state[name], want), want.double().abs().max().item() or 1.0
-                room = (
-                    self.spread * (_gap(pushed[name], want) + top * self.terms.bounds.unit) if twin else 0.0
-                )
+                bounds = self.terms.bounds
+                apart = (ROW + 1) * bounds.kept * name.startswith("model/")
+                room = self.spread * (_gap(pushed[name], want) + top * (bounds.unit + apart)) if twin else 0.0
                 if not error <= room or self.terms.exact:
                     text = f"{name} is off by {error / top:.1e} of its largest entry after {ROW + 1} steps in a row"
                     yield self._fault(ROW - 1, "checkpoint", text, self._lost(text))

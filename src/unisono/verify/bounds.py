@@ -46,6 +46,14 @@ s * sqrt(t), while their errors may add up to t * s / 254. Relative to the resul
 to the bound of the gradient. Parameters that are gathered in int8 are held to one device that rounds its own alike:
 with them nothing changes but the order of sums.
 
+**Products in eight bits.** Under `precision=bf16:fp8` both sides round alike, so where no layer is cut nothing changes
+but the order of sums. What the rounding itself may be is held to one device, product by product (`verify/float8.py`).
+
+**Without masters.** Under `precision=bf16:stochastic` both sides draw the same noise, so a parameter is rounded by one
+function that does not fall: it lies between what the least and the largest value that the optimiser's formula allows
+are rounded to. Where that is one value, the bits are the same. Else it may be the next bf16 number, 2^-7 of it, once a
+step.
+
 After the update, bounds are per element, from the optimiser's own formula (`verify/laws.py`).
 """
 
@@ -53,7 +61,7 @@ import math
 from dataclasses import dataclass, replace
 
 from unisono.plan import Plan
-from unisono.plan.fidelity import fidelity_of
+from unisono.plan.fidelity import beside_like
 from unisono.plan.grammar import member
 from unisono.plan.grid import Grid
 from unisono.spec.fidelity import Fidelity
@@ -65,7 +73,9 @@ ROUNDOFF = {
     "bf16": 2.0**-24,
     "fp16": 2.0**-24,
 }  # of what is added and kept
+ULP = 2.0**-7  # of a bf16 number, from it to its neighbour, at most
 INT8 = 1 / 254  # of the largest of a block
+FLOAT8 = 2.0**-3  # of what products in eight bits read: gradients, in e5m2
 COMPUTE = {"bf16": 2.0**-8, "fp16": 2.0**-11}  # of what matrix products read
 
 
@@ -87,13 +97,15 @@ class BoundTerms:
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Largest relative errors. unit: roundoff of sums and of the optimiser. spread: lambda. lost: of `grad`, what a
-    codec says that it loses."""
+    codec says that it loses. kept: how far one update's rounding may take two parameters apart that were as good as
+    equal, relative to them."""
 
     loss: float
     grad: float
     unit: float
     spread: float
     lost: float = 0.0
+    kept: float = 0.0
 
     def total(self, terms: int) -> float:
         """Of a sum of `terms` positive numbers, taken once more in another order."""
@@ -111,17 +123,19 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     spread = math.sqrt(2 * math.log(2 * max(sizes.elements, 1) / FALSE_ALARM))
     inside = between = 0.0
     if plan.tp * plan.cp * plan.ep > 1:
-        rounding = COMPUTE.get(plan.precision, 0.0) * math.sqrt(sizes.rounded)
+        read = FLOAT8 if plan.arithmetic.fp8 else COMPUTE.get(plan.precision, 0.0)
+        rounding = read * math.sqrt(sizes.rounded)
         # Rows of a grid have samples of their own, so sums over tokens are cut too.
         path = sizes.path + (sizes.tokens if isinstance(plan.tp, Grid) else 0)
         inside = spread * (math.sqrt(path) * unit + rounding)
     outside = replace(plan, tp=1, cp=1, ep=1, codec="plain")
     # The sums of a cut layer enter those over leaves, and a tp rank has its own part of a tied weight.
-    if inside or fidelity_of(outside) is not Fidelity.EXACT:
+    if inside or beside_like(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
     lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
     if plan.wires.scatter and plan.shard > 1:
         lost += math.sqrt(sizes.leaves) * INT8
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves) + lost
-    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread, lost)
+    kept = ULP if plan.arithmetic.stochastic else 0.0
+    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread, lost, kept)

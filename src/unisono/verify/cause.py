@@ -13,7 +13,8 @@ Names (new ones may be added, none changes its meaning):
     rank_slice permuted few_elements precision_lost           parts of one tensor
     stale_gradient carried_over summation_order kept_activation gradient
     partial_norm norm_counted_twice norm clipping             clipping
-    learning_rate weight_decay step_count moments not_updated update_rule   the update
+    learning_rate weight_decay step_count moments not_updated update_rule rounding_draws   the update
+    rounding_float8                                           products in eight bits (`float8.py`)
     lost_between_steps validation checkpoint resume           what a run does besides steps (`beyond.py`)
     bound_too_wide buffer raised
 """

@@ -6,15 +6,16 @@ What comes first is where the mistake is; what follows is mostly its consequence
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from unisono.config import TrainConfig
+from unisono.parallel.stochastic import Dither
 from unisono.verify.bounds import Bounds
 from unisono.verify.evidence import RecordedBox
-from unisono.verify.laws import clip_factor, update
+from unisono.verify.laws import Keep, clip_factor, update
 from unisono.verify.record import Note, Record
 
 CONTRACT = ("loss", "grad", "param", "optim")
@@ -61,13 +62,21 @@ class Judgement:
 @dataclass(frozen=True, slots=True)
 class CompareTerms:
     """What a comparison has to know. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
-    they have a gradient alone."""
+    they have a gradient alone. dither: how parameters without masters are rounded after an update."""
 
     train: TrainConfig
     bounds: Bounds
     exact: bool
     owners: Mapping[str, str]
     lazy: frozenset[str] = frozenset()
+    dither: Dither | None = None
+
+    def kept(self, name: str, step: int) -> Keep | None:
+        """How the whole of a parameter is rounded after the update of a step; None: not at all."""
+        if self.dither is None:
+            return None
+        own = replace(self.dither, step=step)
+        return lambda x: own.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
 
 
 def judge(terms: CompareTerms, step: int, ref: Record, before: Record | None, seen: Record) -> Judgement:
@@ -249,7 +258,8 @@ class _Step:
             raw = self.gradient_tolerance(f"raw/{name}")
             error = raw * factor * (1 + relative) + grad.double().abs() * relative
         sizes = {"lr": self.ref.notes[0].lr, "step": self.step, "unit": self.terms.bounds.unit}
-        out = update(self.terms.train, param, moments, grad, error, **sizes, lazy=name in self.terms.lazy)
+        how = {"lazy": name in self.terms.lazy, "keep": self.terms.kept(name, self.step)}
+        out = update(self.terms.train, param, moments, grad, error, **sizes, **how)
         return {
             (f"model/{name}" if key == "param" else f"optim/{name}/{key}"): value
             for key, value in out.items()

@@ -23,7 +23,12 @@ SIZES = (1, 2, 3, 4, 8)
 AXES = ("dp", "shard", "pp", "tp", "cp")
 MIXED = 40  # rows with more than two unusual values that a mesh has, about
 SHARDED = "canonical:shards=4"  # beside canonical without
+CHUNKED = "chunks=2"  # of tp, beside products that gather all and then multiply
 GRIDS = (Grid(2, 2),)  # of tp, beside plain numbers
+RANGES = (
+    "0:recompute=full;1:recompute=selective", "0:offload=params:to=disk;1:offload=activations:to=disk",
+    "0:zero=1;1:zero=2", "1:zero=3,recompute=full", "1:tp=1",
+)  # fmt: skip
 MESH = (*AXES, "ep")  # which takes no ranks of its own
 LEAVES = (
     8,
@@ -90,7 +95,7 @@ def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
         mesh: dict[str, int] = dict(zip(MESH, (*sizes, ep), strict=True))
         micros = _micros(recipe, mesh["dp"] * mesh["shard"])
         for named in _named(recipe, mesh):
-            plan = Plan(**mesh, **named, micros=micros, said=frozenset(named))  # type: ignore[arg-type]
+            plan = Plan(**{**mesh, **named}, micros=micros, said=frozenset(named))  # type: ignore[arg-type]
             if not plan.check(recipe):
                 found[str(plan)] = plan
     return [plan for plan in found.values() if plan.world > 1 or _features(plan).keys() - {"precision"}]
@@ -102,6 +107,8 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     choices: dict[str, Sequence[object]] = {
         "zero": (1, 2, 3, *SAMPLES["zero"]) if mesh["shard"] > 1 else (3,)
     }
+    if mesh["tp"] > 1 and not isinstance(mesh["tp"], Grid):
+        choices["tp"] = (mesh["tp"], f"{mesh['tp']}:{CHUNKED}")
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         values += (SHARDED,) if key == "sync" else ()
@@ -111,13 +118,21 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
                 "collective": mesh["dp"] == 1}  # fmt: skip
         if values and not idle.get(key):
             choices[key] = values
-    usual = Plan()
+    usual, ranges = _usual(), RANGES if recipe.model.depth is not None else ()
     every = math.ceil(math.prod(map(len, choices.values())) / MIXED)
     for row in product(*choices.values()):
         named = dict(zip(choices, row, strict=True))
-        off = sum(value != getattr(usual, key) for key, value in named.items())
-        if off <= 2 or not zlib.crc32(repr(row).encode()) % every:
+        off = [key for key, value in named.items() if value != (mesh if key == "tp" else usual)[key]]
+        place = zlib.crc32(repr(row).encode())
+        if len(off) <= 2 or not place % every:
             yield named
+        if not any(len(choices[key]) > 1 for key in off):
+            yield from (named | {"blocks": said} for said in ranges)
+
+
+def _usual() -> dict[str, object]:
+    plan = Plan()
+    return {key: getattr(plan, key) for key in ("zero", *NAMED)}
 
 
 def _micros(recipe: Recipe, replicas: int) -> int | None:
@@ -140,7 +155,7 @@ def _precisions(recipe: Recipe, mesh: Mapping[str, int], built: Sequence[str]) -
 
 def _features(plan: Plan) -> dict[str, object]:
     default = Plan()
-    keys = (*MESH, "zero", *NAMED)
+    keys = (*MESH, "zero", *NAMED, "blocks")
     return {key: plan.text(key) for key in keys if plan.text(key) != getattr(default, key)}
 
 
@@ -150,7 +165,8 @@ def _rows(plans: Sequence[Plan], strength: int) -> dict[Plan, set[tuple[tuple[st
         values = [(axis, getattr(plan, axis)) for axis in AXES]
         values += [("ep", plan.ep)] if dealt else []
         values += [("zero", plan.text("zero"))] if plan.shard > 1 else []
-        values += [(key, plan.text(key)) for key in NAMED if _means(plan, key)]
+        values += [("chunks", plan.chunks)] if plan.tp > 1 else []
+        values += [(key, plan.text(key)) for key in (*NAMED, "blocks") if _means(plan, key)]
         rows[plan] = set(combinations(sorted(values, key=str), strength))
     return rows
 

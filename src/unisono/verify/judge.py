@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from unisono.config import Resolved
-from unisono.models.build import build as build_model
-from unisono.plan.fidelity import fidelity_of
+from unisono.parallel.stochastic import Dither
+from unisono.plan.fidelity import beside_like
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.layout import Anatomy
 from unisono.train.blame import odd_loss
-from unisono.train.build import Place, facts_of
+from unisono.train.build import Place, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.beyond import beyond
 from unisono.verify.bounds import bounds_of
@@ -31,13 +31,15 @@ from unisono.verify.solve import Cause
 
 def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     """What comparing a step of this plan has to know."""
-    exact = fidelity_of(resolved.plan) is Fidelity.EXACT
+    exact = beside_like(resolved.plan) is Fidelity.EXACT
     bounds = bounds_of(resolved.plan, sizes_of(resolved, corpus))
-    model = build_model(resolved.recipe.model, facts_of(corpus))
+    model = model_of(resolved.recipe, corpus)
     anatomy: Anatomy = getattr(model, "anatomy", Anatomy())  # type: ignore[assignment]
     tables = f"{anatomy.tables}." if anatomy.tables else "\n"
     lazy = frozenset(name for name, _ in model.named_parameters() if name.startswith(tables))
-    return CompareTerms(resolved.recipe.train, bounds, exact, dict(anatomy.ties), lazy)
+    owners = dict(anatomy.ties)
+    dither = Dither(resolved.recipe.seed, owners) if resolved.plan.arithmetic.stochastic else None
+    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither)
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def find_cause(
             case,
             crossed=crossed_losses(one, place, corpus, step, reference),
             tokens=tokens_of(one, corpus, step) if corpus.vocab else (),
-            foreign=torch_dropouts(build_model(one.recipe.model, facts_of(corpus))),
+            foreign=torch_dropouts(model_of(one.recipe, corpus)),
         )
     return diagnose(case)
 

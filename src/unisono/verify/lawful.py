@@ -43,7 +43,8 @@ def _updated(
     step: int,
 ) -> dict[str, Tensor]:
     lazy = name in terms.lazy
-    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy)
+    keep = terms.kept(name, step)
+    law = update(terms.train, *state, grad, 0.0, lr=lr, step=step, unit=0.0, lazy=lazy, keep=keep)
     return {f"model/{name}" if k == "param" else f"optim/{name}/{k}": value for k, (value, _) in law.items()}
 
 

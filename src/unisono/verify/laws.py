@@ -5,7 +5,7 @@ from the reference's? And from the plan's own gradient and no error at all: did 
 is the sharper one: it finds what is wrong with an update although all gradients are right.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from unisono.config import TrainConfig
 from unisono.spec.training import UpdateSizes
 
+Keep = Callable[[Tensor], Tensor]  # what a parameter becomes → what it can hold of that, float64
 OPERATIONS = 16  # roundings of one optimiser formula, counted generously: all of them touch the same element
 
 
@@ -32,12 +33,13 @@ def update(
     step: int,
     unit: float,
     lazy: bool = False,
+    keep: Keep | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """key → (value, largest absolute error), float64, for "param" and every tensor of the optimiser's state; nothing
     for an optimiser that has no law.
 
     error: absolute, of `grad`, by element. step: updates made before. unit: roundoff of the run that is predicted.
-    lazy: a row without a gradient stays as it is.
+    lazy: a row without a gradient stays as it is. keep: rounds a parameter, the larger of two never below the other.
     """
     decay = train.weight_decay if param.dim() >= 2 else 0.0  # matrices decay, vectors do not
     g = grad.double()
@@ -48,6 +50,10 @@ def update(
         g,
         torch.as_tensor(error, dtype=torch.float64).expand_as(g),
     )
+    if keep is not None:
+        value, off = after["param"]
+        held = keep(value)
+        after["param"] = held, torch.maximum(keep(value + off) - held, held - keep(value - off))
     read, old = (g != 0).any(-1, keepdim=True), {"param": param, **state}
     return {
         key: (torch.where(read, value, old[key].double()), torch.where(read, off, 0.0))

@@ -5,8 +5,7 @@ import math
 from torch import nn
 
 from unisono.config import Resolved
-from unisono.models.build import build as build_model
-from unisono.train.build import facts_of
+from unisono.train.build import model_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms
 
@@ -15,14 +14,14 @@ PASSES = 2  # a normalisation or a softmax sums over its width twice, and again 
 
 def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     """The sizes of a resolved recipe's model and global batch."""
-    model = build_model(resolved.recipe.model, facts_of(corpus))
+    model = model_of(resolved.recipe, corpus)
     batch = resolved.batch
     path, rounded = path_of(model)
     return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
         elements=sum(p.numel() for p in model.parameters()),
-        tokens=batch.global_batch * (getattr(getattr(model, "anatomy", None), "sequence", 0) or 1),
+        tokens=batch.global_batch * _places(model),
         leaves=batch.leaves,
     )
 
@@ -44,6 +43,12 @@ def path_of(model: nn.Module) -> tuple[int, int]:
     return additions + 2 * len(blocks), stored + 2 * len(blocks)
 
 
+def _places(model: nn.Module) -> int:
+    """Of a sample, over which the gradient of a weight is added up."""
+    anatomy = getattr(model, "anatomy", None)
+    return getattr(anatomy, "sequence", 0) or getattr(anatomy, "terms", 0) or 1
+
+
 def _length(module: nn.Module) -> int:
     if isinstance(module, nn.Linear):
         return module.in_features + module.out_features
@@ -55,4 +60,4 @@ def _length(module: nn.Module) -> int:
     if isinstance(module, nn.GroupNorm):
         return 2 * PASSES * module.num_channels // module.num_groups * 64  # positions of a small picture
     own = list(module.parameters(recurse=False))
-    return int(getattr(module, "additions", 1)) if own else 0
+    return int(getattr(module, "additions", 1 if own else 0))

@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from unisono.config import Resolved
-from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.play import StagePlayer
-from unisono.parallel.player import Leaf, Player
+from unisono.parallel.player import Leaf, Player, told
 from unisono.parallel.precision import computing
 from unisono.programs.pipeline import Action
 from unisono.sync import Verdict
@@ -238,6 +237,8 @@ def crossed_losses(
     (stage,), rows = run.local.stages.values(), []
     with torch.no_grad(), computing(resolved.plan.precision, place.device):
         for leaf in leaves:
-            y = stage(leaf.inputs, Noise(run.seed, leaf.samples))
-            rows.append(torch.stack([stage.loss(y, other.targets) * weight for other in leaves]))
+            y = stage(leaf.inputs, told(leaf, run.seed))
+            rows.append(
+                torch.stack([stage.loss(y, other.targets) * (weight * other.scale) for other in leaves])
+            )
     return torch.stack(rows).cpu()

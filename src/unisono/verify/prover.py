@@ -10,7 +10,7 @@ from typing import Any
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
-from unisono.plan.fidelity import fidelity_of, needs_like_threads
+from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.spec.errors import UnisonoError
 from unisono.spec.fidelity import Fidelity
 
@@ -304,7 +304,7 @@ def one_device(plan: Plan) -> Plan:
     return Plan(
         zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
         precision=plan.text("precision"),
-        sync=plan.sync if fidelity_of(plan) is Fidelity.EXACT else "every_step",
+        sync=plan.sync if beside_like(plan) is Fidelity.EXACT else "every_step",
     )
 
 

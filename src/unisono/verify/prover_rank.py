@@ -1,6 +1,6 @@
 """`unisono verify` inside one rank: the reference, some plans one after the other, or the search for a cause."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
@@ -16,13 +16,13 @@ import torch.distributed.checkpoint.planner_helpers
 from unisono.config import Recipe, Resolved, TrainConfig, resolve
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
-from unisono.models.build import build as build_model
 from unisono.parallel.cut import boundaries
-from unisono.train.build import Place, connect, facts_of
+from unisono.train.build import Place, connect, model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.flow import unflushed
 from unisono.train.session import place_of
+from unisono.verify.float8 import unlawful_products
 from unisono.verify.judge import find_cause, judge_plan, judge_reference, judge_stretch
 from unisono.verify.play import play_plan, play_reference
 from unisono.verify.stale import FLOWING, judge_stale, play_stale
@@ -42,7 +42,7 @@ def prepare(argument: dict[str, Any]) -> Corpus:
     recipe = Recipe.model_validate_json(argument["jobs"][0]["recipe"])
     about_data = recipe.model_copy(update={"train": TrainConfig(), "plan": "dp=1"})
     corpus = _corpus(about_data.model_dump_json(exclude_unset=True))
-    if ":" not in recipe.model.kind:  # a user's own module stays in the ranks
+    if recipe.model.imports or ":" not in recipe.model.kind:  # a user's own module stays in the ranks
         _warm(recipe, corpus)
     return corpus
 
@@ -50,7 +50,7 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def _warm(recipe: Recipe, corpus: Corpus) -> None:
     """Build and run the model on the meta device once: that draws in parts of torch, a second or more of work, that
     each rank would draw in anew. It computes nothing and starts no thread."""
-    model = build_model(recipe.model, facts_of(corpus))
+    model = model_of(recipe, corpus)
     inputs, _ = corpus.train.fetch(np.zeros(1, dtype=np.int64))
     whole = [range(len(model.blocks)), range(0)]  # type: ignore[arg-type]
     boundaries(model, whole, torch.empty(inputs.shape, dtype=inputs.dtype, device="meta"))
@@ -76,7 +76,9 @@ def main(
             case "reference":
                 with around(job):
                     play_reference(resolved, place, corpus, job["steps"], folder)
+                    odd = unlawful_products(resolved, place, corpus) if resolved.plan.arithmetic.fp8 else {}
                 result = judge_reference(resolved, corpus, job["steps"], folder)
+                result |= odd if result["first"] is None else {}
             case "prove":
                 # Ranks live on from plan to plan: each has groups of its own, under its own keys of the store.
                 connect(place, None if ctx.store is None else dist.PrefixStore(f"plan-{number}", ctx.store))
@@ -95,6 +97,7 @@ def main(
                 result = {}
                 with around(job):
                     run = play_plan(resolved, place, corpus, job["steps"], folder, reference)
+                _tell(ctx, run.local.told)
                 if ctx.rank == 0:
                     result = judge_plan(resolved, corpus, job["steps"], folder, reference)
                 right = not run.mesh.world.all_reduce(
@@ -113,6 +116,12 @@ def main(
         if ctx.rank == 0:
             ctx.channel.send("done", job=job["id"], result=result)
     return {}
+
+
+def _tell(ctx: RankContext, inferred: Sequence[str]) -> None:
+    """What was inferred of the model, once."""
+    for line in inferred if ctx.rank == 0 else ():
+        ctx.channel.send("note", text=f"model: {line}")
 
 
 def _explain(job: dict[str, Any], resolved: Resolved, place: Place, corpus: Corpus) -> dict[str, Any]:

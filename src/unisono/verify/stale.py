@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from unisono.config import Resolved
-from unisono.models.noise import Noise
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Stage, stage_of
 from unisono.parallel.flow import FlowPlayer
+from unisono.parallel.player import told
 from unisono.parallel.precision import computing
 from unisono.plan import Plan
 from unisono.programs.schedules import Unflushed
@@ -140,7 +140,7 @@ def aged(
         for i, leaf in enumerate(leaves):
             ages = [schedule.version(s, plan.pp, micros, step * micros + i % micros) for s in range(plan.pp)]
             used = {name: history[ages[stage_of(name, cuts)]][name].requires_grad_() for name in slots}
-            loss = _loss(stage, used, leaf, run.seed, plan.precision, place.device) * weight
+            loss = _loss(stage, used, leaf, run.seed, plan.precision, place.device) * (weight * leaf.scale)
             lost += loss.item()
             made = torch.autograd.grad(loss, list(used.values()), allow_unused=True)
             for name, grad in zip(used, made, strict=True):
@@ -169,9 +169,7 @@ def _loss(
     stage: Stage, used: Mapping[str, Tensor], leaf: Any, seed: int, precision: str, device: torch.device
 ) -> Tensor:
     with computing(precision, device):
-        return stage.loss(
-            functional_call(stage, dict(used), (leaf.inputs, Noise(seed, leaf.samples))), leaf.targets
-        )
+        return stage.loss(functional_call(stage, dict(used), (leaf.inputs, told(leaf, seed))), leaf.targets)
 
 
 def _push(grads: Collection[Tensor], push: float, draw: torch.Generator) -> None:

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from unisono.config import Resolved
-from unisono.parallel.player import Leaf
+from unisono.parallel.player import Leaf, told
 from unisono.parallel.precision import computing
 from unisono.spec.training import METRICS
 from unisono.train.build import Place, feeds
 from unisono.train.checkpoint import Saver
-from unisono.train.data.dataset import Corpus, Dataset
+from unisono.train.data.dataset import Corpus, Thinned
 from unisono.train.data.feed import Feed, Micro, Permuted
 from unisono.train.evaluate import evaluate
 from unisono.train.run import Run
@@ -50,21 +50,6 @@ class Met:
     bare: float | None = None
     epochs: str = ""
     resumed: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Thinned:
-    """Every few samples of a dataset: `count` of them."""
-
-    inner: Dataset
-    count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """As the dataset's."""
-        return self.inner.fetch(indices * (len(self.inner) // self.count))
 
 
 class Noting(Feed):
@@ -161,9 +146,9 @@ def _bare(run: Run, resolved: Resolved, leaves: Sequence[Leaf]) -> float:
     (stage,) = run.local.stages.values()
     stage.eval()
     with computing(resolved.plan.precision, run.local.device):
-        losses = [stage.loss(stage(leaf.inputs, None), leaf.targets).item() for leaf in leaves]
+        losses = [stage.loss(stage(leaf.inputs, told(leaf, None)), leaf.targets).item() for leaf in leaves]
     stage.train()
-    return sum(losses) / sum(leaf.targets.numel() for leaf in leaves)
+    return sum(losses) / sum(leaf.targets.numel() / leaf.scale for leaf in leaves)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ def explain_update(case: "Case") -> Cause:
     if rates:
         return Cause("learning_rate", rates[0].what)
     names = list(dict.fromkeys(name_of(d.name) for d in wrong))
-    ties = _ties(case)
-    if ties is not None:
-        return ties
+    early = _draws(case, names) or _ties(case)
+    if early is not None:
+        return early
     counters = [d for d in wrong if d.name.endswith("/step")]
     if counters:
         got, want = (r.whole(counters[0].name) for r in (case.seen, case.ref))
@@ -103,6 +103,27 @@ def _parameter(case: "Case", name: str, names: list[str]) -> Cause | None:
         if cause is not None:
             return cause
     return _move(case, name, param, got, want, who)
+
+
+def _draws(case: "Case", names: Sequence[str]) -> Cause | None:
+    """Parameters without masters that are right but for the way that they were rounded."""
+    if not case.plan.arithmetic.stochastic or any(d.kind == "optim" for d in case.found):
+        return None
+    pairs = [(case.seen.whole(f"model/{name}"), case.ref.whole(f"model/{name}")) for name in names]
+    whole = [(a, b) for a, b in pairs if a is not None and b is not None]
+    apart = any(not torch.equal(a, b) for a, b in whole)
+    if apart and len(whole) == len(pairs) and all(_neighbours(a, b) for a, b in whole):
+        what = f"{listed(names, 3)} is right but for its last digit in bf16"
+        return Cause(
+            "rounding_draws", f"{what}: updates are not rounded by the draws of this step, tensor and element"
+        )
+    return None
+
+
+def _neighbours(got: Tensor, want: Tensor) -> bool:
+    """Whether numbers of bf16 are each the other's next one at most."""
+    gap = (got.double() - want.double()).abs()
+    return bool((gap <= 2.0**-7 * torch.maximum(got.abs(), want.abs()).double()).all())
 
 
 def _copy_apart(case: "Case", name: str) -> Cause | None:

@@ -83,6 +83,16 @@ def test_a_folder_is_its_files_in_order(open_source: Open, tmp_path: Path) -> No
     assert len(corpus.val) == 0
 
 
+def test_a_pattern_is_its_files(open_source: Open, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name * 20)
+    (tmp_path / "c.md").write_text("c" * 20)
+    corpus = open_source(f"text:{tmp_path}/*.txt", val_fraction=0.0, context=4)
+    tokens = bytes(corpus.train.fetch(np.arange(len(corpus.train)))[0].reshape(-1).tolist())
+    assert tokens == b"a" * 20 + b"\0" + b"b" * 19
+    refused("D02", lambda: open_source(f"text:{tmp_path}/*.rst"))
+
+
 def test_mistakes_with_text(open_source: Open, tmp_path: Path) -> None:
     empty, short, image = tmp_path / "empty.txt", tmp_path / "short.txt", tmp_path / "image.png"
     empty.touch()

@@ -10,13 +10,14 @@ from tests.verify.mutations.planting import Patch, bug
 from unisono.models import init
 from unisono.models.gpt import net
 from unisono.models.noise import Dropout
+from unisono.parallel.stochastic import Dither
 from unisono.spec.training import LearningRate
 from unisono.train.checkpoint.saver import Saver
 from unisono.train.data.dataset import TokenWindows
 from unisono.train.data.feed import Permuted
 
 AT, ATTEND, DRAW, FETCH = LearningRate.at, net.Core.attend, init.draw, Permuted.fetch
-DROP, RULES, WINDOWS = Dropout.forward, net.GPT.initial_rules, TokenWindows.fetch
+DRAWS, DROP, RULES, WINDOWS = Dither._draws, Dropout.forward, net.GPT.initial_rules, TokenWindows.fetch
 PLAIN = "train/test_plain.py::test_five_steps_are_those_of_a_plain_loop"
 
 
@@ -108,3 +109,9 @@ def a38_rotary_table_through_bf16(patch: Patch):
 def a40_saved_without_a_copy(patch: Patch):
     """A save in the background reads tensors that training already changes."""
     patch(Saver, "_stage", lambda self, pieces: list(pieces))
+
+
+@bug(test="parallel/test_stochastic.py::test_the_mean_of_many_draws_is_the_number")
+def draws_of_one_bit_too_few(patch: Patch):
+    """Noise that never reaches the upper half: what is rounded drifts towards zero."""
+    patch(Dither, "_draws", lambda self, *given: DRAWS(self, *given) >> 1)

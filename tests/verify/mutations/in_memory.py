@@ -87,13 +87,13 @@ def weights_of_the_last_stage_never_go_home(patch):
 @bug("shard=3 offload=optimizer:to=disk", "rank_slice", "not_updated", "step_count", recipe=WIDE)
 def last_part_never_streams_in(patch):
     """Parameters are stepped a few at a time, and the loop ends one part early on the last rank."""
-    parts = streaming._parts
+    parts = streaming.parts_of
 
     def fewer(params, optimizer):
         each = [[p] for part in parts(params, optimizer) for p in part]
         return each[:-1] if rank() == 2 else each
 
-    patch(streaming, "_parts", fewer)
+    patch(streaming, "parts_of", fewer)
 
 
 @bug("dp=2 offload=optimizer", "moments", "update_rule", recipe=WIDE, optimizer="adamw")

@@ -4,8 +4,9 @@ import torch
 
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import WIDE, bug
-from unisono.parallel import masters
+from unisono.parallel import float8, masters
 from unisono.parallel.shard import ShardGather, ShardScatter
+from unisono.parallel.stochastic import KEPT, Dither
 from unisono.parallel.wires import EightBits
 from unisono.train import update
 from unisono.train.scaling import DynamicScale
@@ -17,7 +18,9 @@ ENCODE, DECODE, GATHER, SCATTER = (
     ShardGather.__call__,
     ShardScatter.__call__,
 )
-UNSCALE, REFRESH = DynamicScale.unscale, masters.Refresh.__call__
+UNSCALE, REFRESH, ROUNDED = DynamicScale.unscale, masters.Refresh.__call__, Dither.rounded
+QUANTIZED = float8.quantized
+ALONE = {**WIDE, "train.dtype": "float32"}
 
 
 @bug("shard=3 zero=3:gather=int8", "forward", recipe=WIDE)
@@ -120,3 +123,74 @@ def scale_taken_out_twice_on_the_first_stage(patch):
             UNSCALE(self, slots)
 
     patch(DynamicScale, "unscale", unscale)
+
+
+@bug("dp=2 shard=2 precision=bf16:stochastic", "rounding_draws", recipe=ALONE)
+def draws_by_the_place_in_a_ranks_own_part(patch):
+    """An element is numbered in what this rank holds, not in the whole tensor: every part has the first one's draws."""
+    patch(
+        Dither, "rounded", lambda self, x, name, start, shape: ROUNDED(self, x, name, (0,) * x.dim(), shape)
+    )
+
+
+@bug("dp=2 pp=3 precision=bf16:stochastic", "rounding_draws", "replicas_drifted", recipe=ALONE)
+def each_replica_draws_its_own_noise(patch):
+    """Noise seeded by rank, as with a generator of its own: copies of a weight go apart, a digit at a time."""
+
+    def rounded(self, *given):
+        return ROUNDED(Dither(self.seed + rank() // 3 % 2, self.owners, self.step), *given)
+
+    patch(Dither, "rounded", rounded)
+
+
+@bug("pp=2 sync=canonical precision=bf16:stochastic", "rounding_draws", recipe=ALONE)
+def update_of_the_last_stage_rounded_to_the_nearest(patch):
+    """The cast back to bf16 does not know of the noise: updates below half a digit are lost."""
+
+    def rounded(self, x, *given):
+        return x.to(KEPT) if rank() else ROUNDED(self, x, *given)
+
+    patch(Dither, "rounded", rounded)
+
+
+@bug("dp=2 pp=3 precision=bf16:fp8", "forward", "loss_reduction", recipe=ALONE)
+def scale_of_the_first_row_taken_for_all(patch):
+    """One scale for a whole factor on the last stage, and that of a row of other numbers: what is larger is cut off."""
+
+    def quantized(x, kind):
+        if rank() < 4:
+            return QUANTIZED(x, kind)
+        _, scale = QUANTIZED(x, kind)
+        first = (scale[:1] / 64).expand_as(scale).contiguous()
+        return (x.float() / first).clamp(-448, 448).to(kind), first
+
+    patch(float8, "quantized", quantized)
+
+
+@bug(
+    "dp=2 shard=2 precision=bf16:fp8",
+    "rank_slice",
+    "gradient",
+    "missing_share",
+    "missing_micro_batch",
+    recipe=ALONE,
+)
+def gradients_of_one_replica_in_the_format_of_weights(patch):
+    """Three bits of fraction and too few of exponent: what is small beside its row is zero."""
+
+    def quantized(x, kind):
+        return QUANTIZED(x, float8.AHEAD if kind is float8.BACK and rank() >= 2 else kind)
+
+    patch(float8, "quantized", quantized)
+
+
+@bug("pp=2 precision=bf16:fp8", "rounding_float8", both=True, recipe=ALONE)
+def scale_too_small_by_half(patch):
+    """The largest entries of every row overflow to the largest number there is. One device does so too."""
+
+    def quantized(x, kind):
+        _, scale = QUANTIZED(x, kind)
+        most = torch.finfo(kind).max
+        return (x.float() / (scale / 4)).clamp(-most, most).to(kind), scale / 4
+
+    patch(float8, "quantized", quantized)

@@ -9,7 +9,8 @@ import torch
 from tests.verify.mutations.in_data import rank
 from tests.verify.mutations.planting import bug
 from unisono.models.gpt.net import Attention
-from unisono.parallel import grid, grid_norm, tensor
+from unisono.parallel import chunks, grid, grid_norm, tensor
+from unisono.parallel.chunks import Chunks, ColumnProduct, Scattering
 from unisono.parallel.grid import GridProduct
 from unisono.parallel.heads import LentKeys
 from unisono.parallel.tensor import ColumnLinear
@@ -23,6 +24,12 @@ ODD = MappingProxyType(
 PAIRS = MappingProxyType({**ODD, "train.micro_batch": 2})
 GATHER, SCATTER, OWN = tensor.gather_dealt, grid.scattered, grid._own_samples
 APART, COLUMN, BACK = Attention.apart, ColumnLinear.__init__, LentKeys.backward
+PLACES, LANDED, TO_COLUMN, START = (
+    Chunks.places,
+    Scattering.landed,
+    ColumnProduct.backward,
+    chunks._start_gather,
+)
 PRODUCT, WHOLE, NORMED = GridProduct.backward, grid.whole_of, grid_norm.GridNormed.forward
 
 
@@ -152,3 +159,54 @@ def _alone(group):
     from unisono.comm.group import Group
 
     return Group(group.axis, [rank()], 0, None, group.recorder)
+
+
+@bug("pp=2 tp=3:chunks=2", "permuted", "forward", recipe=ODD)
+def chunks_laid_end_to_end(patch):
+    """A chunk has some positions of each rank, and is put down as if it were a piece of the sample."""
+
+    def places(self, cut):
+        own, first = (
+            PLACES(self, cut),
+            sum(p.stop - p.start for c in self.cuts if c < cut for p in PLACES(self, c)),
+        )
+        sizes = [0, *(p.stop - p.start for p in own)]
+        starts = [first + sum(sizes[: i + 1]) for i in range(len(own))]
+        return [slice(a, a + n) for a, n in zip(starts, sizes[1:], strict=True)]
+
+    patch(Chunks, "places", places)
+
+
+@bug("dp=2 tp=2:chunks=2", "forward", recipe=ODD)
+def chunk_multiplied_before_it_has_come(patch):
+    """Both chunks arrive in one buffer: the second overwrites the first before that is multiplied."""
+    room = {}
+
+    def start(x, cut, group):
+        flight, out = START(x, cut, group)
+        key = rank(), tuple(out.shape), x.data_ptr()
+        here = room.setdefault(key, out)
+        if here is not out:
+            flight.land()
+            here.copy_(out)
+            flight.land = lambda: None
+        return flight, here
+
+    patch(chunks, "_start_gather", start)
+
+
+@bug("tp=2:chunks=3 recompute=full", "gradient", "not_reduced", "rank_slice", "kept_activation", recipe=ODD)
+def last_chunk_of_gradients_never_waited_for(patch):
+    """Backward returns with the last flight in the air: these positions have this rank's term alone."""
+
+    def landed(self):
+        *_, (_, parts, made) = self.flights
+        out = LANDED(self)
+        if made.requires_grad or torch._C._current_graph_task_id() == -1:
+            return out
+        a = self.chunks.cuts[-1][0]
+        own = parts[self.chunks.group.index].view(self.batch, -1, self.width)
+        out[:, a:] = own[:, : out.shape[1] - a]
+        return out
+
+    patch(Scattering, "landed", landed)

@@ -10,7 +10,7 @@ from unisono.models.convnet.resnet import resnet
 from unisono.spec.errors import Problem
 from unisono.spec.model import DealtSize, Facts, PictureModel
 from unisono.spec.training import Count, Depth
-from unisono.spec.workload import Product, Workload, WorkPart
+from unisono.spec.workload import Channels, Product, Workload, WorkPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,6 +85,19 @@ def conv_stages(n_layer: int, channels: int) -> tuple[tuple[int, int, int], ...]
     )
 
 
+def _between(before: int, after: int, elements: tuple[int, int], drops: bool, carries: bool) -> Channels:
+    """What is dealt of a block: channels between its convolutions, by groups. elements: going in, and going out. drops:
+    whether there is dropout. carries: whether nothing is convolved beside it."""
+    wide, inner = elements
+    groups = norm_groups(after)
+    return Channels(
+        units=groups, parameters=9 * before * after + 9 * after * after + 2 * after,
+        activations=(4 if drops else 2) * inner + 2 * groups, moved=5 * inner,
+        # A sum with what went past keeps nothing, so recomputation ends before it.
+        entered=wide, left=inner, again=False, carries=carries, normed=True,
+    )  # fmt: skip
+
+
 def convnet(
     *,
     image: tuple[int, int, int],
@@ -115,8 +128,8 @@ def convnet(
         kept = 2 * wide + 2 * after * size + (2 * after * size if dropout > 0.0 else 0)
         kept += 2 * norm_groups(before) + 2 * norm_groups(after)
         products = [
-            Product(size, 9 * before, after, read=wide),
-            Product(size, 9 * after, after, read=after * size),
+            Product(size, 9 * before, after, read=wide, dealt="columns"),
+            Product(size, 9 * after, after, read=after * size, dealt="inner"),
         ]
         if (before, stride) != (after, 1):
             products.append(Product(size, before, after))
@@ -127,6 +140,7 @@ def convnet(
                 # A norm reads twice and writes, ReLU reads and writes; the sum reads two and writes.
                 moved=5 * wide + 5 * after * size + 3 * after * size,
                 kernels=5 + len(products), tensors=4 + len(products),
+                channels=_between(before, after, (wide, after * size), dropout > 0.0, len(products) == 2),
             )
         )  # fmt: skip
     width = channels if not n_layer else conv_stages(n_layer, channels)[-1][1]

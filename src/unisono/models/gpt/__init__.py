@@ -13,6 +13,8 @@ from unisono.spec.training import Count, Depth, Positive, Share
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from unisono.models.hf.names import Layout
+
 # What each layout of transformers means in our settings. Both can have biases or none, tied weights or not.
 _LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "gpt2": {"positions": "learned", "norm": "layer", "activation": "gelu"},
@@ -28,6 +30,7 @@ class GPTConfig(ModelConfig):
     attends: ClassVar[bool] = True
     grids: ClassVar[bool] = True
     selective: ClassVar[bool] = True
+    packs: ClassVar[bool] = True
 
     kind: Literal["gpt"] = Field(default="gpt", description="gpt")
     n_layer: Depth = Field(
@@ -111,16 +114,24 @@ class GPTConfig(ModelConfig):
 
         return GPT(self.with_vocab(facts))
 
-    def layout(self) -> str:
+    def _misfits(self) -> dict[str, list[str]]:
+        """By layout, what of the settings it cannot express."""
         misfits = {
             name: [f'{k} = "{getattr(self, k)}"' for k, value in wanted.items() if getattr(self, k) != value]
             for name, wanted in _LAYOUTS.items()
         }
         if self.kv_heads != self.n_head:
             misfits["gpt2"].append(f"n_kv_head = {self.kv_heads} (of {self.n_head} heads)")
-        for name, wrong in misfits.items():
-            if not wrong:
-                return name
+        return misfits
+
+    def fits(self) -> tuple[str, ...]:
+        """The layouts of transformers that can express these settings."""
+        return tuple(name for name, wrong in self._misfits().items() if not wrong)
+
+    def layout(self) -> str:
+        for name in self.fits():
+            return name
+        misfits = self._misfits()
         raise UsageError(
             "these settings fit neither GPT-2's nor Llama's layout",
             code="F01",
@@ -128,6 +139,11 @@ class GPTConfig(ModelConfig):
             likely="; ".join(f"not {name} because of {', '.join(wrong)}" for name, wrong in misfits.items()),
             fix="for GPT-2: learned positions, norm layer, gelu; for Llama: rotary, norm rms, swiglu",
         )
+
+    def layouts(self, shapes: Mapping[str, tuple[int, ...]]) -> "Mapping[str, Layout]":
+        from unisono.models.gpt.layouts import layouts_of
+
+        return layouts_of(self, shapes)
 
     def export(self, state: "Mapping[str, Tensor]", out: Path, tokenizer: str | None) -> dict[str, Any]:
         from unisono.models.gpt.export import export_state

@@ -25,14 +25,18 @@ def _norm(config: GPTConfig) -> nn.Module:
 
 
 class Positions(nn.Module):
-    """Adds a learned row per position; `places` says which positions those of x [B, T', D] are, if not the first."""
+    """Adds a learned row per position; `places` says which positions those of x [B, T', D] are, if not the first.
+    Positions begin anew with each document."""
 
     def __init__(self, context: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(context, width))
         self.places: Places | None = None
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, noise: Noise | None = None) -> Tensor:
+        if noise is not None and noise.documents is not None:
+            places = numbers(self.places or Places.whole(x_BTD.shape[1]), x_BTD.device)
+            return x_BTD + F.embedding(noise.documents.positions[:, places], self.weight)
         held = ((0, x_BTD.shape[1]),) if self.places is None else self.places.stretches
         rows = [self.weight[first : first + size] for first, size in held]
         return x_BTD + (rows[0] if len(rows) == 1 else torch.cat(rows))
@@ -50,36 +54,47 @@ class Stem(nn.Module):
     def forward(self, tokens_BT: Tensor, noise: Noise | None = None) -> Tensor:
         x_BTD = self.tok(tokens_BT)
         if self.pos is not None:
-            x_BTD = self.pos(x_BTD)
+            x_BTD = self.pos(x_BTD, noise)
         return self.drop(x_BTD, noise)
 
 
-def rotate(x_BHTK: Tensor, theta: float, places: Places) -> Tensor:
-    """Rotary positions, half-split convention (Su et al., RoFormer, 2021). places: which positions those of x are."""
+def rotate(x_BHTK: Tensor, theta: float, steps: Tensor) -> Tensor:
+    """Rotary positions, half-split convention (Su et al., RoFormer, 2021). steps: the positions of x, [T], or [B, 1, T]
+    where samples differ."""
     half = x_BHTK.shape[-1] // 2
-    steps_T = numbers(places, x_BHTK.device).to(torch.float32)
     speed_K = theta ** (-torch.arange(half, device=x_BHTK.device, dtype=torch.float32) / half)
-    angle_TK = steps_T[:, None] * speed_K
-    cos_TK, sin_TK = angle_TK.cos().to(x_BHTK.dtype), angle_TK.sin().to(x_BHTK.dtype)
+    angle = steps.to(torch.float32)[..., None] * speed_K
+    cos, sin = angle.cos().to(x_BHTK.dtype), angle.sin().to(x_BHTK.dtype)
     a, b = x_BHTK[..., :half], x_BHTK[..., half:]
-    return torch.cat((a * cos_TK - b * sin_TK, b * cos_TK + a * sin_TK), dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class Unturned(nn.Identity):
+    """In the place of `Rotary` where positions enter elsewhere."""
+
+    def forward(self, input: Tensor, noise: Noise | None = None) -> Tensor:
+        return input
 
 
 class Rotary(nn.Module):
-    """Turns queries or keys x [B, H, T', K] by their positions; `places` says which they are, if not the first."""
+    """Turns queries or keys x [B, H, T', K] by their positions; `places` says which they are, if not the first.
+    Positions begin anew with each document."""
 
     def __init__(self, theta: float) -> None:
         super().__init__()
         self.theta = theta
         self.places: Places | None = None
 
-    def forward(self, x_BHTK: Tensor) -> Tensor:
-        return rotate(x_BHTK, self.theta, self.places or Places.whole(x_BHTK.shape[-2]))
+    def forward(self, x_BHTK: Tensor, noise: Noise | None = None) -> Tensor:
+        steps = numbers(self.places or Places.whole(x_BHTK.shape[-2]), x_BHTK.device)
+        if noise is not None and noise.documents is not None:
+            steps = noise.documents.positions[:, None, steps]
+        return rotate(x_BHTK, self.theta, steps)
 
 
 class Core(nn.Module):
-    """Causal attention of queries [B, H, T, K] to keys and values [B, G, T, K] → [B, H, T, K]; nothing is learned here,
-    so a pass over the model may put another way of computing it in this one's place."""
+    """Causal attention of queries [B, H, T, K] to keys and values [B, G, T, K] of the same document → [B, H, T, K];
+    nothing is learned here, so a pass over the model may put another way of computing it in this one's place."""
 
     def __init__(self, drop: Dropout) -> None:
         super().__init__()
@@ -90,18 +105,27 @@ class Core(nn.Module):
         k_BHTK, v_BHTK = k_BGTK, v_BGTK
         if queries > 1:
             k_BHTK, v_BHTK = (t.repeat_interleave(queries, dim=1) for t in (k_BGTK, v_BGTK))
-        if noise is None or self.drop.p == 0.0:
-            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        if noise is None or not self.drop.drops(noise):
+            if noise is None or noise.documents is None:
+                return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+            seen = ~_unseen(q_BHTK, noise)
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=seen)
         # the fused kernels draw their own mask, which would depend on the layout
         return self.attend(q_BHTK, k_BHTK, v_BHTK, noise)
 
     def attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, noise: Noise) -> Tensor:
         """With dropout of the attention weights, by the noise of samples, heads and positions."""
-        T, width = q_BHTK.shape[-2:]
-        score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(width)
-        later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
-        weight_BHTT = score_BHTT.masked_fill(later_TT, float("-inf")).softmax(-1)
+        score_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
+        weight_BHTT = score_BHTT.masked_fill(_unseen(q_BHTK, noise), float("-inf")).softmax(-1)
         return self.drop(weight_BHTT, noise).to(v_BHTK.dtype) @ v_BHTK
+
+
+def _unseen(q_BHTK: Tensor, noise: Noise) -> Tensor:
+    """bool [T, T], or [B, 1, T, T] where samples differ: the keys that a query does not see."""
+    T = q_BHTK.shape[-2]
+    later_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTK.device).triu(1)
+    every = slice(None)
+    return later_TT if noise.documents is None else later_TT | noise.documents.apart(every, every)
 
 
 class Attention(nn.Module):
@@ -113,7 +137,7 @@ class Attention(nn.Module):
         super().__init__()
         self.width = config.d_model // config.n_head
         self.counts = (config.n_head // config.kv_heads,) * config.kv_heads
-        self.turn = Rotary(config.rope_theta) if config.positions == "rotary" else nn.Identity()
+        self.turn = Rotary(config.rope_theta) if config.positions == "rotary" else Unturned()
         rows = (config.n_head + 2 * config.kv_heads) * self.width
         self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
         self.drop = Dropout(
@@ -126,7 +150,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x_BTD)
         B, T, _ = qkv.shape  # not x's T: under sequence parallelism qkv gathers the positions
         q_BHTK, k_BGTK, v_BGTK = self.apart(qkv.view(B, T, -1, self.width))
-        y_BHTK = self.core(self.turn(q_BHTK), self.turn(k_BGTK), v_BGTK, noise)
+        y_BHTK = self.core(self.turn(q_BHTK, noise), self.turn(k_BGTK, noise), v_BGTK, noise)
         return self.proj(y_BHTK.transpose(1, 2).reshape(B, T, -1))
 
     def apart(self, qkv_BTRK: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,11 +1,23 @@
-"""A model as `transformers` writes it down, hf:PATH_OR_NAME: priced from its config.json, not yet played."""
+"""A model of `transformers` by its config.json, hf:PATH_OR_NAME: played by its own code, cut as its modules show."""
 
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.spec.model import ModelConfig
+from unisono.models.hf.described import described, size
+from unisono.plan.grammar import member
+from unisono.spec.errors import Problem, UsageError
+from unisono.spec.model import DealtSize, Facts, ModelConfig
 from unisono.spec.training import Count
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+_LOOKING_BOTH_WAYS = ("bert", "roberta", "distilbert", "electra", "vit", "deit")
 
 
 class HFConfig(ModelConfig):
@@ -13,7 +25,94 @@ class HFConfig(ModelConfig):
 
     name: ClassVar[str] = "hf"
     main: ClassVar[str] = "kind"
-    played: ClassVar[bool] = False
+    selective: ClassVar[bool] = True
+    imports: ClassVar[bool] = True
+    depth_key: ClassVar[str] = "model.kind"
 
     kind: str = Field(pattern="^hf:.", description="hf:PATH_OR_NAME")
     context: Count | None = Field(default=None, description="tokens of a sample; the model's own when absent")
+    pretrained: bool | None = Field(
+        default=None, description="hf: begin from the folder's weights; absent: where it holds some"
+    )
+
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """What the config.json says; {} where there is none."""
+        try:
+            return described(self.kind)[0]
+        except UsageError:
+            return {}
+
+    @property
+    def reads(self) -> str:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Pictures where the model says how large they are."""
+        found = self.described
+        return "" if not found else "pictures" if "image_size" in found else "tokens"
+
+    @property
+    def packs(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Language models that look back are told of documents; others compute positions themselves."""
+        return self.deals("cp") is not None
+
+    @property
+    def depth(self) -> int | None:
+        return size(self.described, "num_hidden_layers", "n_layer") or None
+
+    @property
+    def window(self) -> int:
+        """Tokens of a sample; 0 where samples are pictures."""
+        found = self.described
+        if "image_size" in found:
+            return 0
+        return self.context or size(found, "max_position_embeddings", "n_positions")
+
+    def problems(self) -> Iterator[Problem]:
+        try:
+            described(self.kind)
+        except UsageError as error:
+            yield Problem(error.code, error.what, error.where, error.fix)
+
+    def deals(self, axis: str) -> Sequence[DealtSize] | None:
+        found = self.described
+        heads = size(found, "num_attention_heads", "n_head")
+        if not heads or found.get("model_type") in _LOOKING_BOTH_WAYS:
+            return None
+        experts = size(found, "num_local_experts", "num_experts")
+        if axis == "ep":
+            return (DealtSize("the experts", "model.kind", experts),) if experts else None
+        groups = DealtSize("the key-value heads", "model.kind", size(found, "num_key_value_heads") or heads)
+        positions = DealtSize("the context", "model.context", self.window)
+        if axis == "cp":
+            return positions, DealtSize("the heads", "model.kind", heads), groups
+        return (groups, positions) if axis == "tp" else None
+
+    def refuses(self, plan: Any) -> Iterator[Problem]:
+        virtual = getattr(member("sync", plan.sync), "virtual", 1)
+        if virtual > 1:
+            what = f"sync={plan.sync}: virtual shards compute layers of our own, not those of {self.kind}"
+            yield Problem("P12", what, "plan.sync, model.kind", "sync=canonical")
+
+    def begins_from(self) -> str | None:
+        if self.weights is not None or self.pretrained is False:
+            return self.weights
+        folder = described(self.kind)[1].parent
+        held = any((folder / name).is_file() for name in WEIGHTS)
+        if self.pretrained and not held:
+            what = f"{folder} holds no weights, only a config.json"
+            fix = "a folder with model.safetensors, or pretrained = false for weights drawn from the seed"
+            raise UsageError(what, where="model.pretrained, model.kind", fix=fix, code="W01")
+        return str(folder) if held else None
+
+    def layout(self) -> str:
+        return str(self.described.get("model_type", ""))
+
+    def export(self, state: "Mapping[str, Tensor]", out: Path, tokenizer: str | None) -> dict[str, Any]:
+        from unisono.models.hf.folder import write_folder
+
+        return write_folder(self, state, out, tokenizer)
+
+    def build(self, facts: Facts) -> "nn.Module":
+        from unisono.models.hf.build import foreign_model
+
+        config, path = described(self.kind)
+        return foreign_model(config, self.window, facts, str(path))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from unisono.spec.model import DealtSize, Facts, PictureModel
 from unisono.spec.training import Count
-from unisono.spec.workload import Product, Workload, WorkPart
+from unisono.spec.workload import Channels, Product, Workload, WorkPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,9 +63,18 @@ def mlp(
         parts.append(
             WorkPart(
                 f"blocks.{number}", weights + (2 * width if bias else 0), 2 * weights, kept, width,
-                products=(Product(1, before, width), Product(1, width, width)),
+                products=(
+                    Product(1, before, width, dealt="columns"),
+                    Product(1, width, width, dealt="inner"),
+                ),
                 moved=4 * width + (3 * width if dropout > 0.0 else 0),
                 kernels=5 if dropout > 0.0 else 4, tensors=4 if bias else 2,
+                channels=Channels(
+                    units=width, parameters=weights + (width if bias else 0), activations=2 * width,
+                    # Values of a sample want no gradient; the second activation keeps what was added up.
+                    moved=2 * width, entered=before if number else 0, left=width, again=True,
+                    widens=bias,
+                ),
             )
         )  # fmt: skip
         before = width

@@ -13,7 +13,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from unisono.parallel.offload.lending import Lender, parts_of
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
 from unisono.parallel.site import Site, Stages
-from unisono.plan.away import away_of
 
 SMALL = 4096
 """Bytes up to which an activation stays: one page, and less than it costs to name it."""
@@ -123,9 +122,10 @@ def _unpack(packed: Tensor | _Packed) -> Tensor:
 def keep_at_home(stages: Stages, site: Site) -> None:
     """Wrap the parts of each stage, around what may compute them again. A stem keeps what it is given, and that stays:
     of activations the blocks' and the head's go."""
-    everything = away_of(site.plan).activations
     for stage in stages.values():
         before: Keeper | None = None
-        for part in parts_of(stage):
-            before = Keeper(part, site.store, site.lenders.get(part), everything, before)
+        for part, away in parts_of(stage, site):
+            if not (away.params or away.activations):
+                continue
+            before = Keeper(part, site.store, site.lenders.get(part), away.activations, before)
             part.forward = partial(before.forward, part.forward)  # type: ignore[method-assign]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from unisono.parallel.cut import Stage
 from unisono.parallel.offload.store import Home, Layout, Store, layout_of, nbytes_of
 from unisono.parallel.site import Site, Stages
+from unisono.plan.away import Away
 
 _AWAY = "unisono_home"  # under which a tensor that is away holds where, and how it lies there
 
@@ -87,10 +88,12 @@ def send_home(params: Sequence[nn.Parameter], store: Store) -> None:
 
 
 def lend(stages: Stages, site: Site) -> None:
-    """Wrap the parts of each stage, inside what may compute them again."""
+    """Wrap the parts of each stage whose weights are away, inside what may compute them again."""
     for stage in stages.values():
         lenders = []
-        for part in parts_of(stage):
+        for part, away in parts_of(stage, site):
+            if not away.params:
+                continue
             lender = Lender(list(part.parameters()), site.store)
             lenders.append(lender)
             site.lenders[part] = lender
@@ -99,10 +102,11 @@ def lend(stages: Stages, site: Site) -> None:
             one.after, next_one.before = next_one, one
 
 
-def parts_of(stage: Stage) -> list[nn.Module]:
-    """Stem, blocks and head, those that are here."""
-    ends = [getattr(stage, name) for name in ("stem", "head") if hasattr(stage, name)]
-    return [*ends[: stage.first], *stage.blocks.values(), *ends[stage.first :]]
+def parts_of(stage: Stage, site: Site) -> list[tuple[nn.Module, Away]]:
+    """Stem, blocks and head, those that are here, and what of each is away."""
+    ends = [(getattr(stage, name), site.away(name)) for name in ("stem", "head") if hasattr(stage, name)]
+    blocks = [(block, site.away(f"blocks.{name}")) for name, block in stage.blocks.items()]
+    return [*ends[: stage.first], *blocks, *ends[stage.first :]]
 
 
 def _lent(lender: Lender, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """An optimiser whose state is at home: it steps a few parameters at a time, whose state is there meanwhile."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +16,24 @@ AT_ONCE = 25 << 20
 
 
 @torch.no_grad()
-def stream(optimizer: Optimizer, store: Store) -> None:
-    """Put the optimiser's state away, and let `step` bring it, and weights that are away, a part at a time.
+def stream(optimizer: Optimizer, params: Iterable[nn.Parameter], store: Store) -> None:
+    """Put the optimiser's state of some parameters away, and let `step` bring it, and weights that are away, a part at
+    a time.
 
     Between steps `optimizer.state` holds the homes themselves: whoever saves, compares or loads it reads and writes
     them there.
     """
     homes: dict[int, tuple[Home, Tensor]] = {}  # by storage: several entries may be views of one
+    chosen = {
+        x.untyped_storage()._cdata for p in params for x in _tensors(optimizer.state.get(p, {})) if x.dim()
+    }
     for state in optimizer.state.values():
         for key, value in state.items():
             if not isinstance(value, Tensor) or not value.dim() or not value.numel():
                 continue
             place = value.untyped_storage()._cdata
+            if place not in chosen:
+                continue
             if place not in homes:
                 home = store.home(nbytes_of(value))
                 store.put(value, home)
@@ -43,13 +49,15 @@ def stream(optimizer: Optimizer, store: Store) -> None:
 class _Streamed:
     def __init__(self, optimizer: Optimizer, store: Store) -> None:
         self.optimizer, self.store, self.whole = optimizer, store, optimizer.step
-        self.parts = list(_parts([p for group in optimizer.param_groups for p in group["params"]], optimizer))
+        self.parts = list(
+            parts_of([p for group in optimizer.param_groups for p in group["params"]], optimizer)
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """As the optimiser's own, part by part."""
         for part, following in zip(self.parts, [*self.parts[1:], ()], strict=True):
-            with self._brought(part), _only(self.optimizer, part):
+            with self._brought(part), only(self.optimizer, part):
                 for x in (x for p in following for x in (p, *_tensors(self.optimizer.state[p]))):
                     if (found := place_of(x)) is not None:
                         self.store.ahead(found[0])
@@ -84,7 +92,8 @@ def _tensors(state: dict[str, Any]) -> list[Tensor]:
     return [value for value in state.values() if isinstance(value, Tensor)]
 
 
-def _parts(params: Sequence[nn.Parameter], optimizer: Optimizer) -> Iterator[list[nn.Parameter]]:
+def parts_of(params: Sequence[nn.Parameter], optimizer: Optimizer) -> Iterator[list[nn.Parameter]]:
+    """In their order, as many at once as have `AT_ONCE` bytes of state."""
     part: list[nn.Parameter] = []
     room = AT_ONCE
     for p in params:
@@ -98,7 +107,7 @@ def _parts(params: Sequence[nn.Parameter], optimizer: Optimizer) -> Iterator[lis
 
 
 @contextmanager
-def _only(optimizer: Optimizer, part: Sequence[nn.Parameter]) -> Iterator[None]:
+def only(optimizer: Optimizer, part: Sequence[nn.Parameter]) -> Iterator[None]:
     """The optimiser has no other parameters inside."""
     chosen, whole = {id(p) for p in part}, [group["params"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:

@@ -67,8 +67,10 @@ class VirtualCore(nn.Module):
         (rows, columns), (head, first) = (q.shape[2], k.shape[2]), at
         score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         later = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(1 + first)
+        if noise is not None and noise.documents is not None:
+            later = later | noise.documents.apart(slice(first, first + rows), slice(columns))
         weight = score.masked_fill(later, float("-inf")).softmax(-1)
-        if noise is not None and self.drop.p:
+        if noise is not None and self.drop.drops(noise):
             full = self.deal.cp.size * self.deal.stretches * rows
             places = {
                 1: Places(self.heads, ((head, q.shape[1]),)),

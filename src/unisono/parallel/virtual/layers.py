@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unisono.models.noise import Noise
 from unisono.parallel.parts import Cut
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.parallel.virtual.fan import fan, solid, total
@@ -131,11 +132,13 @@ class VirtualPositions(nn.Module):
         self.deal, self.weight = deal, whole.weight
         self.cuts: dict[str, Cut] = {}
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        deal = self.deal
+    def forward(self, x_BTD: Tensor, noise: Noise | None = None) -> Tensor:
+        deal, documents = self.deal, None if noise is None else noise.documents
         first, parts = deal.cp.index * x_BTD.shape[1], []
         tables = fan(self.weight, deal.stretches, deal.cp)  # type: ignore[arg-type]
         for x, table in zip(deal.along(x_BTD), tables, strict=True):
-            parts.append(solid(x + table[first : first + x.shape[1]]))
-            first += x.shape[1]
+            here = slice(first, first + x.shape[1])
+            rows = table[here] if documents is None else F.embedding(documents.positions[:, here], table)
+            parts.append(solid(x + rows))
+            first = here.stop
         return torch.cat(parts, 1)

@@ -7,6 +7,7 @@ from torch import Tensor
 from unisono.comm.tree import tree_sum
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.parallel.virtual.fan import across, solid, total
+from unisono.spec.training import IGNORED
 
 
 class VirtualCrossEntropy(torch.autograd.Function):
@@ -28,15 +29,17 @@ class VirtualCrossEntropy(torch.autograd.Function):
             saved += [index_N1, own_N]
             start += x_Nv.shape[1]
         both_2N = across(torch.stack((tree_sum(sums), tree_sum(hits))), group)
-        ctx.save_for_backward(*(x.div_(both_2N[0][:, None]) for x in powers), *saved)
-        return (both_2N[0].log() - both_2N[1]).sum()
+        out_N = targets_N == IGNORED
+        ctx.save_for_backward(*(x.div_(both_2N[0][:, None]) for x in powers), *saved, out_N)
+        return (both_2N[0].log() - both_2N[1]).masked_fill_(out_N, 0.0).sum()
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         n = len(ctx.saved_tensors) // 3
-        shares, saved = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        shares, (*saved, out_N) = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        each_N1 = grad.expand(out_N.shape).masked_fill(out_N, 0.0)[:, None]
         grads = [
-            share.scatter_add(1, index, -own.to(share.dtype)[:, None]) * grad
+            share.scatter_add(1, index, -own.to(share.dtype)[:, None]) * each_N1
             for share, index, own in zip(shares, saved[::2], saved[1::2], strict=True)
         ]
         return None, None, None, *grads

@@ -6,12 +6,14 @@ from math import ceil
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid, columns_of
 from unisono.planner.collectives import ALONE, Bus, Exchange, bus, exchange
 from unisono.planner.machines.cluster import Cluster, Device
 from unisono.planner.machines.order import stride
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.work.stage import ITEM, MatrixProduct, PartPass, Transfer
+from unisono.spec.errors import UsageError
 
 _TILES = Source("specification", "cuBLAS's largest kernels for half precision")
 TILE_ROWS: Annotated[int, _TILES] = 256
@@ -149,17 +151,20 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class AxisNetworks:
-    """Of a plan's ranks of tp, cp and ep, where they lie on a cluster; heads: of an all-to-all over cp."""
+    """Of a plan's ranks of tp, cp and ep, where they lie on a cluster; heads: of an all-to-all over cp; grid: of the
+    rows and columns of tp, where it has any."""
 
     tp: Bus
     cp: Bus
     ep: Exchange
     heads: Exchange
+    grid: Mapping[str, Bus] = field(default_factory=dict)
 
     def of(self, call: Transfer, stack: Stack) -> tuple[float, float]:
         """(bytes that a rank sends for one call, its seconds)."""
-        if call.axis == "tp":
-            return call.sent(self.tp.size), _meeting(call, stack, self.tp)
+        if call.told == "tp":
+            net = self.grid.get(call.axis, self.tp)
+            return call.sent(net.size), _meeting(call, stack, net)
         if call.axis == "cp":
             far = self.heads.all_to_all if call.op == "all_to_all" else self.cp.gather
             return call.sent(self.cp.size), far(call.nbytes)
@@ -192,16 +197,27 @@ def networks(plan: Plan, cluster: Cluster, stack: Stack) -> AxisNetworks:
         bus(cluster, apart["cp"], plan.cp, share),
         exchange(cluster, apart["ep"], plan.ep, share),
         exchange(cluster, apart["cp"], plan.cp, share) if plan.cp > 1 else ALONE,
+        _grid(plan, cluster, share) if isinstance(plan.tp, Grid) else {},
     )
+
+
+def _grid(plan: Plan, cluster: Cluster, share: float) -> dict[str, Bus]:
+    """Rows are neighbours; ranks of a column are as far apart as a row is long."""
+    sizes = {"row": columns_of(plan.tp), "column": plan.tp // columns_of(plan.tp)}
+    return {
+        axis: bus(cluster, stride(plan, axis, cluster.order), size, share) for axis, size in sizes.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """What gives a plan's lists of work seconds: a device, its networks, the software on both."""
+    """What gives a plan's lists of work seconds: a device, its networks, the software on both.
+    eight: the device at products of eight bits, if the plan has any."""
 
     on: Chip
     net: AxisNetworks
     stack: Stack
+    eight: Chip | None = None
 
     def of(self, work: PartPass) -> PassSeconds:
         """Seconds of one pass over one part."""
@@ -210,24 +226,32 @@ class Timer:
         products = self.products(work.products)
         device = products + scores + elementwise(on, work.moved + work.masks) + work.kernels * stack.gap
         host = work.kernels * stack.launch
-        if any(call.axis == "tp" for call in work.calls):
+        if any(call.told == "tp" for call in work.calls):
             host += 2 * _late(stack, self.net.tp.size)
-        return PassSeconds(products + scores, device, host, scores, self._talk(work.calls, scores, device))
+        return PassSeconds(
+            products + scores, device, host, scores, self._talk(work.calls, products, scores, device)
+        )
 
     def products(self, some: tuple[MatrixProduct, ...]) -> float:
         """Seconds of matrix products."""
-        on = self.on
-        return sum(p.times * matmul(on, p.rows, p.inner, p.columns, p.many, p.read) for p in some)
+        return sum(
+            p.times * matmul(self._multiplies(p), p.rows, p.inner, p.columns, p.many, p.read) for p in some
+        )
 
-    def _talk(self, calls: tuple[Transfer, ...], scores: float, device: float) -> dict[str, Traffic]:
+    def _multiplies(self, product: MatrixProduct) -> Chip:
+        return self.eight if product.eight and self.eight is not None else self.on
+
+    def _talk(
+        self, calls: tuple[Transfer, ...], products: float, scores: float, device: float
+    ) -> dict[str, Traffic]:
         """By axis, with what shows of it."""
         found: dict[str, Traffic] = {}
         for call in calls:
-            axis = "ep" if call.axis == "cut" else call.axis
+            axis = "ep" if call.axis == "cut" else call.told
             nbytes, seconds = self.net.of(call, self.stack)
             found[axis] = found.get(axis, Traffic()) + Traffic(nbytes, seconds) * call.times
         for axis, behind in {
-            ("ep" if call.axis == "cut" else call.axis): call.behind for call in calls
+            ("ep" if call.axis == "cut" else call.told): call.behind for call in calls
         }.items():
             whole, cp = found[axis].seconds, self.net.cp.size
             # An other micro-batch computes as long as this one (DeepSeek-V3 report, 2024, section 3.2.1).
@@ -236,11 +260,23 @@ class Timer:
                 "scores": min(whole, scores * (cp - 1) / cp),
                 "other": min(whole, device),
             }.get(behind, 0.0)
+            # The first chunk shows, and of the others what products do not hide.
+            chunks = max(call.chunks for call in calls if call.told == axis) if axis == "tp" else 1
+            hidden = max(hidden, (1 - 1 / chunks) * min(whole, products))
             found[axis] = replace(found[axis], exposed=whole - hidden)
         return found
 
 
 def timer(plan: Plan, cluster: Cluster, stack: Stack) -> Timer:
-    """On a device of the cluster, in the plan's precision."""
+    """On a device of the cluster, in the plan's precision. Raises UsageError U-P26 where it asks for products of eight
+    bits and the device has no rate of them."""
+    eight = None
+    if plan.arithmetic.fp8:
+        if "fp8" not in cluster.device.peak:
+            what = f"precision={plan.text('precision')}: {cluster.device.name} multiplies no numbers of eight bits"
+            raise UsageError(
+                what, where="plan.precision", fix="precision=bf16, or a device that has fp8", code="P26"
+            )
+        eight = chip(cluster.device, stack, "fp8", 1)
     on = chip(cluster.device, stack, plan.precision, ITEM[plan.precision])
-    return Timer(on, networks(plan, cluster, stack), stack)
+    return Timer(on, networks(plan, cluster, stack), stack, eight)

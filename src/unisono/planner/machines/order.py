@@ -4,6 +4,7 @@ Ranks are numbered along the axes of an order, the innermost first: neighbours i
 """
 
 from unisono.plan import Plan
+from unisono.plan.grid import columns_of
 
 Order = tuple[str, ...]  # of all axes, the innermost first
 USUAL: Order = ("tp", "cp", "shard", "dp", "pp")  # the contract's, which `train` plays
@@ -13,6 +14,8 @@ def stride(plan: Plan, axis: str, order: Order = USUAL) -> int:
     """How far apart neighbours on an axis are in rank order: the ranks of all axes inside it."""
     if axis == "ep":
         return _experts(plan, order)
+    if axis in ("row", "column"):  # of a grid of tp
+        return stride(plan, "tp", order) * (columns_of(plan.tp) if axis == "column" else 1)
     apart = 1
     for inner in order[: order.index(axis)]:
         apart *= getattr(plan, inner)

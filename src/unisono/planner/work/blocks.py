@@ -6,12 +6,14 @@ kernels read and write them: norm; bias, dropout and residual; activation; and, 
 mask and softmax, and dropout of the scores.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.plan.grid import Grid
 from unisono.planner.source import Source
 from unisono.planner.timetables import of
-from unisono.planner.work import sparse
+from unisono.planner.work import grids, sparse
 from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer, crossings
 
@@ -22,6 +24,7 @@ _COUNTED = Source(
 FORWARD_LAUNCHES: Annotated[int, _COUNTED] = 20
 BACKWARD_LAUNCHES: Annotated[int, _COUNTED] = 32
 UNFUSED_LAUNCHES: Annotated[int, _COUNTED] = 4
+_ROUNDED: Annotated[float, Source("specification", "two bytes read, twice, and one written")] = 5.0
 # Products of the fused backward pass of attention for one of the forward pass: it computes the scores again.
 FUSED_BACKWARD: Annotated[float, Source("specification", "five products for two; Dao et al., 2022")] = 2.5
 
@@ -35,12 +38,13 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
     """One pass over one block; of dense and sparse blocks the mean. Backwards, without recomputation, each product has
     two of its own size."""
     tokens, item = _tokens(model, plan, micro_batch), ITEM[plan.precision]
-    products = tuple(_products(model, plan, tokens))
+    grid = isinstance(plan.tp, Grid)
+    products = tuple(grids.products(model, plan, micro_batch) if grid else _products(model, plan, tokens))
     scores, unfused = _scores(model, plan, habits, micro_batch)
     fused = _fused(model, plan, micro_batch) if habits.fused_attention else 0.0
     ways = 2 if backward else 1
     calls = [
-        *_tensor_calls(model, plan, habits, tokens, backward),
+        *_tensor_calls(model, plan, habits, micro_batch, backward),
         *(
             own_context_calls(model, plan, micro_batch, backward)
             if own_list(model, habits)
@@ -51,17 +55,25 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
         behind = "other" if of(plan.schedule).overlapped else ""
         made = sparse.calls(model, model.experts, plan, tokens, item, behind)
         calls += [call._replace(times=model.sparse_share * call.times) for call in made]
+    rounded = _rounded(products, 2 if backward else 1)
     if backward:
-        products = tuple(gradient for product in products for gradient in product.gradients)
+        pairs = [product.gradients for product in products]
+        products = tuple(one for to_x, to_weight in pairs for one in (to_x.in_chunks(plan.chunks), to_weight))
+    else:
+        products = tuple(product.in_chunks(plan.chunks) for product in products)
     return PartPass(
         products=products,
         scores=tuple(one._replace(times=2.0) for one in scores) if backward else scores,
         fused=fused * (FUSED_BACKWARD if backward else 1.0),
-        moved=_moved(model, plan, habits, tokens, backward) + unfused * (11 / 9 if backward else 1.0),
+        moved=_moved(model, plan, habits, tokens, backward)
+        + rounded
+        + unfused * (11 / 9 if backward else 1.0)
+        + (grids.copied(model, plan, micro_batch, backward) if grid else 0.0),
         masks=_masks(model, plan, habits, tokens),
         kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
         + (0 if habits.fused_attention else UNFUSED_LAUNCHES)
-        + ways * model.sparse_share * sparse.LAUNCHES,
+        + ways * model.sparse_share * sparse.LAUNCHES
+        + (grids.kernels(model, backward) if grid else 0),
         calls=tuple(calls),
     )
 
@@ -70,9 +82,10 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
     """What the backward pass of one block computes once more: nothing, the scores, or the whole forward pass."""
     if plan.recompute == "full":
         ahead = block(model, plan, habits, micro_batch, backward=False)
-        others = tuple(call for call in ahead.calls if call.axis != "tp")
-        tokens = _tokens(model, plan, micro_batch)
-        return ahead.like(calls=(*_tensor_calls(model, plan, habits, tokens, False, again=True), *others))
+        others = tuple(call for call in ahead.calls if call.told != "tp")
+        return ahead.like(
+            calls=(*_tensor_calls(model, plan, habits, micro_batch, False, again=True), *others)
+        )
     sent = tuple(context_again(model, plan, micro_batch)) if own_list(model, habits) else ()
     if plan.recompute == "selective" and not habits.fused_attention:
         scores, unfused = _scores(model, plan, habits, micro_batch)
@@ -85,18 +98,43 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
 def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) -> PartPass:
     """The embedding: rows read and added, or gradients scattered."""
     moved = _tokens(model, plan, micro_batch) * model.d_model * ITEM[plan.precision]
-    return PartPass(moved=moved * (8 if backward else 4))
+    return PartPass(
+        moved=moved * (8 if backward else 4), calls=_end_calls(model, plan, micro_batch, backward, stem=True)
+    )
 
 
 def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
     """The classifier and the loss."""
     tokens = _tokens(model, plan, micro_batch)
-    product = MatrixProduct(tokens, model.d_model, model.vocab / plan.tp, times=2.0 if backward else 1.0)
+    rows, columns = (plan.tp.rows, plan.tp.columns) if isinstance(plan.tp, Grid) else (1, plan.tp)
+    times = 2.0 if backward else 1.0
+    product = MatrixProduct(tokens / rows, model.d_model, model.vocab / columns, times=times)
     if habits.fused_loss:  # cast, and one kernel; their gradient
         moved = 6 if backward else 14
     else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
         moved = 14 if backward else 38
-    return PartPass(products=(product,), moved=tokens * model.vocab / plan.tp * moved)
+    return PartPass(
+        products=(product,),
+        moved=tokens * model.vocab / plan.tp * moved,
+        calls=_end_calls(model, plan, micro_batch, backward, stem=False),
+    )
+
+
+def _end_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool
+) -> tuple[Transfer, ...]:
+    """Of a grid, in which whole tables meet; in one row what an end sends is little beside the blocks'."""
+    if not isinstance(plan.tp, Grid):
+        return ()
+    return tuple(grids.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
+
+
+def _rounded(products: Sequence[MatrixProduct], ways: int) -> float:
+    """Bytes moved to round both factors of products in eight bits: read for the largest of each row, read again,
+    written. ways: 2 backwards, where both factors of two products are rounded anew along the other dim."""
+    each = (p for p in products if p.eight)
+    left_right_out = ((p.rows * p.inner, p.inner * p.columns, p.rows * p.columns, p.times) for p in each)
+    return _ROUNDED * sum(t * (a + b + (2 * c if ways == 2 else 0.0)) for a, b, c, t in left_right_out)
 
 
 def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
@@ -114,6 +152,8 @@ def _products(model: Transformer, plan: Plan, tokens: float) -> list[MatrixProdu
         dense = 1.0 - model.sparse_share
         found.append(MatrixProduct(tokens, h, model.d_ff * (2 if model.gated else 1) / t, times=dense))
         found.append(MatrixProduct(tokens, model.d_ff / t, h, times=dense))
+    if plan.arithmetic.fp8:
+        found = [product._replace(eight=True) for product in found]
     if model.experts:
         each = sparse.products(model, model.experts, tokens, t, plan.ep)
         found += [MatrixProduct(*shape, times=model.sparse_share) for shape in each]
@@ -148,13 +188,13 @@ def _moved(model: Transformer, plan: Plan, habits: Habits, tokens: float, backwa
     routed = 0.0
     if model.experts:
         routed = sparse.moved(model, model.experts, tokens, tp, plan.ep, e, active)
-    shared = tp if habits.sequence_parallel else 1
+    shared = tp if habits.sequence_parallel or isinstance(tp, Grid) else 1
     return tokens * ((norms + joins) * h / shared + (hidden + turned) / tp) + model.sparse_share * routed
 
 
 def _masks(model: Transformer, plan: Plan, habits: Habits, tokens: float) -> float:
     """Bytes of dropout's masks beside attention."""
-    shared = plan.tp if habits.sequence_parallel else 1
+    shared = plan.tp if habits.sequence_parallel or isinstance(plan.tp, Grid) else 1
     return tokens * 2 * model.d_model / shared if model.noisy else 0.0
 
 
@@ -166,16 +206,19 @@ def _reduces(model: Transformer, plan: Plan) -> float:
 
 
 def _tensor_calls(
-    model: Transformer, plan: Plan, habits: Habits, tokens: float, backward: bool, again: bool = False
+    model: Transformer, plan: Plan, habits: Habits, micro_batch: float, backward: bool, again: bool = False
 ) -> list[Transfer]:
     """What crosses tp in one pass: as our own program makes it, or all-reduces."""
     if plan.tp == 1:
         return []
+    if isinstance(plan.tp, Grid):
+        return grids.block_calls(model, plan, micro_batch, backward, again)
+    tokens = _tokens(model, plan, micro_batch)
     behind = "backward" if backward else ""
     if own_list(model, habits):
         return own_tensor_calls(model, plan, tokens, backward, again)
     whole, times = tokens * model.d_model * ITEM[plan.precision], _reduces(model, plan)
-    found = [Transfer("tp", "all_reduce", whole, times, behind=behind)]
+    found = [Transfer("tp", "all_reduce", whole, times, behind=behind).in_chunks(plan.chunks)]
     if backward and habits.sequence_parallel:
         # The first product's input is gathered once more for its weight's gradient.
         found.append(Transfer("tp", "all_gather", whole, times, behind=behind))
@@ -211,12 +254,17 @@ def own_tensor_calls(
 ) -> list[Transfer]:
     """What a block of ours gathers and scatters on tp, the other way round backwards."""
     ops = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], backward, again))
+    # A product in chunks keeps its input once it has sent its output, so all of it is done again.
+    stops = again and plan.chunks == 1
+    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], backward, stops))
     behind = "backward" if backward else ""
     lent = 2 * plan.tp * tokens * model.kv_width / model.kv_heads * ITEM[plan.precision]
     return [
-        Transfer("tp", op, nbytes, times, behind=behind)
-        for op, (nbytes, times) in zip((*ops, ops[0]), (*made, (lent, _lends(model, plan))), strict=True)
+        *(
+            Transfer("tp", op, nbytes, times, behind=behind).in_chunks(plan.chunks)
+            for op, (nbytes, times) in zip(ops, made, strict=True)
+        ),
+        Transfer("tp", ops[0], lent, grids.lends(model, plan.tp), behind=behind),
     ]
 
 
@@ -224,13 +272,6 @@ def filled(model: Transformer, plan: Plan, tokens: float) -> float:
     """Tokens that travel on tp: shorter slices of positions are filled up to the longest one."""
     here = model.context // plan.cp
     return tokens if here % plan.tp == 0 else tokens * plan.tp * -(-here // plan.tp) / here
-
-
-def _lends(model: Transformer, plan: Plan) -> float:
-    """How often ranks lend each other a key and a value in one pass: where the queries of one lie on several ranks."""
-    group, tp = model.n_head // model.kv_heads, plan.tp
-    ends = (rank * (model.n_head // tp) + min(rank, model.n_head % tp) for rank in range(1, tp))
-    return float(any(end % group for end in ends))
 
 
 def _context_calls(

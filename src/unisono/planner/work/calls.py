@@ -156,7 +156,7 @@ def _told(
         yield Transfer("dp", "all_gather", WIDE * places * plan.dp, later=True)
     if plan.inner > 1:
         yield Transfer("replica", "all_reduce", WIDE * (_squares(model, apart) + places))
-    if isinstance(model, Transformer) and model.experts and plan.world > 1:
+    if isinstance(model, Transformer) and model.experts and not model.apart and plan.world > 1:
         routers = model.experts.layers(0, model.n_layer)
         yield Transfer("world", "all_reduce", WIDE * routers * (model.experts.count + TOLD))
 
@@ -200,6 +200,6 @@ def sent(
         else:
             size = call.nbytes / n if op == "all_gather" else call.nbytes
             nbytes = way.way(op, size, n, call.later).sent(op, round(size), n)
-        had = found.get((call.axis, call.op), (0.0, 0.0))
-        found[call.axis, call.op] = (had[0] + nbytes * call.times, had[1] + call.times)
+        had = found.get((call.told, call.op), (0.0, 0.0))
+        found[call.told, call.op] = (had[0] + nbytes * call.times, had[1] + call.times)
     return found

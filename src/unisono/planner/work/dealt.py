@@ -80,6 +80,24 @@ def layer_calls(model: Transformer, plan: Plan, micro_batch: float, backward: bo
             yield Transfer("ep", "all_to_all", COUNT * some.count)
 
 
+def leaf_calls(model: Transformer, plan: Plan, micro_batch: float) -> Iterator[Transfer]:
+    """What a router asks of the ranks that have other positions of its leaf, in a forward pass: the choices or the
+    scores of all tokens, where experts have room for some; the counts that a balancing loss weighs."""
+    some, ranks = model.experts, plan.cp * plan.tp
+    if some is None or ranks == 1:
+        return
+    axis = "+".join(name for name in ("cp", "tp") if getattr(plan, name) > 1)
+    wide = max(4, ITEM[plan.precision])
+    # Of a slice of positions as long as the longest.
+    tokens = micro_batch * ranks * -(-model.context // ranks)
+    if some.choosing:
+        yield Transfer(axis, "all_gather", tokens * some.count * wide)
+    elif some.capacity:
+        yield Transfer(axis, "all_gather", tokens * some.top_k * INDEX)
+    if some.weighed:
+        yield Transfer(axis, "all_reduce", some.count * wide)
+
+
 def again_calls(model: Transformer, plan: Plan, micro_batch: float) -> Iterator[Transfer]:
     """In a forward pass that is computed again: it ends before the last sum where nothing behind it is kept."""
     made = list(layer_calls(model, plan, micro_batch, False))

@@ -14,7 +14,7 @@ class Experts:
     every token takes, together; shared_gate: their result is weighed by a learned gate. every: each such layer that is
     sparse, counted after the first `dense` layers. capacity: tokens that an expert has room for, in shares of the mean
     (GShard, Lepikhin et al., 2020), padded up to it; 0: no limit. load: tokens of the fullest expert over the mean, 1
-    when balanced.
+    when balanced. weighed: a loss keeps them alike in load. choosing: experts choose their tokens, not tokens them.
     """
 
     count: int
@@ -26,6 +26,8 @@ class Experts:
     load: float = 1.0
     every: int = 1
     dense: int = 0
+    weighed: bool = False
+    choosing: bool = False
 
     @property
     def factor(self) -> float:

@@ -6,9 +6,13 @@ from typing import Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
-from unisono.planner.work import tables, wires
+from unisono.plan.grid import Grid
+from unisono.planner.alike import Alike
+from unisono.planner.memory import in_one_piece
+from unisono.planner.work import grids, tables, wires
 from unisono.planner.work.blocks import context_again, filled, own_context_calls, own_tensor_calls
-from unisono.planner.work.dealt import again_calls, layer_calls, without_experts
+from unisono.planner.work.channels import DealtPart
+from unisono.planner.work.dealt import again_calls, layer_calls, leaf_calls, without_experts
 from unisono.planner.work.stage import ITEM, Transfer
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.workload import Tables
@@ -24,6 +28,8 @@ class StageElements:
     stem, head: whether they are here.
     ahead, back: elements of a sample as it goes to the next stage, and its gradient to the one before.
     tables: that are looked up; those whose gradients travel by themselves are in no other field.
+    kinds: of the blocks, where they are not all played as the plan says: how many of each, and elements of one.
+    channels: of the blocks whose channels `tp` deals. attends: whether it has positions, which cross tp and cp.
     """
 
     blocks: float
@@ -35,6 +41,13 @@ class StageElements:
     ahead: float
     back: float
     tables: tuple[Tables, ...] = ()
+    kinds: tuple[tuple[Alike, float], ...] = ()
+    channels: tuple[DealtPart, ...] = ()
+    attends: bool = True
+
+    def played(self, plan: Plan) -> tuple[Alike, ...]:
+        """The blocks by how they are played, of a plan."""
+        return tuple(one for one, _ in self.kinds) or (Alike(plan, self.blocks),)
 
     @property
     def inside(self) -> float:
@@ -52,62 +65,83 @@ def of_pass(
 ) -> list[Transfer]:  # fmt: skip
     """Collectives inside one pass of a stage; those of a step count as one of `micros` in each pass."""
     found: list[Transfer] = []
-    if plan.tp > 1:
-        found += _dealt_layers(model, plan, own, micro_batch, backward)
-    if plan.cp > 1:
-        made = own_context_calls(model, plan, micro_batch, backward)
-        made += context_again(model, plan, micro_batch) if backward else []
-        found += [call._replace(times=own.blocks * call.times) for call in made]
-    if getattr(model, "experts", None):
-        found += _sparse_layers(model, plan, own, micro_batch, backward)
+    for dealt in own.channels:
+        found += dealt.calls(plan, micro_batch, backward=backward)
+    for alike, blocks in own.played(plan) if own.attends else ():
+        made = _of_block(model, alike, micro_batch, backward)
+        if alike.tp < plan.tp:  # the ranks of tp deal positions as those of cp do
+            made = [call._replace(axis="cp+tp" if plan.cp > 1 else "tp") for call in made]
+        found += [call._replace(times=blocks * call.times) for call in made]
+    if own.attends and isinstance(plan.tp, Grid):
+        ends = {"stem": own.stem, "head": own.head}
+        found += grids.end_calls(model, plan, micro_batch, backward, **ends)
+    elif own.attends and plan.tp > 1:
+        found += _of_ends(model, plan, own, micro_batch, backward)
     if plan.shard > 1:
-        wide, once = item(plan), 1.0 / micros
-        gathered, scattered, scatter = (
-            wires.gathered(plan, wide),
-            wires.scattered(plan, wide),
-            wires.scatter(plan),
-        )
-        if not backward:
-            gathers = 1.0 if plan.zero == 3 else once
-            found += [
-                Transfer("shard", "all_gather", gathered * unit, many * gathers) for unit, many in own.units
-            ]
-            found.append(Transfer("shard", "all_gather", gathered * own.rim, gathers))
-        else:
-            scatters = once if plan.zero == 1 and not leafwise(plan) else 1.0
-            if plan.zero == 3:
-                found += [Transfer("shard", "all_gather", gathered * unit, many) for unit, many in own.units]
-            found += [
-                Transfer("shard", scatter, scattered * unit, many * scatters) for unit, many in own.units
-            ]
-            found.append(Transfer("shard", scatter, scattered * own.rim, scatters))
+        found += _dealt(plan, own, micros, backward)
     for looked_up in own.tables:
         found += tables.passing(looked_up, plan, micro_batch, item(plan), backward=backward)
     return [call for call in found if call.nbytes * call.times > 0]
 
 
-def _sparse_layers(
-    model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
-) -> Iterator[Transfer]:
-    """Tokens on their way to experts and back."""
-    made = [*layer_calls(model, plan, micro_batch, backward)]
-    if backward and plan.recompute == "full":
-        made += again_calls(model, plan, micro_batch)
-    yield from (call._replace(times=own.blocks * model.sparse_share * call.times) for call in made)
+def _of_block(model: Any, plan: Plan, micro_batch: int, backward: bool) -> list[Transfer]:
+    """Of one block that is played as the plan says, beside its weights."""
+    found: list[Transfer] = []
+    if isinstance(plan.tp, Grid):
+        found += grids.block_calls(model, plan, micro_batch, backward)
+        if backward and plan.recompute == "full":
+            found += grids.block_calls(model, plan, micro_batch, backward=False, again=True)
+    elif plan.tp > 1:
+        tokens = micro_batch * model.context / plan.cp
+        found += own_tensor_calls(model, plan, tokens, backward)
+        if backward and plan.recompute == "full":
+            found += own_tensor_calls(model, plan, tokens, backward=False, again=True)
+    if plan.cp > 1:
+        found += own_context_calls(model, plan, micro_batch, backward)
+        found += context_again(model, plan, micro_batch) if backward else []
+    if getattr(model, "experts", None):
+        made = [*layer_calls(model, plan, micro_batch, backward)]
+        if not backward:
+            made += leaf_calls(model, plan, micro_batch)
+        elif plan.recompute == "full":
+            made += [*leaf_calls(model, plan, micro_batch), *again_calls(model, plan, micro_batch)]
+        found += (call._replace(times=model.sparse_share * call.times) for call in made)
+    return found
 
 
-def _dealt_layers(
+def _dealt(plan: Plan, own: StageElements, micros: int, backward: bool) -> Iterator[Transfer]:
+    """Weights on shard, and their gradients. Those of stem and head stay gathered for a pass's way back."""
+    wide, once, scatter = item(plan), 1.0 / micros, wires.scatter(plan)
+    gathered, scattered = wires.gathered(plan, wide), wires.scattered(plan, wide)
+    units, rim = pieces(plan, own)
+    for zero, elements, many, stays in (*((*unit, False) for unit in units), (plan.zero, rim, 1.0, True)):
+        if not backward or (zero == 3 and not stays):
+            gathers = 1.0 if zero == 3 else once
+            yield Transfer("shard", "all_gather", gathered * elements, many * gathers)
+        if backward:
+            scatters = once if zero == 1 and not leafwise(plan) else 1.0
+            yield Transfer("shard", scatter, scattered * elements, many * scatters)
+
+
+def pieces(plan: Plan, own: StageElements) -> tuple[list[tuple[int, float, float]], float]:
+    """(zero, elements, how many such) of what `shard` gathers at once of the blocks, and elements of the ends: a small
+    stage under zero=1 is one piece."""
+    whole = own.inside + own.rim
+    if in_one_piece(plan, item(plan) * whole):
+        return [], whole
+    zeros = [one.plan.zero for one, _ in own.kinds] or [plan.zero] * len(own.units)
+    return [(zero, *unit) for zero, unit in zip(zeros, own.units, strict=True)], own.rim
+
+
+def _of_ends(
     model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
 ) -> Iterator[Transfer]:
-    """On tp."""
+    """Of stem and head, on tp."""
     wide, narrow, tokens = item(plan), ITEM[plan.precision], micro_batch * model.context / plan.cp
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
-    made = own_tensor_calls(model, plan, tokens, backward)
-    if backward and plan.recompute == "full":
-        made += own_tensor_calls(model, plan, tokens, backward=False, again=True)
-    yield from (call._replace(times=own.blocks * call.times) for call in made)
-    for way, size, there in ((op, wide if backward else narrow, own.head), (other, wide, own.stem)):
-        yield Transfer("tp", way, filled(model, plan, tokens) * model.d_model * size, there)
+    whole = filled(model, plan, tokens) * model.d_model
+    yield Transfer("tp", op, whole * (wide if backward else narrow), own.head).in_chunks(plan.chunks)
+    yield Transfer("tp", other, whole * wide, own.stem)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)

@@ -1,4 +1,5 @@
-"""Bytes that our own GPT keeps for the backward pass, as PyTorch plays it: plain autograd, kernel by kernel.
+"""Bytes that our own GPT, or one with experts, keeps for the backward pass, as PyTorch plays it: plain autograd, kernel
+by kernel.
 
 Megatron's list (`transformer.block_bytes`) holds for its fused kernels and for a residual stream in half precision.
 Here norms and residual stream are fp32 also under autocast, which keeps beside them the half-precision copies that
@@ -7,33 +8,78 @@ is written out. Under tp the gathered input of each column product is kept whole
 CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 """
 
+from unisono.plan import Plan
+from unisono.planner.work.dealt import INDEX
+from unisono.planner.work.experts import Experts, matrices
 from unisono.planner.work.transformer import Transformer
 
 
 def block_bytes(
-    model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, recompute: str = "none", itemsize: int = 4,
-    composed: bool = False, cp_kind: str = "ring",
+    model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, ep: int = 1, recompute: str = "none",
+    itemsize: int = 4, composed: bool = False, cp_kind: str = "ring", sparse: float | None = None,
 ) -> float:  # fmt: skip
     """Bytes of one block and one micro-batch on one rank.
 
     itemsize: of what products compute with; below 4 it is autocast. composed: RMS norms of several kernels, as on a
-    CPU, which keep one tensor more.
+    CPU, which keep one tensor more. sparse: how much of it has experts, the mean of all blocks if None.
     """
     tokens, h, e, wide = _tokens(model, micro_batch, cp), model.d_model, itemsize, max(4, itemsize)
     if recompute == "full":
         return tokens * wide * h / tp
-    casts = e < wide
+    routed = model.sparse_share if sparse is None else sparse
     norms = 2 * _norm(model, wide, composed) / tp
     selective = recompute == "selective"
-    # Gate and up read one input each where each casts or gathers its own.
-    inputs = e * h * (3 if model.gated and (casts or tp > 1) else 2)
-    attended = _attention(model, e, selective)
-    if cp > 1:
-        attended = _attention_dealt(model, e, selective, cp_kind)
-    dealt = attended + e * model.d_ff * (4 if model.gated else 2)
+    attended = attended_bytes(model, e, selective, cp, cp_kind)
     masks = 2 * e * h / tp if model.noisy else 0.0
-    weights = e * _matrices(model) / tp if casts else 0.0
-    return tokens * (norms + inputs + dealt / tp + masks) + weights
+    kept = norms + e * h + attended / tp + masks + (1.0 - routed) * _feed(model, model.d_ff, e, tp)
+    weights = 0.0
+    if e < wide:
+        weights = sum(inner * columns for inner, columns, _, _ in model.attention_products)
+        weights += (1.0 - routed) * matrices(model.gated) * h * model.d_ff
+    if model.experts and routed:
+        kept += routed * _experts(model, model.experts, e, tp, ep)
+        if e < wide:
+            local = model.experts.count * model.experts.width * tp / (ep * max(1, tp // ep))
+            weights += routed * matrices(model.gated) * h * (local + model.experts.shared_width)
+    return tokens * kept + e * weights / tp
+
+
+def attention_bytes(model: Transformer, micro_batch: int, plan: Plan, itemsize: int) -> float:
+    """Of these bytes what is left while the gradients of attention are made."""
+    e, wide = itemsize, max(4, itemsize)
+    attended = attended_bytes(model, e, False, plan.cp, plan.cp_kind)
+    norm = _norm(model, wide, True) / plan.tp
+    return _tokens(model, micro_batch, plan.cp) * (norm + e * model.d_model + attended / plan.tp)
+
+
+def _feed(model: Transformer, width: int, e: int, tp: int) -> float:
+    """Bytes of one token in a feed-forward layer. Gate and up read one input each where each casts or gathers its
+    own."""
+    apart = model.gated and (e < 4 or tp > 1)
+    return e * (model.d_model * (2 if apart else 1) + width * (4 if model.gated else 2) / tp)
+
+
+def _experts(model: Transformer, some: Experts, e: int, tp: int, ep: int) -> float:
+    """Bytes of one token in a sparse layer: the router's input, scores and order of all experts, and its choices; of
+    each choice the token as it comes to its expert, what that makes of it on the way, and its result, which is weighed.
+    Tokens that come from other ranks are put in the order of experts, and back."""
+    h, wide, cut = model.d_model, max(4, e), max(1, tp // ep)
+    router = wide * h + some.count * (wide + INDEX) + wide * (some.top_k + 1)
+    load = arriving(some, ep)
+    chosen = some.top_k * cut * min(1.0, some.capacity or 1.0)
+    width = some.width * (4 if model.gated else 2) / cut
+    here = some.top_k * cut * load * (e * (h + width) + (2 * INDEX if ep > 1 else 0))
+    shared = 0.0
+    if some.shared_width:
+        shared = _feed(model, some.shared_width, e, tp) - (e * h if e == wide and tp == 1 else 0)
+    return (router + here + chosen * (e * h + INDEX + wide)) / tp + shared
+
+
+def arriving(some: Experts, ep: int) -> float:
+    """Tokens that a rank's experts compute on, in shares of the mean: the load tells ranks apart only where they hold
+    different experts, and room is never filled up."""
+    most = some.load if ep > 1 else 1.0
+    return min(most, some.capacity) if some.capacity else most
 
 
 def head_bytes(
@@ -80,6 +126,13 @@ def _norm(model: Transformer, wide: int, composed: bool) -> float:
     return wide * (model.d_model + 2)
 
 
+def attended_bytes(model: Transformer, e: int, selective: bool, cp: int, cp_kind: str) -> float:
+    """Bytes of one token in attention, of all ranks of tp together."""
+    if cp > 1:
+        return _attention_dealt(model, e, selective, cp_kind)
+    return _attention(model, e, selective)
+
+
 def _attention(model: Transformer, e: int, selective: bool) -> float:
     """Bytes of one token from the product of queries, keys and values to the input of the last product. selective: what
     lies between is computed again, and its inputs and result are kept."""
@@ -112,10 +165,3 @@ def _attention_dealt(model: Transformer, e: int, selective: bool, cp_kind: str) 
     if model.noisy:
         return e * (4 * h + 3 * heads * model.context)
     return e * (qkv + (2 * h if groups != heads else 0) + 2 * h) + rows
-
-
-def _matrices(model: Transformer) -> float:
-    """Elements of a block's matrices."""
-    return model.workload.blocks[0].flops / 2 / model.context - model.n_head * model.context * sum(
-        model.score_widths
-    )

@@ -1,10 +1,12 @@
 """What is no transformer, in numbers: a workload of parts, and what prices ask of it."""
 
 from dataclasses import dataclass, replace
+from math import gcd
 
 from unisono.plan import Plan
 from unisono.planner.timetables import of
 from unisono.planner.work import tables
+from unisono.planner.work.channels import crossings, dealt, longest_share
 from unisono.planner.work.inside import StageElements, leafwise, with_step
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.sample import UNSAID, Sample
@@ -23,9 +25,10 @@ from unisono.spec.workload import Workload, WorkPart, joined
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A workload that is dealt by dp, shard and pp alone. tokens: what one sample counts for. states: numbers that the
-    optimiser keeps of each parameter, 2 of Adam, 1 of a velocity. by_weights: pp deals equal weights to its rows, as
-    `train` does, rather than equal arithmetic. sample: its bytes, 0 where nobody has said."""
+    """A workload that is dealt by dp, shard and pp, and by tp where its parts have channels. tokens: what one sample
+    counts for. states: numbers that the optimiser keeps of each parameter, 2 of Adam, 1 of a velocity. by_weights: pp
+    deals equal weights to its rows, as `train` does, rather than equal arithmetic. sample: its bytes, 0 where nobody
+    has said."""
 
     workload: Workload
     tokens: int = 1
@@ -75,7 +78,7 @@ class Network:
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
         """(rows and columns of the weights, elements of all weights but tables)."""
-        parts = self.workload.parts
+        parts = [longest_share(part, tp) for part in self.workload.parts]
         shapes = [
             (float(product.inner), float(product.columns))
             for part in parts
@@ -86,23 +89,24 @@ class Network:
 
     @property
     def n_head(self) -> int:
-        """Nothing that tp could deal out."""
-        return 1
+        """What tp may deal out evenly: a divisor of the units of every part that has some, 1 where none has."""
+        return gcd(*(part.channels.units for part in self.workload.parts if part.channels)) or 1
 
     @property
     def kv_heads(self) -> int:
-        return 1
+        return self.n_head
 
     def step_flops(self, batch: int) -> float:
         """Matrix arithmetic of one step on `batch` samples."""
         return float(batch) * self.workload.step_flops
 
 
-def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
-    """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside."""
+def cut(network: Network, rows: int, tp: int = 1) -> list[tuple[WorkPart, ...]]:
+    """Consecutive parts for each row, so that the dearest row is as cheap as can be; stem and head lie outside. Rows
+    are cut by what parts cost as a whole; tp: of so many ranks, each part as the one with most of it has it."""
     stem, *blocks, head = network.workload.parts
     if not blocks:
-        return [(stem, head)]
+        return [(longest_share(stem, tp), longest_share(head, tp))]
 
     def cost(part: WorkPart) -> float:
         return matrix_elements(part) if network.by_weights else float(part.flops)
@@ -111,7 +115,7 @@ def cut(network: Network, rows: int) -> list[tuple[WorkPart, ...]]:
     found = [tuple(blocks[part.start : part.stop]) for part in ranges]
     found[0] = (stem, *found[0])
     found[-1] = (*found[-1], head)
-    return found
+    return [tuple(longest_share(part, tp) for part in parts) for parts in found]
 
 
 def matrix_elements(part: WorkPart) -> float:
@@ -131,11 +135,12 @@ def kept_by(part: WorkPart, plan: Plan) -> int:
     return part.output if again else part.activations
 
 
-def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> PartPass:
-    """One pass over one part. Backwards a kernel reads what came back and what was kept, and writes what goes on."""
+def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool, again: bool = False) -> PartPass:
+    """One pass over one part of a rank. Backwards a kernel reads what came back and what was kept, and writes what goes
+    on. again: of a forward pass that is computed again."""
     ways, item = 2 if backward else 1, ITEMS[plan.precision]
     found: list[MatrixProduct] = []
-    for rows, inner, columns, many, read, batched in part.products:
+    for rows, inner, columns, many, read, batched, _ in part.products:
         # Another sample adds rows to a product with weights, and products where both factors are activations.
         rows, many = (rows, many * samples) if batched else (rows * samples, many)
         one = MatrixProduct(rows, inner, columns, many, float(read * samples) if read else None)
@@ -143,6 +148,9 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> Pa
     calls: tuple[Transfer, ...] = ()
     if part.tables:
         calls = tuple(tables.passing(part.tables, plan, samples, float(item), backward=backward))
+    if part.channels:
+        wide = part.channels.widens or part.channels.normed
+        calls += tuple(crossings(part.channels, plan, samples, backward=backward, wide=wide, again=again))
     return PartPass(
         tuple(found), moved=part.moved * samples * item * ways, kernels=part.kernels * ways, calls=calls
     )
@@ -151,9 +159,9 @@ def part_pass(part: WorkPart, plan: Plan, samples: int, *, backward: bool) -> Pa
 def held(network: Network, plan: Plan) -> list[StageElements]:
     """What a rank of every stage has that one micro-batch passes."""
     own, found = of(plan.schedule), list[StageElements]()
-    cuts = cut(network, len(own.placement(plan.pp)) // own.chains)
+    cuts = cut(network, len(own.placement(plan.pp)) // own.chains, plan.tp)
     # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
-    once = len(cuts) == 1 and not leafwise(plan)
+    once, channels = len(cuts) == 1 and not leafwise(plan), dealt(cuts, plan)
     for place, parts in enumerate(cuts):
         stem, head = place == 0, place == len(cuts) - 1
         blocks = parts[int(stem) : len(parts) - int(head)]
@@ -165,7 +173,17 @@ def held(network: Network, plan: Plan) -> list[StageElements]:
         back = cuts[place - 1][-1].output if place else 0
         found.append(
             StageElements(
-                len(blocks), units, rim, 0.0, stem, head, float(parts[-1].output), float(back), read
+                len(blocks),
+                units,
+                rim,
+                0.0,
+                stem,
+                head,
+                float(parts[-1].output),
+                float(back),
+                read,
+                channels=channels[place],
+                attends=False,
             )
         )
     return found
@@ -176,7 +194,7 @@ def stages(network: Network, plan: Plan, micro_batch: int, micros: int) -> tuple
     chains, each = of(plan.schedule).chains, held(network, plan)
     own = max(1, micros // chains)  # micro-batches that pass a stage
     found: list[StageWork] = []
-    for stage, parts in zip(each, cut(network, len(each)), strict=True):
+    for stage, parts in zip(each, cut(network, len(each), plan.tp), strict=True):
         ahead, back = (_counted(parts, micro_batch, backward=way) for way in (False, True))
         calls = [with_step(network, plan, stage, micro_batch, own, backward=way) for way in (False, True)]
         again = ahead if plan.recompute == "full" else PassCounts()
@@ -211,7 +229,7 @@ def row_works(network: Network, plan: Plan, micro_batch: int, micros: int) -> tu
     """What a rank of every row of the pipeline has on a host."""
     schedule = of(plan.schedule)
     placement = schedule.placement(plan.pp)
-    cuts = schedule.chains * cut(network, len(placement) // schedule.chains)
+    cuts = schedule.chains * cut(network, len(placement) // schedule.chains, plan.tp)
     found: list[RowWork] = []
     for row in range(plan.pp):
         own = [part for stage, parts in enumerate(cuts) if placement[stage] == row for part in parts]

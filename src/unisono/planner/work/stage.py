@@ -6,6 +6,7 @@ from math import prod
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from unisono.plan import Plan
+from unisono.plan.grid import columns_of
 from unisono.planner.source import Source
 
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
@@ -44,7 +45,8 @@ OURS = OwnHabits()
 
 class MatrixProduct(NamedTuple):
     """`many` products (rows x inner) (inner x columns). read: elements of all left factors as they lie in memory, where
-    they are fewer, as a convolution's are. times: how often they are made, in the mean over layers."""
+    they are fewer, as a convolution's are. times: how often they are made, in the mean over layers. eight: of numbers
+    of eight bits."""
 
     rows: float
     inner: float
@@ -52,27 +54,33 @@ class MatrixProduct(NamedTuple):
     many: float = 1.0
     read: float | None = None
     times: float = 1.0
+    eight: bool = False
 
     @property
     def flops(self) -> float:
         return 2.0 * self.times * self.many * self.rows * self.inner * self.columns
 
+    def in_chunks(self, count: int) -> "MatrixProduct":
+        """As many of it as there are chunks, each with its share of the rows."""
+        return self if count == 1 else self._replace(rows=self.rows / count, times=self.times * count)
+
     @property
     def gradients(self) -> "tuple[MatrixProduct, MatrixProduct]":
         """The products that give the gradients of both factors."""
-        rows, inner, columns, many, read, times = self
-        return MatrixProduct(rows, columns, inner, many, None, times), MatrixProduct(
-            inner, rows, columns, many, read, times
-        )
+        rows, inner, columns, many, read, times, eight = self
+        to_left = MatrixProduct(rows, columns, inner, many, None, times, eight)
+        return to_left, MatrixProduct(inner, rows, columns, many, read, times, eight)
 
 
 class Transfer(NamedTuple):
     """One kind of collective or message. axis: whose ranks meet; `replica`: of a replica, `world`: of the run; `cut`:
-    those that share one expert by its width; `experts`, `expert`: that have the same parts of experts, or the same
-    experts; `holders`: the same part of tables. nbytes: of the whole tensor that they add up, deal or bring together;
-    of a message, the message; of an all-to-all, what one rank holds. times: a step, or a pass. later: others compute
+    those that share one expert by its width; `row`, `column`: of a grid;
+    `experts`, `expert`: that have the same parts of experts, or the same experts; `holders`: the same part of tables.
+    nbytes: of the whole tensor that they add up, deal or bring together; of a message, the message; of an all-to-all,
+    what one rank holds. times: a step, or a pass. later: others compute
     until it has come. behind: what software may hide it behind, of the pass that makes it: nothing, `backward` kernels,
-    `scores` of attention, an `other` micro-batch. copies: ranks that each row of an all-to-all goes to."""
+    `scores` of attention, an `other` micro-batch. copies: ranks that each row of an all-to-all goes to. chunks: it is
+    one of as many, of which one is on its way while another is multiplied."""
 
     axis: str
     op: str
@@ -81,11 +89,27 @@ class Transfer(NamedTuple):
     later: bool = False
     behind: str = ""
     copies: float = 0.0
+    chunks: int = 1
+
+    def in_chunks(self, count: int) -> "Transfer":
+        """As many of it as there are chunks; what is dealt is then exchanged and added up by who receives it."""
+        if count == 1:
+            return self
+        op = "all_to_all" if self.op == "reduce_scatter" else self.op
+        return self._replace(op=op, nbytes=self.nbytes / count, times=self.times * count, chunks=count)
+
+    @property
+    def told(self) -> str:
+        """The axis under which it is told: rows and columns are tp's."""
+        return "tp" if self.axis in ("row", "column") else self.axis
 
     def ranks(self, plan: Plan) -> int:
         """How many meet."""
         if self.axis == "pp":
             return 2
+        if self.axis in ("row", "column"):
+            columns = columns_of(plan.tp)
+            return columns if self.axis == "row" else plan.tp // columns
         if self.axis == "holders":
             return plan.shard * plan.cp * plan.tp // plan.ep
         if self.axis == "cut":
@@ -183,6 +207,7 @@ class RowWork:
     unit: the weights that are gathered at once. rim: those of stem and head, which stay gathered.
     widest: its largest gradient.
     piece: what tp gathers at once.
+    apart: of the elements, those that another `zero` deals than the plan's, by that.
     """
 
     elements: float
@@ -194,3 +219,8 @@ class RowWork:
     rim: float
     widest: float
     piece: float = 0.0
+    apart: tuple[tuple[int, float], ...] = ()
+
+    def by_zero(self, zero: int) -> tuple[tuple[int, float], ...]:
+        """(zero, elements that it deals), those of a plan with this `zero` first."""
+        return (zero, self.elements - sum(some for _, some in self.apart)), *self.apart

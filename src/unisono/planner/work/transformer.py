@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from unisono.plan.grid import Grid
 from unisono.planner.work.experts import (
     Experts,
     Latent,
@@ -29,7 +30,8 @@ class Transformer:
     one head where it is not d_model / n_head. qkv_bias: biases of queries, keys and values where they are not like the
     others; proj_bias: of attention's last product. head_norms: queries and keys have norms of a head's width. rows: of
     the table of positions where it is longer than the context. states: numbers that the optimiser keeps of each
-    parameter, 2 of Adam, 1 of a velocity.
+    parameter, 2 of Adam, 1 of a velocity. apart: queries, keys and values are products of their own, as transformers
+    has them, and what tp deals is gathered once before gate and up.
     """
 
     n_layer: int
@@ -53,6 +55,7 @@ class Transformer:
     head_norms: bool = False
     rows: int = 0
     states: int = 2
+    apart: bool = False
 
     @property
     def measured(self) -> bool:
@@ -224,6 +227,7 @@ class Transformer:
         # norms, biases of row-wise products: of experts there is none
         rows = 1 + self.dense_share
         whole = 2 * norm + (rows * self.d_model if self.bias else 0)
+        whole += 2 * self.head_width if self.head_norms else 0
         if not self.n_layer:
             return 0, whole
         if self.experts is None:
@@ -243,6 +247,9 @@ class Transformer:
         norms = 2 if self.rms or not self.bias else 4
         each, stacked = matrices(self.gated), self.sparse_share
         own = 2.0 + each * (self.dense_share + stacked)
+        if self.apart:
+            flat = 3 * bool(self.qkv_bias) + bool(self.proj_bias) + 2 * self.head_norms
+            return round(own + 2.0 + flat + stacked + norms)
         return round(own * (2 if self.bias else 1) + stacked + norms)
 
     def matrices(self, tp: int) -> tuple[list[tuple[float, float]], float]:
@@ -285,6 +292,7 @@ def transformer(model: Any, vocab: int) -> Transformer:
         experts = Experts(
             count=model.n_experts, top_k=model.top_k, width=width, shared_width=model.n_shared_experts * width,
             capacity=model.capacity_factor, load=model.load_factor, every=model.moe_every, dense=model.n_dense_first,
+            weighed=model.aux_loss > 0.0, choosing=model.router == "expert_choice",
         )  # fmt: skip
     return Transformer(
         n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context, vocab=vocab,
@@ -306,16 +314,22 @@ def crossings(
     """
     whole = tokens * model.d_model
     # queries, keys and values; gate and up, each its own
-    gathers = 1.0 + (matrices(model.gated) - 1) * model.dense_share
+    gathers = 1.0 + (1 if model.apart else matrices(model.gated) - 1) * model.dense_share
     wide = max(4, itemsize) if backward else itemsize
     scatters = 1.0 + model.dense_share
     return (whole * wide, gathers), (whole * itemsize, 1.0 if again and not model.noisy else scatters)
 
 
+def on_rank(tp: int, dealt: float, whole: float) -> float:
+    """Elements on one rank of tp, of those that it deals and of those that a row of ranks leaves whole: in a grid
+    nothing is whole."""
+    return (dealt + whole) / tp if isinstance(tp, Grid) else dealt / tp + whole
+
+
 def block_elements(model: Transformer, tp: int) -> float:
     """Elements of one block on one rank of tp, before `shard` deals them; of dense and sparse blocks the mean."""
     dealt, whole = model.block_parameters
-    return (dealt + model.sparse_share * model.layer_experts) / tp + whole
+    return on_rank(tp, dealt + model.sparse_share * model.layer_experts, whole)
 
 
 def block_bytes(

@@ -14,7 +14,7 @@ EIGHT_BITS: Annotated[float, _BYTES] = (
 
 def gathered(plan: Plan, item: float) -> float:
     """Of a weight that `item` bytes hold, as it is gathered."""
-    narrow = min(item, 2.0) if plan.arithmetic.params else item
+    narrow = min(item, 2.0) if plan.arithmetic.narrow else item
     return EIGHT_BITS if plan.wires.gather else narrow
 
 
@@ -25,7 +25,7 @@ def scattered(plan: Plan, item: float) -> float:
 
 def carried(plan: Plan, item: float) -> float:
     """Of an activation that crosses from stage to stage."""
-    return min(item, 2.0) if plan.arithmetic.params else item
+    return min(item, 2.0) if plan.arithmetic.narrow else item
 
 
 def scatter(plan: Plan) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,8 +17,57 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(inputs, targets) of the samples with these numbers, first dim as long as `indices`."""
+        """(inputs, targets) of the samples with these numbers, first dim as long as `indices`. A target of -100 does
+        not count."""
         ...
+
+
+@runtime_checkable
+class Uneven(Dataset, Protocol):
+    """Samples of which not all targets count, or that hold several documents each."""
+
+    def counted(self, indices: np.ndarray) -> np.ndarray | None:
+        """int64, how many targets of each of these samples count; None where all do."""
+        ...
+
+    def documents(self, indices: np.ndarray) -> Tensor | None:
+        """int64 [n, T], which document each position belongs to; None where a sample is one."""
+        ...
+
+
+@runtime_checkable
+class Ordered(Dataset, Protocol):
+    """Samples with an order of their own."""
+
+    def numbers_at(self, seed: int, positions: np.ndarray) -> np.ndarray:
+        """The numbers of the samples at these positions of the endless sequence that the seed makes, int64 [n]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """Every few samples of a dataset: `count` of them."""
+
+    inner: Dataset
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def _numbers(self, indices: np.ndarray) -> np.ndarray:
+        return indices * (len(self.inner) // self.count)
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """As the dataset's."""
+        return self.inner.fetch(self._numbers(indices))
+
+    def counted(self, indices: np.ndarray) -> np.ndarray | None:
+        """As the dataset's."""
+        return self.inner.counted(self._numbers(indices)) if isinstance(self.inner, Uneven) else None
+
+    def documents(self, indices: np.ndarray) -> Tensor | None:
+        """As the dataset's."""
+        return self.inner.documents(self._numbers(indices)) if isinstance(self.inner, Uneven) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +131,8 @@ class Corpus:
 
     vocab: number of different tokens; None for images. classes: what a target may be (text: vocab).
     sample_shape: of one input: (context,) or (C, H, W).
-    rows: of each table that the indices of a sample point into.
+    rows: of each table that the indices of a sample point into. told: what its reader is to know, a sentence each.
+    shares(seed, n): of the first n samples of training, how many are of which source; None where there is one.
     decode, encode: tokens to text and back, where there is text. fingerprint: 16 hex digits of the data.
     """
 
@@ -96,6 +146,8 @@ class Corpus:
     fingerprint: str
     origin: str = ""
     rows: tuple[int, ...] | None = None
+    told: tuple[str, ...] = ()
+    shares: Callable[[int, int], dict[str, int]] | None = None
 
 
 def require_samples(have: int, need: int, origin: str, fix: str = "") -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sysconfig
+from glob import glob, has_magic
 from pathlib import Path
 
 from unisono.spec.errors import UsageError
@@ -15,9 +16,14 @@ Document = tuple[str, bytes]
 
 def stdlib() -> list[Document]:
     """The library source of the running Python, ~11 MB, in the order of the relative paths."""
+    return [(name, read(Path(name))) for name in stdlib_files()]
+
+
+def stdlib_files() -> list[str]:
+    """Where it lies, in the order of the relative paths. Raises UsageError D04."""
     root = Path(sysconfig.get_path("stdlib"))
-    documents = _walk(root, suffix=".py", skipped=_SKIPPED)
-    if not documents:
+    files = _walk(root, suffix=".py", skipped=_SKIPPED)
+    if not files:
         raise UsageError(
             "this Python carries no library source",
             code="D04",
@@ -25,15 +31,18 @@ def stdlib() -> list[Document]:
             likely="an embedded or frozen Python",
             fix='data.source = "text:FILE" with any text',
         )
-    return documents
+    return files
 
 
 def text(path: str) -> list[Document]:
-    """A file, or all files of a folder that are not hidden, in the order of the relative paths."""
-    place = existing(path)
-    documents = _walk(place) if place.is_dir() else [(str(place), read(place))]
-    documents = [(name, body) for name, body in documents if body]
-    if place.is_dir() and (odd := next((name for name, body in documents if b"\0" in body[:4096]), "")):
+    """A file, those of a pattern, or all files of a folder that are not hidden, in the order of the relative paths."""
+    several = matched(path)
+    place = existing(path) if not several else Path(path)
+    names = several or (_walk(place) if place.is_dir() else [str(place)])
+    documents = [(name, body) for name in names if (body := read(Path(name)))]
+    if (several or place.is_dir()) and (
+        odd := next((name for name, body in documents if b"\0" in body[:4096]), "")
+    ):
         raise UsageError(
             f"{odd} is no text: it holds zero bytes",
             code="D06",
@@ -50,8 +59,42 @@ def text(path: str) -> list[Document]:
     return documents
 
 
+def text_files(path: str) -> list[str]:
+    """Where the text lies: a file, those of a pattern, or all files of a folder that are neither hidden nor empty.
+    Raises UsageError D02, D04."""
+    look(path)
+    if several := matched(path):
+        return several
+    place = existing(path)
+    files = [name for name in _walk(place) if Path(name).stat().st_size] if place.is_dir() else [str(place)]
+    if not files:
+        raise UsageError(
+            "the folder holds no text", code="D04", where=str(place), fix="a folder with text in it"
+        )
+    return files
+
+
+def matched(path: str) -> list[str]:
+    """The files that a pattern such as `data/*.txt` means, in their order; none where `path` is no pattern. Raises
+    UsageError D02 where no file is called so."""
+    where = str(Path(path).expanduser())
+    if not has_magic(where) or Path(where).exists():
+        return []
+    found = sorted(name for name in glob(where, recursive=True) if Path(name).is_file())
+    if not found:
+        raise UsageError(
+            f"no file is called {path}",
+            code="D02",
+            where="data.source",
+            fix="a pattern that matches; * stays in a folder, ** does not",
+        )
+    return found
+
+
 def look(path: str) -> None:
     """Raises UsageError where nothing is there (D02), it cannot be read (D03), or nothing is in it (D04)."""
+    if matched(path):
+        return
     place = existing(path)
     try:
         if place.is_dir():
@@ -91,7 +134,7 @@ def existing(path: str) -> Path:
     raise UsageError(
         f"no such file or folder: {path or '(nothing)'}",
         code="D02",
-        where=f"data.source = 'text:{path}'",
+        where="data.source",
         likely=likely,
         fix="a path that exists, absolute if in doubt",
     )
@@ -115,7 +158,7 @@ def unreadable(path: Path, error: OSError) -> UsageError:
     )
 
 
-def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -> list[Document]:
+def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -> list[str]:
     """All files below a folder that are not hidden, but for the run folders in it, which change as runs are made."""
 
     def refuse(error: OSError) -> None:
@@ -135,7 +178,7 @@ def _walk(root: Path, suffix: str = "", skipped: frozenset[str] = frozenset()) -
             and not name.startswith(".")
             and os.path.isfile(os.path.join(folder, name))
         ]
-    return [(str(root / name), read(root / name)) for name in sorted(names)]
+    return [str(root / name) for name in sorted(names)]
 
 
 def _holds_runs(folder: Path) -> bool:

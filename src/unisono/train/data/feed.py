@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from unisono.comm.device import adopt, is_apart, numbered
-from unisono.train.data.dataset import Dataset, require_samples
+from unisono.train.data.dataset import Dataset, Ordered, Uneven, require_samples
 from unisono.train.data.order import samples_at
 
 _BLOCK = 4096  # positions whose samples are looked up together
@@ -25,11 +26,13 @@ _BLOCK = 4096  # positions whose samples are looked up together
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """One leaf: `samples` are global positions (int64 [mb]), by which randomness is drawn."""
+    """One leaf, as `parallel.player.Leaf` says. samples: by these positions randomness is drawn."""
 
     inputs: Tensor
     targets: Tensor
     samples: Tensor
+    documents: Tensor | None = None
+    scale: float = 1.0
 
 
 class Feed(ABC):
@@ -84,7 +87,7 @@ class Permuted(Feed):
         self._dataset, self._seed = dataset, seed
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._device, self._dtype = torch.device(device), dtype
-        self._stretch = _Stretch(range(0), np.zeros(0, dtype=np.int64))
+        self._stretch = self._whole = _Stretch(range(0), np.zeros(0, dtype=np.int64))
         self._pinned, self._device = is_apart(self._device), numbered(self._device)
         ahead = self._pinned if prefetch is None else prefetch
         self._read: Callable[[int, range], _Rows] = (
@@ -103,11 +106,12 @@ class Permuted(Feed):
         wrong token.
         """
         rows = [part.to(self._device, non_blocking=True) for part in self._read(step, leaves)]
-        if len(leaves) == 1:
-            inputs, targets, samples = rows
-            return [Micro(inputs, targets, samples)]
-        cut = [part.split(self._micro_batch) for part in rows]
-        return [Micro(inputs, targets, samples) for inputs, targets, samples in zip(*cut, strict=True)]
+        scale = self._scale(step, rows[1]) if leaves else 1.0
+        cut = [part.split(self._micro_batch) for part in rows] if len(leaves) > 1 else [[x] for x in rows]
+        return [
+            Micro(inputs, targets, samples, *documents, scale=scale)
+            for inputs, targets, samples, *documents in zip(*cut, strict=True)
+        ]
 
     def close(self) -> None:
         """Ends the reading-ahead. A feed on the CPU has none, and may be forgotten."""
@@ -126,16 +130,29 @@ class Permuted(Feed):
         """A new thread stands on GPU 0: pinning there would cost each rank memory on a GPU that is not its own."""
         adopt(self._device)
 
+    def _scale(self, step: int, targets: Tensor) -> float:
+        """All targets of a step over those that count. Nobody is asked: the samples of a step are known by number."""
+        if not isinstance(self._dataset, Uneven):
+            return 1.0
+        if self._whole.leaves != (every := range(self._global_batch // self._micro_batch)):
+            self._whole = self._stretch_of(every)
+        counted = self._dataset.counted(self._numbers(self._whole, step))
+        if counted is None:
+            return 1.0
+        return self._global_batch * targets[0].numel() / max(1, int(counted.sum()))
+
     def _gather(self, step: int, leaves: range) -> "_Rows":
         """All of these leaves' samples in one go: one gather is cheaper than one per leaf."""
         if self._stretch.leaves != leaves:
             self._stretch = self._stretch_of(leaves)
         positions = self._stretch.offsets + step * self._global_batch
-        inputs, targets = self._dataset.fetch(self._numbers(self._stretch, step))
+        chosen = self._numbers(self._stretch, step)
+        inputs, targets = self._dataset.fetch(chosen)
         if self._dtype is not None and inputs.is_floating_point():
             inputs = inputs.to(self._dtype)
-        rows = (inputs, targets, torch.from_numpy(positions))
-        return tuple(part.pin_memory() for part in rows) if self._pinned else rows  # type: ignore[return-value]
+        documents = self._dataset.documents(chosen) if isinstance(self._dataset, Uneven) else None
+        rows = [inputs, targets, torch.from_numpy(positions), *([] if documents is None else [documents])]
+        return [part.pin_memory() for part in rows] if self._pinned else rows
 
     def _stretch_of(self, leaves: range) -> "_Stretch":
         if leaves and not 0 <= min(leaves) <= max(leaves) < self._global_batch // self._micro_batch:
@@ -150,7 +167,10 @@ class Permuted(Feed):
         if stretch.block != block:
             first = np.arange(block * steps, (block + 1) * steps, dtype=np.int64)
             positions = first[:, None] * self._global_batch + stretch.offsets
-            numbers = samples_at(self._seed, positions.reshape(-1), len(self._dataset))
+            order = partial(samples_at, samples=len(self._dataset))
+            if isinstance(self._dataset, Ordered):
+                order = self._dataset.numbers_at
+            numbers = order(self._seed, positions.reshape(-1))
             stretch.block, stretch.numbers = block, numbers.reshape(positions.shape)
         return stretch.numbers[row]
 
@@ -166,7 +186,7 @@ class _Stretch:
     numbers: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
 
-_Rows = tuple[Tensor, Tensor, Tensor]
+_Rows = list[Tensor]  # inputs, targets, positions, and documents if there are several in a window
 
 
 class _Ahead:

@@ -1,6 +1,7 @@
 """From `[data]` of a recipe to a corpus, and what the sources share for it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
@@ -10,6 +11,7 @@ from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
 from unisono.spec.source import SOURCES
 from unisono.train.data import documents, tokens
+from unisono.train.data.blend import Blend, shared_out
 from unisono.train.data.dataset import Corpus, TokenWindows, require_samples
 
 _PAGES, _PAGE = 256, 4096  # how much of a memory-mapped file is read for its fingerprint
@@ -20,7 +22,8 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
 
     Raises UsageError, codes C06 (unknown source), D02 (missing), D03 (unreadable), D04 (empty), D05 (too small),
     D06 (not text), D07 (odd length), D08 (vocabulary), D09 (token out of range), D10 (extra missing),
-    D11 (tokenizer), D12 (source and model do not fit), D13 (broken index).
+    D11 (tokenizer), D12 (source and model do not fit), D13 (broken index), D14 (bad record), D15 (cache), D16 (worker),
+    D17 (packing).
     """
     source = SOURCES.read(data.source, "data.source")
     if model.reads not in ("", source.gives):  # a user's own model may read what it likes
@@ -33,17 +36,49 @@ def load(data: DataConfig, model: ModelConfig) -> Corpus:
     return source.load(data, model)
 
 
+def mixed(weighed: Sequence[tuple[float, str]], data: DataConfig, model: ModelConfig) -> Corpus:
+    """The corpus of several sources, each with its weight. Raises UsageError D12 where they do not go together."""
+    parts = [load(data.model_copy(update={"source": text}), model) for _, text in weighed]
+    first, texts, weights = parts[0], [text for _, text in weighed], [weight for weight, _ in weighed]
+    for part, text in zip(parts, texts, strict=True):
+        if (part.vocab, part.sample_shape, part.rows) != (first.vocab, first.sample_shape, first.rows):
+            raise UsageError(
+                f"{text} has {part.vocab} tokens and samples of {part.sample_shape}, {texts[0]} has {first.vocab} and"
+                f" {first.sample_shape}",
+                code="D12",
+                where="data.source",
+                fix="sources of the same kind, under one tokenizer",
+            )
+    counts = shared_out(weights)
+    train = Blend([part.train for part in parts], counts)
+    held = [(part.val, count) for part, count in zip(parts, counts, strict=True) if len(part.val)]
+    val = Blend([part for part, _ in held], shared_out([count for _, count in held])) if held else first.val
+    each = ", ".join(
+        f"{n} of {text} ({len(part.train):,} samples)"
+        for n, text, part in zip(counts, texts, parts, strict=True)
+    )
+    return replace(
+        first,
+        train=train,
+        val=val,
+        fingerprint=fingerprint(
+            np.array([*(int(part.fingerprint, 16) for part in parts)], np.uint64), np.array(counts)
+        ),
+        origin="mixture",
+        told=(*(said for part in parts for said in part.told), f"of every 1000 samples, {each}"),
+        shares=lambda seed, count: dict(zip(texts, train.shares(seed, count), strict=True)),
+    )
+
+
+def in_memory(data: DataConfig) -> bool:
+    """Whether a text becomes tokens in no time and is cut anywhere, so that no cache is needed."""
+    return data.tokenizer in ("byte", "char") and data.packing in ("auto", "stream") and not data.separator
+
+
 def text_corpus(
     texts: Sequence[documents.Document], origin: str, data: DataConfig, model: ModelConfig
 ) -> Corpus:
-    """The corpus of documents as the recipe's tokenizer cuts them; the last of the tokens are held out."""
-    if data.tokenizer not in ("byte", "char"):
-        raise UsageError(
-            f"the tokenizer {data.tokenizer!r} is not in this version",
-            code="D11",
-            where="data.tokenizer",
-            fix='"byte" or "char"',
-        )
+    """The corpus of documents as bytes or characters; the last of the tokens are held out."""
     text = tokens.as_bytes(texts) if data.tokenizer == "byte" else tokens.as_characters(texts)
     vocab = model.sized(Facts()).vocab
     if vocab is not None and vocab < text.vocab:
@@ -67,9 +102,11 @@ def corpus_of(
     text: tokens.Tokenized | None = None,
     others: tuple[np.ndarray, str] | None = None,
     mapped: bool = False,
+    sampled: bool = False,
 ) -> Corpus:
     """Windows over one line of tokens, those from `cut` on held out. others: a line of its own that is held out, and
-    its origin. mapped: a file of others, of which each token is checked as it is read."""
+    its origin. mapped: a file of others, of which each token is checked as it is read. sampled: the fingerprint is of
+    some pages alone, as of such a file."""
     window, guard = model.window, vocab if mapped else None
     held, held_origin = others or (line[cut:], origin)
     train = TokenWindows(line[:cut], window, guard, origin)
@@ -87,7 +124,7 @@ def corpus_of(
         sample_shape=(window,),
         decode=text.decode if text else None,
         encode=text.encode if text else None,
-        fingerprint=fingerprint(*parts, whole=not mapped),
+        fingerprint=fingerprint(*parts, whole=not (mapped or sampled)),
         origin=origin,
     )
 

@@ -93,7 +93,7 @@ class TrainVerb(RecipeVerb):
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint)
-        return run.run(order, call.settings, demo=args.demo)
+        return run.run(order, call.settings, resolved.origins, demo=args.demo)
 
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:

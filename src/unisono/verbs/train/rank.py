@@ -19,6 +19,7 @@ from unisono.launch.pace import margin
 from unisono.plan import Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
+from unisono.train.build import model_of
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.resume import choose, identity
@@ -30,9 +31,12 @@ from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
 
 def prepare(argument: dict[str, Any]) -> Corpus:
-    """Before the fork: read the data."""
+    """Before the fork: read the data, and draw in once what every rank would."""
     recipe = TrainOrder.read(argument).recipe
-    return load(recipe.data, recipe.model)
+    corpus = load(recipe.data, recipe.model)
+    if recipe.model.imports:
+        model_of(recipe, corpus)
+    return corpus
 
 
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:

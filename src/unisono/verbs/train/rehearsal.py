@@ -71,11 +71,13 @@ def _priced(
         model: Model = model_of(got, environ)
     except UsageError:
         return {}, None
+    if got.plan.tp > 1 and not isinstance(model, Transformer):
+        return {}, None
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for call in calls(model, got.plan, micro_batch, micros, row, near=False):
         times, nbytes = sums.get((call.axis, call.op), (0.0, 0.0))
         sums[call.axis, call.op] = times + call.times, nbytes + call.nbytes * call.times
-    if isinstance(model, Transformer) and model.experts is None:
+    if isinstance(model, Transformer):
         return sums, alive(model, got.plan, micro_batch=micro_batch, micros=micros, row=row)
     _, stack, _ = predict.here(environ)
     memories = dict(kind(model).memories(model, got.plan, stack, micro_batch, micros))

@@ -14,7 +14,8 @@ from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import choice
 from unisono.planner import predict
 from unisono.planner.alive import chosen, fullest
-from unisono.planner.memory import Memory, remedies
+from unisono.planner.memory import Memory
+from unisono.planner.remedies import remedies
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec import words
 from unisono.spec.errors import Infeasible, UsageError
@@ -190,7 +191,7 @@ def _put_away(ways: Sequence[tuple[str, Plan, int, int]]) -> list[tuple[str, Pla
 
 
 def _sizes(recipe: Recipe, vocab: int | None) -> Transformer | None:
-    if not recipe.model.attends or recipe.model.deals("ep"):
+    if not recipe.model.attends:
         return None
     known = recipe.model.sized(Facts(vocab=vocab)).vocab or 256  # bytes, where only the data knows
     return replace(transformer(recipe.model, known), states=recipe.train.optimiser().kept)

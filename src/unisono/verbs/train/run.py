@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono.config import Recipe
+from unisono.config.resolve import located
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
@@ -22,7 +23,7 @@ from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.spec import words
-from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeError
+from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings
 from unisono.spec.source import SOURCES
 from unisono.train.writing import nothing_to_resume, writing
@@ -34,8 +35,11 @@ from unisono.verify import prover
 ENTRY = "unisono.verbs.train.rank:main"
 
 
-def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[str, Any] | None:
-    """Train. Returns the object of `--json`; raises UnisonoError. demo: prove the plan at the end, in a line."""
+def run(
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], *, demo: bool = False
+) -> dict[str, Any] | None:
+    """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. demo:
+    prove the plan at the end, in a line."""
     recipe, resume = order.recipe, order.run_dir
     place = env.detect(os.environ)
     # A chosen checkpoint is gone on from, whatever came after it.
@@ -49,7 +53,7 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
     for said in env.idle(os.environ) if place is None else ():
         settings.note(f"note  {said}")
     if place is None:  # ranks that others started look together: all hear what one of them lacks
-        SOURCES.read(recipe.data.source).look()  # before torch is imported: in a blink, not after seconds
+        _look(recipe, origins)  # before torch is imported: in a blink, not after seconds
         if resume is not None and not any((Path(resume) / "checkpoints").glob("step-*/manifest.json")):
             raise nothing_to_resume(str(resume))
     with _signals_heard(), Watched(not order.resume, order.config_text, resume) as folder:
@@ -59,6 +63,15 @@ def run(order: TrainOrder, settings: Settings, *, demo: bool = False) -> dict[st
             summary = _as_supervisor(order, settings, folder, demo)
         _finish(Path(summary["run_dir"]), recipe, summary, settings)
     return summary
+
+
+def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
+    """The simplest mistakes of the data, told with the line or flag that names it. Raises UsageError."""
+    try:
+        SOURCES.read(recipe.data.source).look()
+    except UsageError as error:
+        error.where = located(error.where, origins)
+        raise
 
 
 @contextlib.contextmanager
@@ -223,6 +236,8 @@ def closing(summary: dict[str, Any]) -> list[str]:
     loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f}   "
     val = "" if summary["val_loss"] is None else f"validation {summary['val_loss']:.4f} nats a target   "
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
+    if metrics := summary.get("val_metrics"):
+        lines.append("metrics " + "   ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
     if summary.get("away_bytes"):
         away, resident = summary["away_bytes"], summary["resident_mib"] * 2**20
         lines.append(

@@ -14,8 +14,8 @@ def faults(member: ModelConfig, folder: Path, text: str = "") -> Iterator[str]:
     """What is wrong with a kind, a sentence each: it says what it reads, shares keys by one type, and, where it is
     played, has stem, blocks, head, loss and anatomy, `depth` blocks, and as many weights as its workload says."""
     kind = type(member)
-    if kind.reads not in ("", "tokens", "pictures", "clicks"):
-        yield f"it reads {kind.reads!r}, which no data source gives"
+    if member.reads not in ("", "tokens", "pictures", "clicks"):
+        yield f"it reads {member.reads!r}, which no data source gives"
     for key, field in kind.model_fields.items():
         if key != "kind" and key in model_keys() and model_keys()[key].annotation != field.annotation:
             yield f"its key {key} is of another type than that of another kind"

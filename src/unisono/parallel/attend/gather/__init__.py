@@ -20,4 +20,4 @@ class GatherWay(ContextWay):
         from unisono.parallel.online import OnlineCore
 
         places = [self.places(positions, i, group.size) for i in range(group.size)]
-        return OnlineCore(core.drop, Gathered(group), places, group.index)  # type: ignore[arg-type]
+        return OnlineCore(core, Gathered(group), places, group.index)

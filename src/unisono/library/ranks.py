@@ -1,0 +1,94 @@
+"""`job.ranks`: what a script says and asks outside its gradients. One process alone answers itself."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.library.explain import explained
+from unisono.library.objects import from_main, of_each
+from unisono.library.small import Small
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@final
+class Ranks:
+    """Every rank calls each of these, but `print`, or the others wait. Values are plain ones, tensors and arrays, in
+    lists, tuples and dicts."""
+
+    def __init__(self, small: Small) -> None:
+        self._small = small
+        self.index, self.size = small.group.index, small.group.size
+
+    @property
+    def is_main(self) -> bool:
+        return self.index == 0
+
+    def print(self, *words: Any, **options: Any) -> None:
+        """On the first rank alone."""
+        if self.is_main:
+            print(*words, **{"file": sys.stdout, "flush": True, **options})
+
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self._small.group.barrier()
+
+    @contextmanager
+    def main_first(self) -> Iterator[bool]:
+        """The first rank goes through the block, then the others; yields whether this is the first. For what is to be
+        made once, such as a file that the others then read."""
+        if not self.is_main:
+            self.wait()
+        try:
+            yield self.is_main
+        finally:
+            if self.is_main:
+                self.wait()
+
+    @explained()
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """The value of rank `source`, on every rank."""
+        return from_main(value, self._small, source)
+
+    @explained()
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank."""
+        return of_each(value, self._small)
+
+    def sum(self, value: Any) -> Any:
+        """Of a number, or of a tensor element by element: a new tensor."""
+        return self._reduced(value, "sum")
+
+    def max(self, value: Any) -> Any:
+        return self._reduced(value, "max")
+
+    def min(self, value: Any) -> Any:
+        return self._reduced(value, "min")
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on some rank: early stopping, say."""
+        return bool(self.max(int(flag)))
+
+    def all(self, flag: bool) -> bool:
+        return bool(self.min(int(flag)))
+
+    @torch.no_grad()
+    def _reduced(self, value: Any, op: str) -> Any:
+        if self.size == 1:
+            return value
+        if isinstance(value, Tensor):
+            return self._small.group.all_reduce(value.detach().clone(), _OPS[op])
+        kind = torch.int64 if isinstance(value, int) else torch.float64
+        line = torch.tensor([value], dtype=kind, device=self._small.device)
+        return self._small.group.all_reduce(line, _OPS[op]).item()
+
+
+def rows_of(values: Sequence[Any], parts: Sequence[tuple[int, int]]) -> list[Any]:
+    """Each rank's list of rows as one list of the global batch. parts: [low, high) of each rank; a rank without samples
+    has sent one that does not count."""
+    return [row for rows, (low, high) in zip(values, parts, strict=True) for row in rows[: high - low]]

@@ -1,0 +1,50 @@
+"""The config.json of a foreign model: where it lies, and the sizes that a plan asks for. No torch, no transformers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from unisono.spec.errors import UsageError
+
+
+def config_of(name: str, environ: Mapping[str, str]) -> Path | None:
+    """The config.json of a folder, of a file, or of a model that transformers has loaded before."""
+    own = Path(name)
+    if own.is_file():
+        return own
+    if (own / "config.json").is_file():
+        return own / "config.json"
+    home = Path(environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    seen = (
+        Path(environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
+    )
+    return max(seen.glob("*/config.json"), key=lambda path: path.stat().st_mtime, default=None)
+
+
+def described(kind: str) -> tuple[dict[str, Any], Path]:
+    """(what the config.json says, where it lies) of `hf:PATH_OR_NAME`. Raises UsageError C22 where there is none."""
+    name = kind.removeprefix("hf:")
+    path = config_of(name, {})
+    if path is None:
+        what = f"no config.json of {name}: neither such a folder nor in the cache of transformers"
+        fix = "hf:FOLDER with a config.json; nothing is loaded from the network"
+        raise UsageError(what, where="model.kind", fix=fix, code="C22")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        what = f"{path} is not JSON: {error}"
+        raise UsageError(
+            what, where="model.kind", fix="the file as transformers writes it", code="C22"
+        ) from None
+    if not isinstance(found, dict) or "model_type" not in found:
+        what = f"{path} names no model_type"
+        raise UsageError(
+            what, where="model.kind", fix="the config.json as transformers writes it", code="C22"
+        )
+    return found, path
+
+
+def size(config: Mapping[str, Any], *names: str) -> int:
+    """The first of these keys that is there; 0 where none is."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)

@@ -1,0 +1,112 @@
+"""What `offload` costs: seconds of copies to and from homes beside a step, and the memory that is left.
+
+On a device a copy takes a stream of its own, and shows where it takes longer than the pass that it belongs to; copies
+of an update all show. On a host of ranks it is a kernel like others, on the same cores; pages of a file are the host's
+memory until the system writes them out, so both homes cost the same.
+"""
+
+from dataclasses import replace
+
+from unisono.plan.away import away_of
+from unisono.planner.alive import alive
+from unisono.planner.kinds import attending
+from unisono.planner.machines.chip import Traffic
+from unisono.planner.memory import MemoryVerdict
+from unisono.planner.parts import Price
+from unisono.planner.question import Question
+from unisono.planner.work.away import Copied, copied
+from unisono.planner.work.transformer import Transformer
+from unisono.spec.errors import UsageError
+
+AXIS = "home"  # under which copies are told beside traffic
+
+
+def with_homes(got: Price, ask: Question) -> Price:
+    """The price with what is copied. Raises UsageError where nobody has said how fast that is."""
+    if not away_of(ask.plan):
+        return got
+    model, rows = _model(ask), range(ask.plan.pp)
+    each = [copied(model, ask.plan, ask.micro_batch, row, ask.stack.composed) for row in rows]
+    host = ask.cluster.host
+    if host is not None:
+        took = _on_cores(each, ask, host.forward.elementwise * host.slow(ask.plan.world))
+    elif ask.cluster.device.name == "cpu":
+        took = _on_cores(each, ask, 1.0 / (ask.cluster.device.bandwidth * ask.stack.elementwise))
+    else:
+        took = _on_device(each, ask, got)
+    return replace(got, step=got.step + took.exposed, comm={**got.comm, AXIS: took})
+
+
+def verdict(ask: Question, found: MemoryVerdict) -> MemoryVerdict:
+    """The fullest rank with what stays, by the ledger of what is alive; what a host's ranks put into its memory stays
+    there. found: the verdict without offload."""
+    away = away_of(ask.plan)
+    if not away:
+        return found
+    model, slack = _model(ask), found.memory.slack / found.memory.allocated
+    sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
+    rows = [alive(model, ask.plan, **sizes, row=row) for row in range(ask.plan.pp)]
+    if ask.cluster.host and not away.on_disk:
+        plain = replace(ask.plan, offload="none")
+        rows = [
+            max(one, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
+            for row, one in enumerate(rows)
+        ]
+    row = max(range(len(rows)), key=lambda r: rows[r].total)
+    return replace(found, row=row, memory=replace(rows[row], slack=slack * rows[row].total))
+
+
+def _model(ask: Question) -> Transformer:
+    model = attending(ask.model)
+    if model is None:
+        raise UsageError(
+            f"offload={ask.plan.offload}: what is put away has a price for models with attention",
+            where="plan.offload, model.kind", fix="offload=none; unisono train runs a named plan without a price",
+            code="C22",
+        )  # fmt: skip
+    return model
+
+
+def _on_cores(each: list[Copied], ask: Question, pace: float) -> Traffic:
+    """Copies read and write, with the cores that compute; in the mean over rows. pace: seconds of a byte, of those that
+    are read and of those that are written."""
+    moved = sum(one.of_step(ask.micros) for one in each) / len(each)
+    update = sum(2.0 * one.step for one in each) / len(each)
+    return Traffic(moved, 2.0 * pace * moved, 2.0 * pace * moved, 2.0 * pace * update)
+
+
+def _on_device(each: list[Copied], ask: Question, got: Price) -> Traffic:
+    """Of the row that shows most. A forward pass is a third of a micro-batch's computing, or a quarter where all of it
+    is computed again."""
+    rate = _rate(ask)
+    whole = got.busiest / ask.micros
+    ahead = whole / (4.0 if ask.plan.recompute == "full" else 3.0)
+    found = list[Traffic]()
+    for one in each:
+        forward, back, step = (
+            nbytes / rate for nbytes in (max(one.left, one.ahead), one.back, one.step)
+        )  # both ways at once
+        shown = ask.micros * (max(0.0, forward - ahead) + max(0.0, back - (whole - ahead))) + step
+        found.append(Traffic(one.of_step(ask.micros), ask.micros * (forward + back) + step, shown, step))
+    return max(found, key=lambda traffic: (traffic.exposed, traffic.bytes))
+
+
+def _rate(ask: Question) -> float:
+    """Bytes/s of one device to its home and back, each way."""
+    cluster = ask.cluster
+    rate, missing = (
+        cluster.device.host * ask.stack.host_link,
+        "host, bytes/s between a device and its host's memory",
+    )
+    if rate and away_of(ask.plan).on_disk:
+        node = cluster.loader.devices or cluster.node
+        rate, missing = (
+            min(rate, cluster.loader.bandwidth / node),
+            "loader.bandwidth, bytes/s of a host's storage",
+        )
+    if not rate:
+        raise UsageError(
+            f"offload={ask.plan.offload} has no price on {cluster.name}: nobody has said how fast its copies are",
+            where="plan.offload", fix=f"{missing}, in a cluster file of your own; or offload=none", code="C22",
+        )  # fmt: skip
+    return rate

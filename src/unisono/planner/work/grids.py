@@ -1,0 +1,170 @@
+"""What ranks of `tp=RxC` compute and send (`parallel.grid`): products whose factors meet along rows and columns.
+
+A row's ranks have the same samples and deal features; a column's have the same features and deal samples. Each product
+gathers its input along the row and its weight along the column, backward once more, and scatters both gradients. Sizes
+that ranks do not divide travel filled up, and the longest part is counted.
+"""
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Annotated, NamedTuple
+
+from unisono.plan import Plan
+from unisono.plan.grid import Grid
+from unisono.planner.source import Source
+from unisono.planner.work.stage import ITEM, MatrixProduct, Transfer
+from unisono.planner.work.transformer import Transformer
+
+_COUNTED = Source(
+    "specification", "kernels of parallel.grid and parallel.grid_norm beside collectives, counted"
+)
+# Of a product that meets: casts and copies of both factors, backward of both gradients too.
+MEETING_KERNELS: Annotated[tuple[int, int], _COUNTED] = (4, 10)
+# Of a norm over features that are dealt, beside the one of a whole norm.
+NORM_KERNELS: Annotated[tuple[int, int], _COUNTED] = (8, 12)
+# What a tensor that was gathered, or will be scattered, is read and written to lie in the order of its dim.
+_COPIED: Annotated[float, _COUNTED] = 2.0
+
+
+class DealtProduct(NamedTuple):
+    """A product of a block or a head. inner, columns: whole. unit: of the inner ones, how many stay together. normed:
+    it reads what a norm gives, which is wide under autocast. attends: keys may be lent behind it."""
+
+    inner: int
+    columns: int
+    unit: int = 1
+    bias: bool = False
+    normed: bool = True
+    attends: bool = False
+
+
+def grid_of(plan: Plan) -> Grid:
+    """The plan's. Raises ValueError where it has none."""
+    if not isinstance(plan.tp, Grid):
+        raise ValueError(f"tp={plan.tp} is no grid")
+    return plan.tp
+
+
+def of_block(model: Transformer) -> list[DealtProduct]:
+    """The products of a block with weights."""
+    h, wide = model.d_model, model.n_head * model.head_width
+    return [
+        DealtProduct(h, model.qkv_width, bias=model.bias, attends=True),
+        DealtProduct(wide, h, model.head_width, model.bias, normed=False),
+        *[DealtProduct(h, model.d_ff, bias=model.bias)] * (2 if model.gated else 1),
+        DealtProduct(model.d_ff, h, bias=model.bias, normed=False),
+    ]
+
+
+def of_head(model: Transformer) -> DealtProduct:
+    return DealtProduct(model.d_model, model.vocab)
+
+
+def tokens_of(model: Transformer, plan: Plan, micro_batch: float) -> float:
+    """Of a micro-batch, on the ranks of the row that has the most samples."""
+    return ceil(micro_batch / grid_of(plan).rows) * model.context / plan.cp
+
+
+def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
+    """Of a block, as one rank multiplies: its row's samples, all inputs, its column's outputs."""
+    tokens, columns = tokens_of(model, plan, micro_batch), grid_of(plan).columns
+    return [MatrixProduct(tokens, one.inner, one.columns / columns) for one in of_block(model)]
+
+
+def copied(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> float:
+    """Bytes that a block moves to put in order what its products gather, and backward what they scatter."""
+    tokens, grid, e = tokens_of(model, plan, micro_batch), grid_of(plan), ITEM[plan.precision]
+    met = sum(tokens * one.inner + one.inner * one.columns / grid.columns for one in of_block(model))
+    return _COPIED * met * (e + max(4, e) if backward else e)
+
+
+def kernels(model: Transformer, backward: bool) -> float:
+    """That a block starts beside those of a block in one row."""
+    return len(of_block(model)) * MEETING_KERNELS[backward] + 2 * NORM_KERNELS[backward]
+
+
+def block_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
+) -> list[Transfer]:
+    """Of one block. again: in a pass that is computed again, which ends with the last tensor that is kept."""
+    found = [call for _ in range(2) for call in _norm(model, plan, micro_batch, backward)]
+    for one in of_block(model):
+        found += _product(model, plan, one, micro_batch, backward)
+    if again and not model.noisy and model.bias:  # the last bias is added after it
+        found.pop()
+    return found
+
+
+def end_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
+) -> list[Transfer]:
+    """Of the ends of the model that are here: the tables; the last norm, the classifier and the loss."""
+    grid, wide, found = grid_of(plan), float(max(4, ITEM[plan.precision])), list[Transfer]()
+    tokens, width = tokens_of(model, plan, micro_batch), model.d_model
+    there, back = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
+    if stem:
+        table = _filled(width, grid.rows) * ceil(model.vocab / grid.columns)
+        found.append(Transfer("column", there, table * wide))
+        found.append(Transfer("row", back, tokens * _filled(width, grid.columns) * wide))
+        if model.learned:
+            rows = _filled(model.rows or model.context, grid.rows)
+            found.append(Transfer("column", there, rows * width / grid.columns * wide))
+    if head:
+        found += _norm(model, plan, micro_batch, backward)
+        found += _product(model, plan, of_head(model), micro_batch, backward)
+        if not backward:  # the largest logit, the sum and the target's; then one number of all samples
+            found.append(Transfer("row", "all_reduce", tokens * wide))
+            found.append(Transfer("row", "all_reduce", 2 * tokens * wide))
+            found.append(Transfer("column", "all_reduce", wide))
+    return found
+
+
+def _norm(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> Iterator[Transfer]:
+    """Its moments, and its vectors."""
+    wide, tokens = float(max(4, ITEM[plan.precision])), tokens_of(model, plan, micro_batch)
+    if backward:
+        yield Transfer("row", "all_reduce", 2 * tokens * wide)
+    else:
+        yield Transfer("row", "all_reduce", tokens * wide, 1.0 if model.rms else 2.0)
+    vectors = 2.0 if model.bias and not model.rms else 1.0
+    yield _vector(plan, model.d_model, backward)._replace(times=vectors)
+
+
+def _product(
+    model: Transformer, plan: Plan, one: DealtProduct, micro_batch: float, backward: bool
+) -> Iterator[Transfer]:
+    """Its factors on their way, and backward their gradients."""
+    grid, e, tokens = grid_of(plan), float(ITEM[plan.precision]), tokens_of(model, plan, micro_batch)
+    wide = max(4.0, e)
+    left = tokens * _filled(one.inner, grid.columns, one.unit)
+    right = _filled(one.inner, grid.rows) * one.columns / grid.columns
+    yield Transfer("row", "all_gather", left * e)
+    yield Transfer("column", "all_gather", right * e)
+    if backward:
+        yield Transfer("row", "reduce_scatter", left * (wide if one.normed else e))
+        yield Transfer("column", "reduce_scatter", right * wide)
+    if one.attends and lends(model, grid.columns):
+        lent = 2 * grid.columns * tokens * model.kv_width / model.kv_heads
+        yield Transfer("row", "reduce_scatter" if backward else "all_gather", lent * e)
+    if one.bias:
+        yield _vector(plan, one.columns, backward)
+
+
+def _vector(plan: Plan, width: int, backward: bool) -> Transfer:
+    """A vector of so many features, or its gradient."""
+    grid, wide = grid_of(plan), max(4, ITEM[plan.precision])
+    some = _filled(ceil(width / grid.columns), grid.rows)
+    return Transfer("column", "reduce_scatter" if backward else "all_gather", float(some * wide))
+
+
+def _filled(size: int, ranks: int, unit: int = 1) -> int:
+    """Of `size` places, as many as travel where each of the ranks sends as many as the one that has the most."""
+    return ranks * unit * ceil(size / unit / ranks)
+
+
+def lends(model: Transformer, ranks: int) -> float:
+    """How often ranks that deal heads lend each other a key and a value in one pass: where the queries of one lie on
+    several ranks."""
+    group = model.n_head // model.kv_heads
+    ends = (rank * (model.n_head // ranks) + min(rank, model.n_head % ranks) for rank in range(1, ranks))
+    return float(any(end % group for end in ends))

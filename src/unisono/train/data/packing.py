@@ -1,0 +1,146 @@
+"""Documents in windows: several whole ones a window, or one, padded. No target reaches into another document.
+
+A document of n tokens has n - 1 targets: each token but the first. One that is longer than a window is cut into pieces.
+A piece of whose targets none counts is left out. Windows are filled best fit decreasing (Johnson, 1974): the longest
+piece first, into the window where it leaves the least room.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unisono.spec.training import IGNORED
+from unisono.train.data.order import sample_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Stretches of a line of tokens. first: of the inputs, int64 [n]; targets are one further. size: int64 [n].
+    counted: targets of each that count, int64 [n]."""
+
+    first: np.ndarray
+    size: np.ndarray
+    counted: np.ndarray
+
+
+def pieces_of(
+    starts: np.ndarray, ends: np.ndarray, window: int, marks: np.ndarray | None
+) -> tuple[Pieces, int]:
+    """(the pieces of documents [start, end) that have a target that counts, how many have none)."""
+    targets = np.maximum(ends - starts - 1, 0)
+    each = -(-targets // window)
+    owner = np.repeat(np.arange(len(starts)), each)
+    within = np.arange(len(owner)) - np.repeat(np.cumsum(each) - each, each)
+    first = starts[owner] + within * window
+    size = np.minimum(targets[owner] - within * window, window)
+    if marks is None:
+        return Pieces(first, size, size), 0
+    counted = np.array(
+        [
+            int(np.count_nonzero(marks[a + 1 : a + 1 + n]))
+            for a, n in zip(first.tolist(), size.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    some = counted > 0
+    return Pieces(first[some], size[some], counted[some]), int(len(some) - np.count_nonzero(some))
+
+
+def packed(sizes: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """(pieces in the order of their windows, where each window begins among them and the last ends)."""
+    # Equal sizes are mixed, so that neighbours in a file do not meet in a window; the same way each time.
+    mixed = sample_ids(0, 0, len(sizes), len(sizes)) if len(sizes) else np.zeros(0, np.int64)
+    order = mixed[np.argsort(-sizes[mixed], kind="stable")]
+    windows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(window + 1)]  # windows by the room that they have left
+    rooms = 0  # bit r: some window has room r
+    for piece, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            chosen = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, chosen = window, len(windows)
+            windows.append([])
+        windows[chosen].append(piece)
+        if left := room - size:
+            with_room[left].append(chosen)
+            rooms |= 1 << left
+    flat = np.array([piece for one in windows for piece in one], dtype=np.int64)
+    return flat, np.cumsum([0, *map(len, windows)])
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWindows:
+    """Windows of several documents each.
+
+    tokens: [n], memory-mapped. marks: uint8 [n], 1 for each token that counts as a target; None where all do. order,
+    begins: of the pieces, see `packed`. sums: targets of each window that count, int64. several: whether a window may
+    hold more than one document; where it holds one, only padding is behind it, which a causal model does not see.
+    """
+
+    tokens: np.ndarray
+    marks: np.ndarray | None
+    pieces: Pieces
+    order: np.ndarray
+    begins: np.ndarray
+    sums: np.ndarray
+    window: int
+    several: bool = True
+
+    @classmethod
+    def of(
+        cls, tokens: np.ndarray, ends: np.ndarray, marks: np.ndarray | None, window: int, several: bool,
+        documents: range,
+    ) -> "tuple[PackedWindows, int]":  # fmt: skip
+        """(windows of some of the documents, pieces that were left out)."""
+        starts = np.concatenate((np.zeros(1, np.int64), ends))
+        some = slice(documents.start, documents.stop)
+        pieces, left_out = pieces_of(starts[:-1][some], ends[some], window, marks)
+        count = len(pieces.size)
+        order, begins = packed(pieces.size, window) if several else (np.arange(count), np.arange(count + 1))
+        sums = np.add.reduceat(pieces.counted[order], begins[:-1]) if count else pieces.counted
+        return cls(tokens, marks, pieces, order, begins, sums, window, several), left_out
+
+    def __len__(self) -> int:
+        return len(self.begins) - 1
+
+    def _held(self, index: int) -> Sequence[tuple[int, int]]:
+        """(first token, size) of each piece of a window."""
+        held = self.order[self.begins[index] : self.begins[index + 1]]
+        return list(zip(self.pieces.first[held].tolist(), self.pieces.size[held].tolist(), strict=True))
+
+    def fetch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+        """inputs, targets: int64 [n, window]; targets that do not count are -100, inputs behind the last document 0."""
+        inputs = np.zeros((len(indices), self.window), dtype=np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        for row, index in enumerate(indices.tolist()):
+            at = 0
+            for first, size in self._held(index):
+                here = slice(at, at + size)
+                inputs[row, here] = self.tokens[first : first + size]
+                wanted = self.tokens[first + 1 : first + 1 + size].astype(np.int64)
+                if self.marks is not None:
+                    wanted = np.where(self.marks[first + 1 : first + 1 + size], wanted, IGNORED)
+                targets[row, here] = wanted
+                at += size
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def counted(self, indices: np.ndarray) -> np.ndarray:
+        """int64 [n], targets of these windows that count."""
+        return self.sums[indices]
+
+    def documents(self, indices: np.ndarray) -> Tensor | None:
+        """int64 [n, window], numbered from 0 in each window; padding is one by itself."""
+        if not self.several:
+            return None
+        ids = np.zeros((len(indices), self.window), dtype=np.int64)
+        for row, index in enumerate(indices.tolist()):
+            sizes = [size for _, size in self._held(index)]
+            ids[row] = np.repeat(np.arange(len(sizes) + 1), [*sizes, self.window - sum(sizes)])
+        return torch.from_numpy(ids)

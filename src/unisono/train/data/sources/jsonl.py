@@ -1,0 +1,32 @@
+"""A line of JSON a record: texts, prompts with completions, or chats."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.model import ModelConfig
+from unisono.train.data.words import RecordSource, files
+
+if TYPE_CHECKING:
+    from unisono.config import DataConfig
+    from unisono.train.data.dataset import Corpus
+
+_ENDINGS = (".jsonl", ".ndjson")
+
+
+class JsonlFiles(RecordSource):
+    """Files with a record of JSON on each line: a text, a prompt and its completion, or a chat."""
+
+    name: ClassVar[str] = "jsonl"
+    main: ClassVar[str] = "path"
+
+    path: str = Field(min_length=1, description="a file, a pattern, or a folder of .jsonl files")
+
+    def look(self) -> None:
+        files(self.path, _ENDINGS)
+
+    def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
+        from unisono.train.data.texts import token_corpus
+        from unisono.train.data.tokenised.order import JSONL
+
+        return token_corpus(JSONL, files(self.path, _ENDINGS), self.path, data, model, self.fields)

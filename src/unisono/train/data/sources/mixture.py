@@ -1,0 +1,64 @@
+"""Several sources of text, each with its share of the samples."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.errors import UsageError
+from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.source import SOURCES, DataSource
+from unisono.train.data.words import WordedSource
+
+if TYPE_CHECKING:
+    from unisono.config import DataConfig
+    from unisono.train.data.dataset import Corpus
+
+
+class SourceMixture(WordedSource):
+    """Sources with weights: `mixture:0.7*text:books.txt + 0.3*jsonl:chats.jsonl`."""
+
+    name: ClassVar[str] = "mixture"
+    main: ClassVar[str] = "parts"
+    moves: ClassVar[str] = "a file of one of the sources has changed since"
+
+    parts: str = Field(
+        min_length=1, description="WEIGHT*SOURCE + WEIGHT*SOURCE ...; a weight is 1 when absent"
+    )
+
+    def weighed(self) -> list[tuple[float, str]]:
+        """(weight, source) of each. Raises UsageError C06."""
+        found = []
+        for part in filter(None, map(str.strip, self.parts.split(" + "))):
+            number, star, source = part.partition("*")
+            try:
+                weight = float(number) if star else 1.0
+            except ValueError:  # a pattern of files
+                weight, star = 1.0, ""
+            if not 0 < weight < float("inf"):
+                what = f"the weight of {source} is {number}"
+                raise UsageError(what, code="C06", where="data.source", fix="a number above 0")
+            found.append((weight, source if star else part))
+        return found
+
+    def _sources(self) -> list[tuple[float, str, DataSource]]:
+        return [(weight, text, SOURCES.read(text, "data.source")) for weight, text in self.weighed()]
+
+    def facts(self, tokenizer: str) -> Facts:
+        every = [source.facts(tokenizer).vocab for _, _, source in self._sources()]
+        return Facts(vocab=next(filter(None, every), None))
+
+    def look(self) -> None:
+        for _, _, source in self._sources():
+            source.look()
+
+    def load(self, data: "DataConfig", model: ModelConfig) -> "Corpus":
+        from unisono.train.data.load import mixed
+
+        if data.tokenizer == "char":
+            raise UsageError(
+                "each source would number its characters by itself",
+                code="D11",
+                where="data.tokenizer",
+                fix='"byte" or "hf:FOLDER", or one text:FOLDER with all files',
+            )
+        return mixed(self.weighed(), data, model)

@@ -1,0 +1,160 @@
+"""From tokens in the cache to a corpus: one line that is cut anywhere, or windows of whole documents."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from unisono.config import DataConfig
+from unisono.spec.errors import UsageError
+from unisono.spec.model import Facts, ModelConfig
+from unisono.train.data.dataset import Corpus, require_samples
+from unisono.train.data.load import corpus_of, fingerprint
+from unisono.train.data.packing import PackedWindows
+from unisono.train.data.tokenised.build import Tokens, tokenised
+from unisono.train.data.tokenised.cutters import NUL, folder_of
+from unisono.train.data.tokenised.order import Fields, TokenOrder
+from unisono.train.data.tokens import Tokenized
+
+
+def token_corpus(
+    kind: str,
+    places: Sequence[str],
+    origin: str,
+    data: DataConfig,
+    model: ModelConfig,
+    fields: Fields | None = None,
+    split: str = "train",
+) -> Corpus:
+    """The corpus of these places' records. kind: how they are read. Raises UsageError."""
+    if data.tokenizer not in ("byte", "char") and not data.tokenizer.startswith("hf:"):
+        raise UsageError(
+            f"the tokenizer {data.tokenizer!r} is not in this version",
+            code="D11",
+            where="data.tokenizer",
+            fix='"byte", "char" or "hf:FOLDER"',
+        )
+    order = TokenOrder(
+        kind, data.tokenizer, fields or Fields(), data.separator, data.answers_only, data.skip_bad, split
+    )
+    made = tokenised(order, places, data.cache, data.workers)
+    vocab = model.sized(Facts()).vocab
+    if vocab is not None and vocab < made.vocab:
+        raise UsageError(
+            f"model.vocab is {vocab}, the data has {made.vocab} different tokens",
+            code="D08",
+            where="model.vocab",
+            fix="leave model.vocab out: it follows from the data",
+        )
+    packing = _packing(data, model, made)
+    text = _text(data.tokenizer, made)
+    corpus = _stream(made, origin, data, model, text) if packing == "stream" else _windows(
+        made, origin, data, model, text, packing == "documents"
+    )  # fmt: skip
+    told = [f"{made.left_out:,} bad records of {origin} were left out"] if made.left_out else []
+    return replace(corpus, told=(*told, *corpus.told))
+
+
+def _packing(data: DataConfig, model: ModelConfig, made: Tokens) -> str:
+    """How documents become windows. Raises UsageError D17 where that is not possible."""
+    if data.packing == "auto":
+        whole = "documents" if model.packs else "none"
+        return "stream" if made.marks is None else whole
+    if data.packing == "stream" and made.marks is not None:
+        raise UsageError(
+            "a stream of tokens cuts through documents, and here only the answers of chats count",
+            code="D17",
+            where="data.packing",
+            fix='data.packing = "documents", or data.answers_only = false',
+        )
+    if data.packing == "documents" and not model.packs:
+        raise UsageError(
+            f"a model of kind {model.kind} does not keep attention inside documents",
+            code="D17",
+            where="data.packing, model.kind",
+            fix='data.packing = "none", which pads each document to a window, or model.kind = "gpt"',
+        )
+    return data.packing
+
+
+def _stream(made: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized) -> Corpus:
+    cut = len(made.tokens) - int(len(made.tokens) * data.val_fraction)
+    return corpus_of(made.tokens, cut, origin, model, made.vocab, text=text, sampled=True)
+
+
+def _windows(
+    made: Tokens, origin: str, data: DataConfig, model: ModelConfig, text: Tokenized, several: bool
+) -> Corpus:
+    """The last of the documents are held out."""
+    count = len(made.ends)
+    cut = count - int(count * data.val_fraction)
+    parts = [
+        PackedWindows.of(made.tokens, made.ends, made.marks, model.window, several, some)
+        for some in (range(cut), range(cut, count))
+    ]
+    (train, without), (val, more) = parts
+    require_samples(len(train), 1, origin, "records with at least two tokens, of which one counts")
+    full = train.pieces.size.sum() / (len(train) * model.window)
+    told = [f"{cut:,} documents lie in {len(train):,} windows, which are {full:.0%} full"]
+    if without + more:
+        told.append(
+            f"{without + more:,} stretches of a window's length have no answer in them and were left out"
+        )
+    hashed = [made.tokens, made.ends, *([] if made.marks is None else [made.marks])]
+    return Corpus(
+        train=train,
+        val=val,
+        vocab=made.vocab,
+        classes=made.vocab,
+        sample_shape=(model.window,),
+        decode=text.decode,
+        encode=text.encode,
+        fingerprint=fingerprint(*hashed, whole=False),
+        origin=origin,
+        told=tuple(told),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spoken:
+    """A tokenizer that is read when it is first asked: it must not be there before ranks are forked."""
+
+    file: str
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens to text."""
+        return _loaded(self.file).decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Text to tokens."""
+        return _loaded(self.file).encode(text, add_special_tokens=False).ids
+
+
+@cache
+def _loaded(file: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(file)
+
+
+def _text(tokenizer: str, made: Tokens) -> Tokenized:
+    """How its tokens are written and read."""
+    folder = folder_of(tokenizer)
+    if folder is not None:
+        spoken = _Spoken(str(folder.file))
+        return Tokenized(made.tokens, made.vocab, spoken.decode, spoken.encode)
+    if tokenizer == "byte":
+        return Tokenized(made.tokens, 256, _read_bytes, lambda text: list(text.encode()))
+    letters = made.letters
+    index = {letter: n for n, letter in enumerate(letters)}
+    return Tokenized(
+        made.tokens, made.vocab, _joined(letters), lambda text: [index[letter] for letter in text]
+    )
+
+
+def _joined(letters: str) -> Callable[[Sequence[int]], str]:
+    return lambda tokens: "".join(letters[int(token)] for token in tokens).replace(NUL, "\n")
+
+
+def _read_bytes(tokens: Sequence[int]) -> str:
+    return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")

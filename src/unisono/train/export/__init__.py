@@ -1,0 +1,141 @@
+"""`unisono export RUN`: the weights of a run's checkpoint for other programs."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unisono.config import DataConfig, ModelConfig
+from unisono.models.folder import not_written
+from unisono.spec.errors import UsageError
+from unisono.spec.model import restored
+from unisono.spec.source import SOURCES
+from unisono.train.checkpoint import latest, load
+from unisono.train.export.adapter import write_adapter
+from unisono.train.export.card import write_card
+from unisono.train.export.compress import Pruned, check, ending, share_of, shrink, summary
+from unisono.train.export.graph import write_onnx, write_program
+from unisono.train.export.stored import StoredWeights
+
+__all__ = ["Exported", "checkpoint_of", "run", "summary"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export starts from. state: the checkpoint's own. data: as in the recipe of the run."""
+
+    run: Path
+    folder: Path
+    state: Mapping[str, Any]
+    model: ModelConfig
+    data: DataConfig
+    weights: StoredWeights
+    prune: str | None = None
+    quantise: str | None = None
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Bytes need no file to be known, those of a folder lie there; other vocabularies belong to their data."""
+        said = self.data.tokenizer
+        known = said.startswith("hf:") or (said == "byte" and SOURCES.read(self.data.source).worded)
+        return said if known else None
+
+
+def _as_folder(what: Exported, out: Path) -> dict[str, Any]:
+    given = Pruned(what.weights, share_of(what.prune)) if what.prune else what.weights
+    written = what.model.export(given, out, what.tokenizer)
+    files, made = [*written["files"], write_card(out, what.run, what.state, what.model)], {}
+    if what.prune or what.quantise:
+        given = files, what.state["recipe"], what.model, what.data, what.weights
+        made = shrink(out, *given, what.prune, what.quantise)
+        files = [*files, *made.pop("files", ())]
+        files = [name for name in files if (out / name).is_file()]
+    return {**written, "files": sorted(files), **({"compressed": made} if made else {})}
+
+
+def _as_adapter(what: Exported, out: Path) -> dict[str, Any]:
+    return write_adapter(out, what.model, what.weights)
+
+
+def _as_onnx(what: Exported, out: Path) -> dict[str, Any]:
+    return write_onnx(out, what.model, what.data, what.weights)
+
+
+def _as_program(what: Exported, out: Path) -> dict[str, Any]:
+    return write_program(out, what.model, what.data, what.weights)
+
+
+TARGETS: Mapping[str, Callable[[Exported, Path], dict[str, Any]]] = {
+    "hf": _as_folder,
+    "adapter": _as_adapter,
+    "onnx": _as_onnx,
+    "torch": _as_program,
+}
+
+
+def run(
+    run_dir: str | Path,
+    to: str = "hf",
+    out: str | Path | None = None,
+    dtype: str | None = None,
+    prune: str | None = None,
+    quantise: str | None = None,
+) -> dict[str, Any]:
+    """Write the weights of the run's latest checkpoint into `out` (RUN/export-TO, or more).
+
+    to: "hf", a folder as `transformers` loads it, adapters merged; "adapter", the adapters alone as `peft` loads them;
+    "onnx"; "torch", a program of `torch.export`. dtype: of the weights; as trained when None.
+    prune: a share, "0.5", or "2:4"; quantise: "int8" or "int4": of "hf" alone, see `compress`.
+    Returns run_dir, checkpoint, step, to, out and what was written. Raises UsageError: F01 no layout fits, F02 not
+    writable, F03 no checkpoint, F04 unknown target, F06 no adapters, F07 no graph, F08 nothing to compress so, E01 a
+    library is missing, K01 damaged.
+    """
+    if to not in TARGETS:
+        fix = " or ".join(f"--to {name}" for name in TARGETS)
+        raise UsageError(f"unknown target {to!r}", code="F04", where="--to", fix=fix)
+    check(to, prune, quantise)
+    folder = checkpoint_of(Path(run_dir))
+    state = load(folder, [])
+    recipe = state["recipe"]
+    model = restored(recipe["model"])
+    data = DataConfig.model_validate_json(json.dumps(recipe["data"]))
+    if to == "hf":
+        model.layout()  # before gigabytes are read
+    train = recipe.get("train", {})
+    rank, alpha = train.get("lora_rank") or 0, train.get("lora_alpha")
+    scale = (2.0 if alpha is None else alpha / rank) if rank else 1.0
+    wanted = getattr(torch, dtype) if dtype else None
+    target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise)}"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        weights = StoredWeights(folder, scale, wanted)
+        what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
+        written = TARGETS[to](what, target)
+    except OSError as error:
+        raise not_written(target, error) from error
+    return {
+        "schema_version": 1,
+        "run_dir": str(run_dir),
+        "checkpoint": str(folder),
+        "step": state["step"],
+        "to": to,
+        "out": str(target),
+        **written,
+    }
+
+
+def checkpoint_of(run_dir: Path) -> Path:
+    """The run's latest checkpoint. Raises UsageError F03."""
+    folder = latest(run_dir)
+    if folder is not None and folder.is_dir():
+        return folder
+    raise UsageError(
+        f"no checkpoint in {run_dir}",
+        code="F03",
+        where=str(run_dir),
+        likely="the run was stopped before its first checkpoint",
+        fix=f"unisono train --resume {run_dir}, then this again",
+    )

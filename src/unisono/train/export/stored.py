@@ -1,0 +1,68 @@
+"""The weights of a checkpoint by their names, each put together when it is asked for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unisono.models.lora import is_adapter, merged, plain
+from unisono.train.checkpoint import read_full
+from unisono.train.checkpoint.faults import damaged
+from unisono.train.checkpoint.manifest import read_manifest
+from unisono.train.checkpoint.tensorfile import DTYPES, Damage
+
+_PREFIX = "model/"
+
+
+@dataclass(slots=True)
+class StoredWeights(Mapping[str, Tensor]):
+    """Whole tensors of parameters by the names that they have without adapters; those are merged into them.
+
+    scale: of the adapters. dtype: in which they are given; as stored where it is None. shapes: of all of them.
+    """
+
+    folder: Path
+    scale: float = 1.0
+    dtype: torch.dtype | None = None
+    shapes: dict[str, tuple[int, ...]] = field(init=False)
+    stored: dict[str, str] = field(init=False)  # our name → what it is called there
+    adapters: dict[str, tuple[int, ...]] = field(init=False)  # name → shape
+    _last: tuple[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            tensors = read_manifest(self.folder).tensors
+        except Damage as damage:
+            raise damaged(self.folder, damage) from damage
+        held = {n.removeprefix(_PREFIX): tuple(e.shape) for n, e in tensors.items() if n.startswith(_PREFIX)}
+        self.adapters = {name: shape for name, shape in held.items() if is_adapter(name)}
+        self.stored = {plain(name): name for name in held if name not in self.adapters}
+        self.shapes = {name: held[stored] for name, stored in self.stored.items()}
+        if self.dtype is None:
+            own = next((tensors[_PREFIX + name].dtype for name in self.stored.values()), "F32")
+            self.dtype = DTYPES[own]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = name, self._read(name)
+        return self._last[1]
+
+    def _read(self, name: str) -> Tensor:
+        whole = self.raw(self.stored[name])
+        layer, _, kind = name.rpartition(".")
+        a, b = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+        if kind == "weight" and a in self.adapters:
+            whole = merged(whole, self.raw(a), self.raw(b), self.scale)
+        return whole.to(self.dtype) if whole.is_floating_point() else whole
+
+    def raw(self, name: str) -> Tensor:
+        """One tensor by the name under which it is stored, as it is there. Raises UsageError K01."""
+        return read_full(self.folder, [_PREFIX + name])[_PREFIX + name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
