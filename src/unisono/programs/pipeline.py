@@ -215,7 +215,8 @@ def play_rows(
     before = -1
     while playing and sum(map(len, times)) > before:
         before = sum(map(len, times))
-        playing = [row for row in playing if next(row, False)]
+        # Forwards go down the rows and backwards up: looked at the one way and the other, each sweep plays more.
+        playing = [row for row in reversed(playing) if next(row, False)]
     left = enumerate(zip(rows, times, strict=True))
     if stuck := [f"row {i} at {row[len(own)]}" for i, (row, own) in left if len(own) < len(row)]:
         raise ValueError(f"the timetable deadlocks: {', '.join(stuck)}")
