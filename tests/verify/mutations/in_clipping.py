@@ -43,7 +43,7 @@ def norm_counts_whole_tensors_on_every_rank(patch):
         held = [s for s in slots if not s.alias and s.master.grad is not None and s.master.grad.numel()]
         line = self._line(held, extra)
         self.replica.all_reduce(line)
-        return self._read(line)
+        return self.read(line)
 
     patch(ByTensor, "__call__", everything)
 

@@ -102,7 +102,7 @@ def heads_of_a_tp_rank_masked_alike_on_cp(patch):
 @bug("cp=3", "forward", recipe={**LONG, "model.positions": "rotary", "model.d_model": 48})
 def rotated_by_local_positions(patch):
     """Every rank of cp turns queries and keys as if its positions were the first."""
-    patch(net, "rotate", lambda x, theta, places: ROTATE(x, theta, Places.whole(x.shape[-2])))
+    patch(net, "rotate", lambda x, theta, steps: ROTATE(x, theta, torch.arange(x.shape[-2])))
 
 
 @bug("cp=2 pp=2", "forward", recipe=LONG)
@@ -137,9 +137,9 @@ def parts_of_attention_averaged(patch):
 def weights_again_from_the_sum_of_one_block(patch):
     """Backward divides each block's weights by the block's own sum, not by that of all keys."""
 
-    def grads(q, k, v, grad, out, lse, causal, mask):
+    def grads(q, k, v, grad, out, lse, causal, *more):
         _, own = BLOCK(q, k, v, causal, None)
-        return GRADS(q, k, v, grad, out, own, causal, mask)
+        return GRADS(q, k, v, grad, out, own, causal, *more)
 
     patch(online, "block_grads", grads)
 
@@ -161,5 +161,5 @@ def chunks_dealt_without_a_mirror(patch):
     patch(
         net.Positions,
         "forward",
-        lambda self, x: x + self.weight.narrow(0, rank() * x.shape[1], x.shape[1]),
+        lambda self, x, noise=None: x + self.weight.narrow(0, rank() * x.shape[1], x.shape[1]),
     )

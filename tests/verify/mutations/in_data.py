@@ -52,9 +52,11 @@ def shuffled_by_rank(patch):
 @bug("shard=2", "wrong_samples")
 def sample_index_overflows(patch):
     """An index kept in too few bits wraps around in a large data set (here: 8 bits)."""
-    patch(
-        feed, "samples_at", lambda seed, at, n: SAMPLES_AT(seed, at, n).astype(np.int8).astype(np.int64) % n
-    )
+
+    def narrow(seed, positions, samples):
+        return SAMPLES_AT(seed, positions, samples).astype(np.int8).astype(np.int64) % samples
+
+    patch(feed, "samples_at", narrow)
 
 
 @bug("dp=2", "wrong_samples")
@@ -76,7 +78,7 @@ def resumed_one_step_late(patch):
 @bug("dp=2", "initialisation")
 def initialised_by_rank(patch):
     """Ranks seeded differently, and nothing broadcast."""
-    patch(build, "initial_values", lambda model, seed: INITIAL(model, seed + rank()))
+    patch(build, "initial_values", lambda model, seed, device: INITIAL(model, seed + rank(), device))
 
 
 @bug("tp=2", "initialisation")

@@ -298,7 +298,7 @@ def real_norm_of_each_stage(patch):
         held = [s for s in slots if s.master.grad is not None and s.counted(self.rank_at)]
         lines = self.replica.all_gather(self._line(held, extra)[None]).view(3, 2, -1)
         stage = lines[self.rank_at["pp"]].sum(0)
-        return [*self._read(stage)[:1], *lines.sum((0, 1))[self.length :].tolist()]
+        return [*self.read(stage)[:1], *lines.sum((0, 1))[self.length :].tolist()]
 
     patch(ByTensor, "__call__", measure)
 

@@ -259,7 +259,8 @@ def stale_gathered_parameters(patch):
 
     def before(self, last):
         BEFORE(self, last)
-        self._stage.set_reshard_after_backward(False)
+        for module, _ in self._zeros:
+            module.set_reshard_after_backward(False, recurse=False)
 
     patch(Sharded, "before_backward", before)
 

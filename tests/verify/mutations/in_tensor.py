@@ -63,8 +63,8 @@ def gradients_of_lent_keys_stay_with_who_borrowed(patch):
 def keys_borrowed_from_the_next_rank(patch):
     """A key is asked of the next rank, which is right where two ranks share it; here three do."""
 
-    def init(self, *given):
-        COLUMN(self, *given)
+    def init(self, *given, **named):
+        COLUMN(self, *given, **named)
         self.heads = [
             one if one.owner is None else replace(one, owner=i + 1) for i, one in enumerate(self.heads)
         ]
