@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from unisono.codecs import Codec, Coder, Deal, Exchange, Gather, Memory
+from unisono.codecs import Codec, Coder, Deal, Exchange, Gather, Memory, Sent
 from unisono.spec.work import Call, Work
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Rounded(Codec):
 
     name = "rounded"
     error = 0.01
+    tells = True
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         part = -(-sum(map(prod, shapes)) // dp) * 2
@@ -74,6 +75,15 @@ class RoundedCoder(Coder):
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: Memory) -> Exchange:
         import torch
 
-        parts = yield Deal(grad.bfloat16())
-        own = parts.to(grad.dtype).sum(0).to(torch.bfloat16)
+        code = grad.bfloat16()
+        parts = yield Deal(code)
+        total = parts.to(grad.dtype).sum(0)
+        own = total.to(torch.bfloat16)
+
+        def sent() -> "Tensor":
+            mine = code.to(grad.dtype)
+            mine.view(memory.replicas, -1)[memory.place] += own.to(grad.dtype) - total
+            return mine
+
+        yield Sent(sent)
         return (yield Gather(own)).reshape(-1).to(grad.dtype)

@@ -220,7 +220,7 @@ def test_a_users_own_members_are_plan_words(own) -> None:
         ("codec={}:Halved:ratio=2", {"P05"}, "less than or equal to 1"),
         ("sync={}:Halved", {"P04"}, "has no policy Halved"),
         ("codec={}:Absent", {"P04"}, "has no codec Absent"),
-        ("codec={}:Halved+ef", {"P10"}, "not yet"),
+        ("codec={}:Halved+ef", {"P23"}, "loses nothing"),
     ],
 )
 def test_a_users_own_members_are_held_to_their_fields(own, value: str, codes: set[str], words: str) -> None:

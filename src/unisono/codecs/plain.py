@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from unisono.codecs import Codec, Coder, Exchange, Memory, Sum
+from unisono.codecs import Codec, Coder, Exchange, BucketMemory, Sum
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 
@@ -31,5 +31,5 @@ class Plain(Codec):
 class PlainCoder(Coder):
     """One sum, where the gradients are."""
 
-    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: Memory) -> Exchange:
+    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         return (yield Sum(grad))

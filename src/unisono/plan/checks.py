@@ -49,7 +49,7 @@ def check(plan: "Plan", recipe: RecipeLike | None, cluster: Devices | None) -> l
     ]
     problems += ranged(plan, recipe)
     if recipe is not None:
-        problems += [*_world(plan, recipe), *_precision(plan, recipe)]
+        problems += [*_world(plan, recipe), *_precision(plan, recipe), *_encoded(plan, recipe.train)]
         problems += [
             *_tensor(plan, recipe.model),
             *_context(plan, recipe.model),
@@ -93,6 +93,12 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
             continue
         what = f"{key}={text} with dp=1: replicas meet on dp and only there, and dp=1 has nobody to meet"
         yield Problem("P16", what, f"plan.{key}, plan.dp", f"dp=2 or {key}={getattr(type(plan)(), key)}")
+
+
+def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
+    """What the codec itself cannot be played with."""
+    codec = _member("codec", plan.codec)
+    yield from codec.problems(plan, train) if codec is not None and plan.dp != 1 else ()
 
 
 def _member(key: str, text: str) -> Any:

@@ -3,6 +3,7 @@
 A value is a name with options after a colon and marks after a plus sign:
 
     topk:ratio=0.01+ef      name "topk", options {"ratio": "0.01"}, marks ("ef",)
+    topk+mc:warmup=100+ef   name "topk", marks ("mc", "ef"), of which the first has options of its own
     cast:bf16               name "cast", options {"": "bf16"}
     mine.py:Own:h=8         the member `Own` of a user's file, options {"h": "8"}
 
@@ -18,7 +19,7 @@ from typing import Any
 
 from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem, UsageError
-from unisono.spec.finder import family_in, names_in, split
+from unisono.spec.finder import apart, family_in, names_in, split
 from unisono.spec.words import meant
 
 SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
@@ -66,16 +67,13 @@ MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in (*SIZES, "blocks"))
 """Keys whose values are names; `blocks` is a list of ranges, see `plan.ranges`."""
-MARKS: Mapping[str, Mapping[str, str]] = {
-    "codec": {"ef": "error feedback", "mc": "momentum correction"},
-    "offload": {"activations": "beside optimizer or params"},
-}
-_BUILT_MARKS = ("offload",)  # keys whose marks this version plays
+MARKS: Mapping[str, tuple[str, ...]] = {"offload": ("activations",)}
+MARKED: Mapping[str, str] = {"codec": "unisono.codecs._marks"}
+"""Of a key whose members may have marks: the package where these lie, one a file."""
 
 _COUNTS = ("v", "h", "k", "s", "r")
 _WORD = re.compile(r"[a-z0-9_]+")
 _OWN = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
-_MARKED = re.compile(r"(?P<body>.*?)(?P<marks>(?:\+[A-Za-z]\w*)*)")
 
 
 @cache
@@ -107,19 +105,19 @@ class Choice:
 @cache
 def choice(text: str) -> Choice:
     """Takes `name:key=value,key=value+mark` apart. Whatever the text, something is returned."""
-    body, marks = _apart(text)
+    body, marks = apart(text)
     name, rest = split(body)
     options = {}
     for part in filter(None, rest.replace(":", ",").split(",")):
         key, equals, value = part.partition("=")
         options[key if equals else ""] = value if equals else key
-    return Choice(name, options, tuple(filter(None, marks.split("+"))))
+    return Choice(name, options, tuple(mark.partition(":")[0] for mark in marks))
 
 
-def _apart(text: str) -> tuple[str, str]:
-    """(the value without its marks, its marks)."""
-    shape = _MARKED.fullmatch(text)
-    return (shape["body"], shape["marks"]) if shape else (text, "")
+@cache
+def marks_of(key: str) -> tuple[str, ...]:
+    """What may stand behind a plus sign in values of a plan's key."""
+    return names_in(MARKED[key]) if key in MARKED else MARKS.get(key, ())
 
 
 def families() -> str:
@@ -135,7 +133,7 @@ def member(key: str, text: str) -> Any:
     name = choice(text).name
     if key not in PACKAGES or (name in LATER[key] and name not in names_in(PACKAGES[key])):
         return None
-    return family_in(PACKAGES[key]).read(_apart(text)[0], f"plan.{key}")
+    return family_in(PACKAGES[key]).read(text if key in MARKED else apart(text)[0], f"plan.{key}")
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +145,7 @@ def problem_of(key: str, text: str) -> Problem | None:
         return Problem(error.code, error.what, f"plan.{key}", error.fix)
     got = choice(text)
     later = got.name not in played(key) if found is None else getattr(found, "later", False)
-    if later or (got.marks and key not in _BUILT_MARKS):
+    if later or (got.marks and not marks_of(key)):
         what = f"{key}={text} is not yet in this version"
         return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
     return None
@@ -193,11 +191,13 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     only the form is looked at: reading a plan runs no code of a user's."""
     if not isinstance(text, str) or not text or any(c.isspace() for c in text):
         return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(known(key))}"),)
-    got, body = choice(text), _apart(text)[0]
+    got, (body, marks) = choice(text), apart(text)
     problems = [
         Problem("P05", f"{key}={text}: +{mark} is not known", where, _marks_fix())
-        for mark in got.marks if mark not in MARKS.get(key, ()) or got.name in (mark, "none")
-    ]  # fmt: skip
+        for mark in marks
+        if mark.partition(":" if key in MARKED else "\n")[0] not in marks_of(key)
+        or got.name in (mark, "none")
+    ]
     if key in PACKAGES and _OWN.fullmatch(got.name):
         return tuple(problems)
     if got.name not in known(key):
@@ -211,7 +211,7 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
         problems.append(Problem("P05", what, where, f"write {key}={got.name}"))
     elif key in PACKAGES and got.name in names_in(PACKAGES[key]):
         try:
-            family_in(PACKAGES[key]).read(body, where)
+            family_in(PACKAGES[key]).read(text if key in MARKED and not problems else body, where)
         except UsageError as error:
             problems.append(Problem(error.code, f"{key}={text}: {error.what}", where, error.fix))
     else:
@@ -220,10 +220,9 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
 
 
 def _marks_fix() -> str:
-    said = (
-        f"{key} takes {' and '.join(f'+{m} ({w})' for m, w in marks.items())}" for key, marks in MARKS.items()
+    return "; ".join(
+        f"{key} takes {' and '.join(f'+{mark}' for mark in marks_of(key))}" for key in (*MARKED, *MARKS)
     )
-    return "; ".join(said)
 
 
 def _word_problems(

@@ -5,6 +5,7 @@ A member's file (see `spec.finder`) holds one class. Its fields are the member's
 """
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unisono.spec.errors import UsageError
-from unisono.spec.finder import Finder, split
+from unisono.spec.finder import Finder, apart, split
 from unisono.spec.words import meant
 
 
@@ -37,9 +38,28 @@ class Member(BaseModel):
 M = TypeVar("M", bound=Member)
 
 
+class Mark(Member, ABC):
+    """What may stand around a member of a family: `+ef` in `topk:ratio=0.01+ef`, with options as members have them."""
+
+    @abstractmethod
+    def around(self, member: Any) -> Any:
+        """A member of the same family, which does what the mark says and has `member` do the rest."""
+
+    def misfit(self, member: Any) -> str:
+        """Why it cannot stand around this member; "" where it can."""
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Family(Finder[M]):
-    """All members of one kind, each with its options."""
+    """All members of one kind, each with its options. marks: the package of what may stand around them, each a `Mark`
+    under the name of its file; "" where nothing may."""
+
+    marks: str = ""
+
+    def marked(self) -> Finder[Mark]:
+        """What may stand around members of this family."""
+        return Finder(f"mark of a {self.noun}", self.marks, Mark, self.key, (self.codes[1], self.codes[1]))
 
     def listed(self) -> str:
         """All that its key may say, for help and schema."""
@@ -48,10 +68,27 @@ class Family(Finder[M]):
         return " | ".join((*named, "FILE.py:NAME"))
 
     def read(self, text: str, where: str = "") -> M:
-        """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means. Raises UsageError."""
-        name, options = split(text)
-        member = self.find(name, where)
-        return self.made(member, _keyed(member, options), where or f"{self.key}={text}", strings=True)
+        """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means, with the marks behind it, the
+        first one the nearest. Raises UsageError."""
+        body, marks = apart(text) if self.marks else (text, ())
+        name, options = split(body)
+        member, at = self.find(name, where), where or f"{self.key}={text}"
+        made = self.made(member, _keyed(member, options), at, strings=True)
+        for said in marks:
+            made = self._around(made, said, at)
+        return made
+
+    def _around(self, member: M, said: str, where: str) -> M:
+        """`member` with one mark, as `ef` or `mc:momentum=0.9`."""
+        name, options = split(said)
+        kind = self.marked().find(name, where)
+        mark = self.made(kind, _keyed(kind, options), where, strings=True)  # type: ignore[arg-type]
+        if why := mark.misfit(member):  # type: ignore[attr-defined]
+            fix = f"leave +{name} out"
+            raise UsageError(
+                f"+{name} around {self.noun} {member.name}: {why}", where=where, fix=fix, code="P23"
+            )
+        return mark.around(member)  # type: ignore[attr-defined]
 
     def among(self, text: str, section: Mapping[str, Any], where: str = "") -> M:
         """The member that `text` names, its options from the keys of a recipe's section that it has as fields; an

@@ -8,6 +8,7 @@ named by import path: `mine.py:NAME`. Files whose name begins with `_` are no me
 import importlib
 import importlib.util
 import pkgutil
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from unisono.spec.frames import of_user
 from unisono.spec.words import meant
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+_MARKED = re.compile(r"(?P<body>.*?)(?P<marks>(?:\+[A-Za-z]\w*(?::[^+/]*)?)*)")
 
 C = TypeVar("C")
 
@@ -138,6 +141,13 @@ def split(text: str) -> tuple[str, str]:
         return name, options
     name, _, options = rest.partition(":")
     return f"{path}.py:{name}", options
+
+
+def apart(text: str) -> tuple[str, tuple[str, ...]]:
+    """(the value without its marks, its marks with their options) of `topk:ratio=0.01+mc:momentum=0.8+ef`. Whatever the
+    text, something is returned."""
+    shape = _MARKED.fullmatch(text)
+    return (shape["body"], tuple(filter(None, shape["marks"].split("+")))) if shape else (text, ())
 
 
 def module_of(name: str) -> str:

@@ -7,7 +7,7 @@ something where the chosen member has them, or stand behind its name (`optimizer
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -40,7 +40,9 @@ class UpdateSizes:
 
 
 class Optimiser(Member, ABC):
-    """How a gradient changes a weight."""
+    """How a gradient changes a weight. squares: it divides by the root of squares of gradients, as Adam does."""
+
+    squares: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -62,10 +62,12 @@ class Policy(Member, ABC):
 
 
 class Sync(ABC):
-    """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own."""
+    """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own. shares: what each
+    keeps for itself is a part of a sum, which counts: with another dp it is dealt anew, in equal parts."""
 
     dp: "Group"
     private: bool = False
+    shares: bool = False
 
     def weigh(self, count: float) -> float:
         """Before forward: what one target's loss counts for, given the targets that one replica holds. As here: for a
@@ -83,6 +85,14 @@ class Sync(ABC):
     def after_update(self, step: int) -> None:
         """After the update of step number `step` (from 0)."""
         return None
+
+    def undone(self) -> None:
+        """After a step that was discarded because its numbers are not finite: what was kept is as before it."""
+        return None
+
+    def own(self, key: str) -> bool:
+        """Whether this key of the state is each replica's own."""
+        return self.private
 
     def state(self) -> "Mapping[str, Tensor]":
         """What the policy keeps between steps; a checkpoint fills these very tensors.

@@ -7,39 +7,16 @@ other times on other ranks.
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from unisono.codecs import Coder, Deal, Exchange, Gather, Memory, Sum
+from unisono.codecs import Coder, Deal, Gather, BucketMemory, Request, Sent, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group, Pending
-
-
-@dataclass(slots=True)
-class _Flight:
-    """One bucket's exchange. answer: what its operation under way, `pending`, will have filled; None when all is over.
-    landed_ns: of its first operation, set by whichever thread completes it, 0 until then."""
-
-    flat: Tensor
-    exchange: Exchange
-    left_ns: int
-    op: str = ""
-    pending: Pending | None = None
-    answer: Tensor | None = None
-    landed_ns: int = 0
-
-    def note_landing(self) -> None:
-        """Have the time of completion written down; only for steps that are drawn, since it wakes Python once each."""
-
-        def landed(_: object) -> None:
-            self.landed_ns = time.perf_counter_ns()
-
-        future = getattr(self.pending, "get_future", None)
-        if future is not None:
-            future().add_done_callback(landed)
+from unisono.sync._flight import BucketFlight
+from unisono.sync._kept import Remains
 
 
 class Drive:
@@ -47,27 +24,28 @@ class Drive:
     same buckets in the same order, or it hangs."""
 
     def __init__(self, coder: Coder, group: Group, params: Mapping[str, nn.Parameter]) -> None:
-        """params: by name, all that may come in a bucket.
-
-        state: what the codec keeps, by `PARAMETER/NAME`: live tensors, which a checkpoint may fill before a first step.
-        """
+        """params: by name, all that may come in a bucket."""
         self.coder, self.group = coder, group
-        self._names = {id(p): name for name, p in params.items()}
-        self.state = {
-            f"{name}/{key}": torch.zeros_like(p) for name, p in params.items() for key in coder.keeps
-        }
-        self._unseen = set(self.state)  # of parameters that were in no bucket yet
-        self._memories: list[Memory] = []  # of each bucket, in the order in which they leave
-        self._flights: list[_Flight] = []
+        self.kept = Remains(coder, params)
+        self._memories: list[BucketMemory] = []  # of each bucket, in the order in which they leave
+        self._flights: list[BucketFlight] = []
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What the codec keeps: live tensors, which a checkpoint may fill before a first step."""
+        return self.kept.own | self.kept.alike
 
     def begin(self, bucket: Bucket) -> None:
         """A bucket is full."""
         index = len(self._flights)
         if index == len(self._memories):
-            self._memories.append({key: self._joined(bucket, key) for key in self.coder.keeps})
-        shapes = [p.shape for p in bucket.params]
-        exchange = self.coder.exchange(bucket.flat, shapes, self._memories[index])
-        flight = _Flight(bucket.flat, exchange, time.perf_counter_ns())
+            self._memories.append(self.kept.joined(bucket, self.group.index, self.group.size))
+        memory = self._memories[index]
+        memory.step = int(self.kept.steps)
+        if self.coder.scale is not None:
+            self._unscale(bucket.flat, memory, self.coder.scale)
+        exchange = self.coder.exchange(bucket.flat, [p.shape for p in bucket.params], memory)
+        flight = BucketFlight(bucket.flat, exchange, time.perf_counter_ns())
         self._flights.append(flight)
         self._advance(flight)
         if self.group.recorder.keep and not is_apart(bucket.flat):
@@ -80,47 +58,56 @@ class Drive:
         begun, left = time.perf_counter_ns(), self._flights
         recorder, op = self.group.recorder, self._flights[0].op
         with recorder.span("comm", axis="dp", op=op, exposed=True):
-            while left := [flight for flight in left if flight.pending is not None]:
+            while left := [flight for flight in left if flight.pending]:
                 for flight in left:
-                    flight.pending.wait()  # type: ignore[union-attr]
+                    for pending in flight.pending:
+                        pending.wait()
                     self._advance(flight)
         for flight in self._flights:
             hidden_until = min(flight.landed_ns, begun)
             if hidden_until > flight.left_ns:
                 recorder.add("comm", flight.left_ns, hidden_until, axis="dp", op=op, exposed=False)
         self._flights = []
-        for key in self._unseen:  # as of aliases, which travel with their owners
-            del self.state[key]
-        self._unseen = set()
+        self.kept.end_step()
 
-    def _advance(self, flight: _Flight) -> None:
-        """Hand over the answer that came, and issue the next operation, if there is one."""
+    def _advance(self, flight: BucketFlight) -> None:
+        """Hand over the answer that came, and issue what is asked for next, if anything is."""
         try:
             with torch.no_grad():
-                request = flight.exchange.send(flight.answer)  # type: ignore[arg-type]
+                asked = flight.exchange.send(flight.answer)
+                while isinstance(asked, Sent):  # nobody around this codec wanted to know
+                    asked = flight.exchange.send(None)
         except StopIteration as end:
-            flight.pending = flight.answer = None
+            flight.pending, flight.answer = (), None
             if end.value.data_ptr() != flight.flat.data_ptr():
                 flight.flat.copy_(end.value)
+            if self.coder.scale is not None and not self.kept.nothing:
+                flight.flat.mul_(self.coder.scale)
             return
+        together = asked if isinstance(asked, tuple) else (asked,)
+        begun = [self._begun(request) for request in together]
+        flight.pending = tuple(pending for _, pending, _ in begun)
+        answers = tuple(answer for answer, _, _ in begun)
+        flight.answer = answers if isinstance(asked, tuple) else answers[0]
+        flight.op = flight.op or begun[-1][2]
+
+    def _begun(self, request: Request) -> tuple[Tensor, Pending, str]:
+        """Issue one operation: what it will have filled, the operation, its name."""
         x = request.tensor
         match request:
             case Sum():
-                flight.answer, flight.pending, op = x, self.group.start_all_reduce(x), "all_reduce"
+                return x, self.group.start_all_reduce(x), "all_reduce"
             case Gather():
                 flat = x.new_empty(self.group.size * x.numel()) if request.into is None else request.into
-                flight.pending, op = self.group.start_all_gather(flat, x), "all_gather"
-                flight.answer = flat.view(self.group.size, -1)
+                return flat.view(self.group.size, -1), self.group.start_all_gather(flat, x), "all_gather"
             case Deal():
-                (flight.answer, flight.pending), op = self.group.start_exchange(x), "exchange"
-        flight.op = flight.op or op
+                return *self.group.start_exchange(x), "exchange"
 
-    def _joined(self, bucket: Bucket, key: str) -> Tensor:
-        """What is kept of the parameters of a bucket, from now on in one tensor as long as it."""
-        whole, at = torch.zeros_like(bucket.flat), 0
-        for p in bucket.params:
-            name = f"{self._names[id(p)]}/{key}"
-            self.state[name] = whole[at : at + p.numel()].view(p.shape).copy_(self.state[name])
-            self._unseen.discard(name)
-            at += p.numel()
-        return whole
+    def _unscale(self, flat: Tensor, memory: BucketMemory, scale: Tensor) -> None:
+        """Under fp16 an overflow of one replica reaches all, whatever of its gradients the codec would have sent; and
+        what is kept of one step for the next is in units that no scale changes."""
+        if not bool(torch.isfinite(flat).all()):
+            flat.fill_(torch.nan)
+        if not self.kept.nothing:
+            self.kept.hold(memory)
+            flat.div_(scale)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from unisono.codecs import Coder, Deal, Exchange, Gather, Memory
+from unisono.codecs import Coder, Deal, Exchange, Gather, BucketMemory
 from unisono.comm.tree import tree_sum
 from unisono.plan.grammar import member
 from unisono.spec.errors import Problem
@@ -103,7 +103,7 @@ class Canonical(Policy):
 class TreeCoder(Coder):
     """Direct exchange: each rank adds one part of a bucket, in the tree's order, and hands the sum out."""
 
-    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: Memory) -> Exchange:
+    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         parts = yield Deal(grad)
         yield Gather(tree_sum(parts.unbind(0)), grad)
         return grad

@@ -40,7 +40,7 @@ class EveryStepSync(Sync):
         from unisono.sync._drive import Drive
 
         codec = codec or PlainCoder()
-        self.dp, self.private = dp, bool(codec.keeps)
+        self.dp, self.shares = dp, bool(codec.keeps)
         params = {slot.name: slot.master for slot in slots if slot.live.requires_grad}
         self._drive = Drive(codec, dp, params)
 
@@ -52,5 +52,14 @@ class EveryStepSync(Sync):
         self._drive.finish()
         return Verdict.APPLY
 
+    def after_update(self, step: int) -> None:
+        self._drive.kept.settled()
+
+    def undone(self) -> None:
+        self._drive.kept.undo()
+
     def state(self) -> "Mapping[str, Tensor]":
         return self._drive.state
+
+    def own(self, key: str) -> bool:
+        return self.private or key in self._drive.kept.own

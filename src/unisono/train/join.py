@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from unisono.codecs import CODECS
+from unisono.codecs import CODECS, Coder
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
@@ -72,7 +72,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    bound = policy.bind(local.slots, mesh.dp, CODECS.read(plan.codec).bind())
+    bound = policy.bind(local.slots, mesh.dp, _coder(replica))
     sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
     gradients = gradients_kind(plan)(
         local.slots,
@@ -116,6 +116,13 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         step=part.step if isinstance(part, Run) else 0,
     )
     return flowing(run, plan)
+
+
+def _coder(replica: Replica) -> Coder:
+    """The live codec, which draws by the run's seed and knows the scale of what it is given."""
+    coder = CODECS.read(replica.plan.codec).bind()
+    coder.seed, coder.scale = replica.seed, replica.update.scaler.factor
+    return coder
 
 
 def _update_of(replica: Replica, mesh: Mesh, leaves: range, count: int, plan: Plan) -> Update:

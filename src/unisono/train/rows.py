@@ -21,7 +21,7 @@ class RowSync(Sync):
     other's results. Every member calls `settle`, or it hangs."""
 
     def __init__(self, inner: Sync, slots: Sequence[Slot], groups: Sequence[Group]) -> None:
-        self.inner, self.dp, self.private = inner, inner.dp, inner.private
+        self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.masters = [slot.master for slot in slots]
         self.groups = [group for group in groups if group.size > 1]
 
@@ -38,6 +38,12 @@ class RowSync(Sync):
 
     def after_update(self, step: int) -> None:
         self.inner.after_update(step)
+
+    def undone(self) -> None:
+        self.inner.undone()
+
+    def own(self, key: str) -> bool:
+        return self.inner.own(key)
 
     def state(self) -> Mapping[str, Tensor]:
         return self.inner.state()

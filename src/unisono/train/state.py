@@ -1,14 +1,15 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from unisono.models.unit import GraphUnit
 from unisono.parallel.offload.lending import at_home
-from unisono.parallel.params import dense_of
+from unisono.parallel.params import Slot, dense_of
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.run import Run
 from unisono.train.update import state_of
@@ -77,26 +78,64 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
     """Fill the run from a checkpoint, its step too; returns the saved state. What policy or scale keep
     and the checkpoint does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
     state, known = dict(run.sync.state()), set(tensor_names(folder))
-    kept = [(key, box) for key, box in _kept(run, state) if box.name in known]
+    dealt = run.sync.shares and _replicas(known) not in (set(), set(range(run.mesh.dp.size)))
+    kept = [
+        (key, box)
+        for key, box in _kept(run, state)
+        if box.name in known and not (dealt and run.sync.own(key))
+    ]
     scale = [box for box in _scale_of(run) if box.name in known]
     saved = load(folder, [*pieces_of(run), *scale, *(box for _, box in kept)])
-    run.sync.load({key: state[key] for key, _ in kept})
+    shared = _deal_anew(run, folder, state, known) if dealt else []
+    run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
     run.step = int(saved.get("step", run.step))
     return saved
 
 
-def _kept(run: Run, state: Mapping[str, Tensor]) -> list[tuple[str, Box]]:
-    """(key, box) of each: a box like its parameter's where the key begins with its name, else a whole tensor."""
+def _replicas(known: Iterable[str]) -> set[int]:
+    """Numbers of the replicas that kept something of their own."""
+    places = (name.split("/")[1] for name in known if name.startswith("sync/"))
+    return {int(place) for place in places if place.isdigit()}
+
+
+def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
+    """Fill what each replica keeps for itself with an equal share of what all replicas of the checkpoint kept, so that
+    nothing of their sum is lost; returns its keys."""
+    dealt: set[str] = set()
+    for replica in sorted(_replicas(known)):
+        found = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
+        boxes = [(key, box) for key, box in _kept(run, found, replica) if box.name in known]
+        load(folder, [box for _, box in boxes])
+        for key, box in boxes:
+            state[key].zero_() if key not in dealt else None
+            state[key].add_(box.tensor / run.mesh.dp.size)
+            dealt.add(key)
+    return sorted(dealt)
+
+
+def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> list[tuple[str, Box]]:
+    """(key, box) of each: a box like its parameter's where the key begins with its name, else a whole tensor. What is
+    kept of a parameter in another shape belongs to one box of it, which its name says. replica: whose, if not this
+    rank's."""
     slots, at = {slot.name: slot for slot in run.local.slots}, run.mesh.at
-    prefix = f"sync/{at['dp']}" if run.sync.private else "sync"
-    writes = run.sync.private or at["dp"] == 0
     first = not any(index for axis, index in at.items() if axis != "dp")
     kept = []
     for key, value in state.items():
-        slot = slots.get(key.rpartition("/")[0])
+        slot, own = slots.get(key.rpartition("/")[0]), run.sync.own(key)
+        prefix = f"sync/{at['dp'] if replica is None else replica}" if own else "sync"
+        writes = own or at["dp"] == 0
         if slot is not None and value.shape == slot.master.shape:
             box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and slot.counted(at))
         else:
-            box = Box(f"{prefix}/{key}", tuple(value.shape), (0,) * value.dim(), value, writes and first)
+            name = f"{prefix}/{key}{_place(slot)}"
+            wrote = first if slot is None else slot.counted(at)
+            box = Box(name, tuple(value.shape), (0,) * value.dim(), value, writes and wrote)
         kept.append((key, box))
     return kept
+
+
+def _place(slot: Slot | None) -> str:
+    """Which box of a parameter this is, `@0,64x32,64`; "" of the whole."""
+    if slot is None or slot.master.shape == slot.shape:
+        return ""
+    return f"@{','.join(map(str, slot.start))}x{','.join(map(str, slot.master.shape))}"

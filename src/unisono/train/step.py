@@ -36,6 +36,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
         run.update.scaler.unscale(gradients.slots)
         report = run.update(run.step, verdict, gradients.numbers(run.measure))
         gradients.forget()
+    if not report.finite or report.again:
+        run.sync.undone()
     run.step += report.verdict is not Verdict.DISCARD
     run.sync.after_update(report.step)
     return report

@@ -17,6 +17,7 @@ class AdamW(Optimiser):
     """Each element's step is its mean gradient over the root of its mean square; weights decay beside it."""
 
     name: ClassVar[str] = "adamw"
+    squares: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
     eps: Positive = Field(default=1e-8, description="adamw, adagrad: added to the root of the squares")
 

@@ -1,0 +1,78 @@
+"""Error feedback: what was not sent is added to the next gradient.
+
+Seide et al., "1-bit stochastic gradient descent" (2014); Stich et al., "Sparsified SGD with memory" (2018); Karimireddy
+et al., "Error feedback fixes SignSGD" (2019). Nothing is lost, only late: all sums of a run and what is left add up to
+all gradients.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from unisono.codecs import Codec, Coder, Exchange, BucketMemory
+from unisono.codecs._marks import Around, AroundCoder, hearing
+from unisono.spec.family import Mark
+from unisono.spec.work import Work
+
+if TYPE_CHECKING:
+    from torch import Size, Tensor
+
+LEFT = "left"
+
+
+class ErrorFeedback(Mark):
+    """What was not sent is added to the next gradient, one float an element."""
+
+    name = "ef"
+
+    def misfit(self, member: Any) -> str:
+        return unheard(member)
+
+    def around(self, member: Any) -> "FedCodec":
+        return FedCodec(inner=member)
+
+
+def unheard(codec: Codec) -> str:
+    """Why nothing that keeps what was not sent can stand around a codec; "" where it can."""
+    if codec.owed:
+        return "it has a memory of what was not sent already, and two would count everything twice"
+    if not codec.tells:
+        return "it loses nothing that could be fed back, or does not say what it sent (Sent)"
+    return ""
+
+
+class FedCodec(Around):
+    """A codec with error feedback around it."""
+
+    name = "fed"
+
+    owed: ClassVar[bool] = True  # type: ignore[override]
+
+    def lost(self, dp: int) -> float:
+        """What is missing now, and what comes late of the step before, which was encoded with its own remains."""
+        inner = self.inner.lost(dp)
+        return inner if inner >= 1.0 else inner * (2.0 + inner / (1.0 - inner))
+
+    def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
+        nbytes = sum(map(prod, shapes)) * itemsize
+        return self.more(self.inner.work(shapes, itemsize, dp), nbytes, 5 * nbytes)
+
+    def bind(self) -> "FedCoder":
+        return FedCoder(self.inner.bind())
+
+
+class FedCoder(AroundCoder):
+    """left [n]: what this replica has not sent yet."""
+
+    def __init__(self, inner: Coder) -> None:
+        super().__init__(inner, (LEFT,))
+
+    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
+        left = memory[LEFT]
+        left.add_(grad)
+        grad.copy_(left)
+
+        def told(sent: "Tensor") -> None:
+            left[: len(sent)].sub_(sent)
+
+        return (yield from hearing(self.inner.exchange(grad, shapes, memory), told))

@@ -1,0 +1,85 @@
+"""What a codec keeps on one rank: parameter by parameter for checkpoints, joined as a bucket lies for the codec."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from unisono.codecs import Coder, BucketMemory
+from unisono.comm.bucket import Bucket
+
+STEPS = "steps"
+
+
+class Remains:
+    """Live tensors, which a checkpoint may fill before a first step.
+
+    own: by `PARAMETER/NAME`, what this replica keeps for itself, each like its parameter. alike: by `PARAMETER/NAME`,
+    what all replicas keep alike; and `steps`, int64 [], if the codec counts them.
+    """
+
+    def __init__(self, coder: Coder, params: Mapping[str, nn.Parameter]) -> None:
+        self.coder = coder
+        self._names = {id(p): name for name, p in params.items()}
+        self.own = {
+            f"{name}/{key}": torch.zeros_like(p, dtype=p.grad_dtype)
+            for name, p in params.items()
+            for key in coder.keeps
+        }
+        self._alike = {name: dict(coder.alike(name, p)) for name, p in params.items()}
+        self.alike = {f"{n}/{key}": x for n, kept in self._alike.items() for key, x in kept.items()}
+        self._unseen = {*self.own, *self.alike}  # of parameters that were in no bucket yet
+        self.steps = torch.zeros((), dtype=torch.int64)
+        if coder.counts:
+            self.alike[STEPS] = self.steps
+        self._before: list[tuple[Tensor, Tensor]] = []  # what was, and where, since the step began
+
+    @property
+    def nothing(self) -> bool:
+        return not self.own and not self.alike
+
+    def joined(self, bucket: Bucket, place: int, replicas: int) -> BucketMemory:
+        """The memory of a bucket, made once: what is kept of its parameters lies in one tensor from now on."""
+        names = tuple(self._names.get(id(p), "") for p in bucket.params)
+        kept = {key: self._whole(bucket, names, key) for key in self.coder.keeps}
+        alike = [self._alike.get(name, {}) for name in names]
+        self._unseen -= {f"{name}/{key}" for name in names for key in self._alike.get(name, ())}
+        return BucketMemory(kept, alike, names, 0, self.coder.seed, place, replicas)
+
+    def _whole(self, bucket: Bucket, names: tuple[str, ...], key: str) -> Tensor:
+        whole, at = torch.zeros_like(bucket.flat), 0
+        for name, p in zip(names, bucket.params, strict=True):
+            full = f"{name}/{key}"
+            self.own[full] = whole[at : at + p.numel()].view(p.shape).copy_(self.own[full])
+            self._unseen.discard(full)
+            at += p.numel()
+        return whole
+
+    def hold(self, memory: BucketMemory) -> None:
+        """Hold what a bucket's memory is now, in case the step will not count."""
+        self._before += [(x.clone(), x) for x in _tensors(memory)]
+
+    def end_step(self) -> None:
+        """Every bucket has been in an exchange; what was in none, such as aliases, keeps nothing."""
+        for key in self._unseen:
+            self.own.pop(key, None)
+            self.alike.pop(key, None)
+        self._unseen = set()
+        self.steps += 1
+
+    def settled(self) -> None:
+        """The step counted."""
+        self._before.clear()
+
+    def undo(self) -> None:
+        """The step did not count: what was held is as it was."""
+        for was, x in self._before:
+            x.copy_(was)
+        self._before.clear()
+        self.steps -= 1
+
+
+def _tensors(memory: BucketMemory) -> Iterator[Tensor]:
+    yield from memory.kept.values()
+    for kept in memory.alike:
+        yield from kept.values()
