@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
-from unisono.codecs import Codec, Coder, Exchange, BucketMemory, Sum
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange, Sum
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Call, Work
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from unisono.codecs import Coder, Deal, Gather, BucketMemory, Request, Sent, Sum
+from unisono.codecs import BucketMemory, Coder, Deal, Gather, Request, Sent, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.device import is_apart
 from unisono.comm.group import Group, Pending

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from unisono.codecs import Coder, BucketMemory
+from unisono.codecs import BucketMemory, Coder
 from unisono.comm.bucket import Bucket
 
 STEPS = "steps"

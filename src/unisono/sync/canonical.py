@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from unisono.codecs import Coder, Deal, Exchange, Gather, BucketMemory
+from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather
 from unisono.comm.tree import tree_sum
 from unisono.plan.grammar import member
 from unisono.spec.errors import Problem

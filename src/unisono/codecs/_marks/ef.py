@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unisono.codecs import Codec, Coder, Exchange, BucketMemory
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.spec.family import Mark
 from unisono.spec.work import Work

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from unisono.codecs import Coder, Exchange, BucketMemory
+from unisono.codecs import BucketMemory, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.codecs._marks.ef import unheard
 from unisono.spec.family import Mark

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.codecs import Codec, Coder, Exchange, BucketMemory
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.codecs._marks.ef import LEFT, FedCodec
 from unisono.spec.errors import Problem
