@@ -53,36 +53,34 @@ def covering(recipe: Recipe, ranks: int = 8, least: int = 100, wide: bool = Fals
     plans = candidates(recipe, ranks)
     chosen: list[Plan] = []
     _take(_rows(plans, 2), chosen, None)
-    taken = set(chosen)
-    rest = [plan for plan in plans if plan not in taken]
-    triples = _rows(plans, 3)
-    have = set().union(*(triples[plan] for plan in chosen))
-    _take({plan: triples[plan] - have for plan in rest}, chosen, None if wide else least)
+    if wide or len(chosen) < least:
+        taken = set(chosen)
+        triples = _rows(plans, 3)
+        have = set().union(*(triples[plan] for plan in chosen))
+        rest = {plan: row - have for plan, row in triples.items() if plan not in taken}
+        _take(rest, chosen, None if wide else least)
     return sorted(chosen, key=lambda plan: (plan.world, str(plan)))
 
 
 def _take(
     rows: dict[Plan, set[tuple[tuple[str, object], ...]]], chosen: list[Plan], most: int | None
 ) -> None:
-    """Move plans from rows to chosen, the worthiest first, until all is covered or there are `most`."""
-    missing = set().union(*rows.values())
-    plans = {str(plan): plan for plan in rows}
-
+    """Add plans of rows to chosen, the worthiest first, until all is covered or there are `most`."""
+    bits = {values: 1 << place for place, values in enumerate(set().union(*rows.values()))}
+    missing = (1 << len(bits)) - 1
+    plans = {str(plan): (plan, sum(map(bits.__getitem__, row)), plan.world**2) for plan, row in rows.items()}
     # What a plan is worth is what it adds over what it costs: ranks share the cores, and each connects to each. Ties go
     # by the text, so that the set is the same everywhere. Worths only fall, so one that is still the largest is.
-    def worth(plan: Plan) -> float:
-        return len(rows[plan] & missing) / plan.world**2
-
-    worths = sorted((worth(plan), text) for text, plan in plans.items())
+    worths = sorted((row.bit_count() / cost, text) for text, (_, row, cost) in plans.items())
     while worths and (missing if most is None else len(chosen) < most):
         _, text = worths.pop()
-        best = plans[text]
-        now = worth(best), text
+        best, row, cost = plans[text]
+        now = (row & missing).bit_count() / cost, text
         if worths and now < worths[-1]:
             insort(worths, now)
         else:
             chosen.append(best)
-            missing -= rows.pop(best)
+            missing &= ~row
 
 
 def candidates(recipe: Recipe, ranks: int = 8) -> list[Plan]:
@@ -118,16 +116,35 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
                 "collective": mesh["dp"] == 1}  # fmt: skip
         if values and not idle.get(key):
             choices[key] = values
-    usual, ranges = _usual(), RANGES if recipe.model.depth is not None else ()
+    usual = _usual() | {"tp": mesh["tp"]}
+    ranges = RANGES if recipe.model.depth is not None else ()
     every = math.ceil(math.prod(map(len, choices.values())) / MIXED)
-    for row in product(*choices.values()):
-        named = dict(zip(choices, row, strict=True))
-        off = [key for key, value in named.items() if value != (mesh if key == "tp" else usual)[key]]
-        place = zlib.crc32(repr(row).encode())
-        if len(off) <= 2 or not place % every:
-            yield named
-        if not any(len(choices[key]) > 1 for key in off):
-            yield from (named | {"blocks": said} for said in ranges)
+    for row, place, off, free in _every_row(choices, usual):
+        if off <= 2 or not place % every:
+            yield dict(zip(choices, row, strict=True))
+        if not free:
+            yield from (dict(zip(choices, row, strict=True)) | {"blocks": said} for said in ranges)
+
+
+def _every_row(
+    choices: Mapping[str, Sequence[object]], usual: Mapping[str, object]
+) -> Iterator[tuple[tuple[object, ...], int, int, int]]:
+    """(a row, a number drawn by its text, how many values are not the usual ones, how many of them had a choice), in
+    the order of `product`. Key by key, since rows begin alike and there are hundreds of thousands."""
+    begun: list[tuple[tuple[object, ...], int, int, int]] = [((), zlib.crc32(b"("), 0, 0)]
+    *_, last = choices
+    for key, values in choices.items():
+        end = ")" if key == last else ", "
+        parts = [
+            (value, f"{value!r}{end}".encode(), odd := value != usual[key], odd and len(values) > 1)
+            for value in values
+        ]
+        begun = [
+            ((*row, value), zlib.crc32(text, place), off + odd, free + chosen)
+            for row, place, off, free in begun
+            for value, text, odd, chosen in parts
+        ]
+    yield from begun
 
 
 def _usual() -> dict[str, object]:
