@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unisono.comm import threads
-from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
+from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.plan.grammar import member
@@ -63,9 +63,9 @@ EVERY = KINDS | ASKING
 FACTS = Facts(classes=24, sample_shape=(3, 4, 4))
 
 
-def recipe(kind: str, samples: int = 1) -> Recipe:
+def recipe(kind: str, samples: int = 1, batch: int = 24) -> Recipe:
     data = DataConfig() if EVERY[kind].attends else DataConfig(source="digits")  # not read
-    train = TrainConfig(global_batch=24, micro_batch=samples, steps=1)
+    train = TrainConfig(global_batch=batch, micro_batch=samples, steps=1)
     return Recipe(model=EVERY[kind], data=data, train=train)
 
 
@@ -109,9 +109,16 @@ class Counted(Recorder):
 Sent = dict[tuple[str, str], tuple[float, float]]
 
 
+def played(kind: str, plan: Plan) -> Resolved:
+    """A step of twelve samples where they can be dealt: what is sent goes by the micro-batches of a rank, of which two
+    show as much as four."""
+    batch = 12 if 12 % (plan.replicas * samples_of(plan)) == 0 else 24
+    return resolve(recipe(kind, samples_of(plan), batch), str(plan), plan.world)
+
+
 def recorded(kind: str, plan: Plan) -> list[Sent]:
     """Of each row of the pipeline, what its first rank sends in a step."""
-    resolved = resolve(recipe(kind, samples_of(plan)), str(plan), plan.world)
+    resolved = played(kind, plan)
 
     def live(rank: int) -> tuple[int, Sent]:
         place, recorder = place_of(rank, plan.world, rank, "gloo", 60.0), Counted(rank)
@@ -131,7 +138,7 @@ def recorded(kind: str, plan: Plan) -> list[Sent]:
 
 
 def said(kind: str, plan: Plan) -> list[Sent]:
-    resolved = resolve(recipe(kind, samples_of(plan)), str(plan), plan.world).plan
+    resolved = played(kind, plan).plan
     return [
         sent(model(kind), resolved, samples_of(plan), resolved.micros or 1, row) for row in range(plan.pp)
     ]
@@ -150,6 +157,12 @@ def built(kind: str) -> list[Plan]:
     """Of networks those that play all blocks alike: others have no price."""
     plans = priced(covering(recipe(kind), least=100 if kind == "llama" else 0))
     return [plan for plan in plans if KINDS[kind].attends or is_uniform(plan)]
+
+
+@cache
+def covered(kind: str) -> list[Plan]:
+    """Every pair of values, on up to four ranks."""
+    return covering(recipe(kind), ranks=4, least=0)
 
 
 def held(kind: str, plan: Plan) -> None:
@@ -192,7 +205,7 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one. Experts on devices are priced as
     other programs send their tokens."""
-    plans = priced(covering(recipe(kind), ranks=4, least=0))
+    plans = priced(covered(kind))
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in single:
         if without_price(kind, plan):
@@ -232,7 +245,7 @@ def without_price(kind: str, plan: Plan) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_hosts_price_is_made_of_is_what_is_sent(kind: str) -> None:
     """Collectives inside passes, of all micro-batches; of every policy whose gradients need no tree."""
-    plans = [p for p in covering(recipe(kind), ranks=4, least=0) if not leafwise(p) and p.precision == "fp32"]
+    plans = [p for p in covered(kind) if not leafwise(p) and p.precision == "fp32"]
     for plan in plans:
         own = resolve(recipe(kind), str(plan), plan.world).plan
         micros, table = own.micros or 1, of(plan.schedule).timetable(plan.pp, own.micros or 1)

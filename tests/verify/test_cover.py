@@ -1,5 +1,6 @@
 """The covering set: every pair that any allowed plan has, and a new value joins by itself."""
 
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -16,25 +17,35 @@ RECIPE = Recipe(
 )
 
 
+@cache
+def every() -> list[Plan]:
+    return candidates(RECIPE)
+
+
+@cache
+def chosen() -> list[Plan]:
+    return covering(RECIPE)
+
+
 def pairs(plans: list[Plan]) -> set[tuple[tuple[str, object], ...]]:
     return set().union(*cover._rows(plans, 2).values())
 
 
 def test_every_pair_is_there_and_every_plan_is_allowed():
-    plans = covering(RECIPE)
-    assert pairs(plans) == pairs(candidates(RECIPE))
+    plans = chosen()
+    assert pairs(plans) == pairs(every())
     assert all(not plan.check(RECIPE) and plan.world <= 8 for plan in plans)
     assert len(plans) == len(set(map(str, plans))) >= 100
 
 
 def test_pairs_alone_take_far_fewer_plans_than_there_are():
     few = covering(RECIPE, least=0)
-    assert pairs(few) == pairs(candidates(RECIPE))
-    assert len(few) < len(candidates(RECIPE)) / 5
+    assert pairs(few) == pairs(every())
+    assert len(few) < len(every()) / 5
 
 
 def test_the_set_is_the_same_each_time():
-    assert covering(RECIPE) == covering(RECIPE)
+    assert covering(RECIPE) == chosen()
 
 
 @pytest.fixture
@@ -56,8 +67,7 @@ def words(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_new_value_is_covered_without_being_told(words):
     words("recompute", ("none", "full", "other"))
-    chosen = covering(RECIPE)
-    with_it = [plan for plan in chosen if plan.recompute == "other"]
+    with_it = [plan for plan in covering(RECIPE) if plan.recompute == "other"]
     assert {axis for plan in with_it for axis in ("dp", "tp", "pp", "shard") if getattr(plan, axis) > 1} == {
         "dp", "tp", "pp", "shard",
     }  # fmt: skip
