@@ -199,6 +199,7 @@ def preload() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # who is forked shares these pages; a collection would write to all of them
+    gc.unfreeze = lambda: None  # type: ignore[assignment]  # what is inherited stays set aside in who forks in turn
 
 
 def serve(line: socket.socket) -> None:
