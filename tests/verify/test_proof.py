@@ -49,7 +49,8 @@ def recipe(**model):
 
 
 @pytest.mark.parametrize(
-    ("plans", "steps", "micro_batch"), [(PLANS, 2, 2), pytest.param(PLANS + MORE, 3, 1, marks=pytest.mark.slow)]
+    ("plans", "steps", "micro_batch"),
+    [(PLANS, 2, 2), pytest.param(PLANS + MORE, 3, 1, marks=pytest.mark.slow)],
 )
 def test_every_plan_equals_one_device(plans, steps, micro_batch):
     """With two micro-batches in a step at least, but where four ranks share it."""
