@@ -1,7 +1,7 @@
 """Model + plan + mesh → what one rank holds: the passes, in the one legal order."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -129,6 +129,7 @@ class Local:
     away: Mapping[str, Away]
     blocks: tuple[int, ...]  # of each stage
     told: tuple[str, ...] = ()  # what was inferred of the model, in words
+    cut_names: Mapping[str, Sequence[object]] = field(default_factory=dict)  # see `InferredChain`
 
     @property
     def holds_loss(self) -> bool:
@@ -198,6 +199,7 @@ def parallelize(
         away={slot.name: site.kept_away(slot.name) for slot in slots},
         blocks=tuple(map(len, blocks)),
         told=_inferred(model, plan),
+        cut_names=getattr(model, "cut_names", {}),
     )
 
 

@@ -233,6 +233,21 @@ def test_what_waits_for_something_else_is_given_up():
     never.set()
 
 
+def test_a_world_begins_when_no_rank_of_the_one_before_computes():
+    order, released = [], threading.Event()
+
+    def compute(rank: int) -> None:
+        if rank == 1:
+            released.wait(60)
+        order.append(f"rank {rank} of the first")
+
+    with pytest.raises(TimeoutError):
+        run(2, compute, join=False, timeout=0.1)
+    threading.Timer(0.2, released.set).start()
+    run(2, lambda rank: order.append("of the second"), join=False)
+    assert order == ["rank 0 of the first", "rank 1 of the first", "of the second", "of the second"]
+
+
 def test_the_store_is_waited_on():
     def tell(rank: int) -> bytes:
         if rank == 2:

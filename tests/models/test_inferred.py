@@ -194,6 +194,6 @@ def test_the_module_itself_loses_its_values_to_the_chain() -> None:
     want = module.up.weight.detach().clone()
     chain = cut_model(UserModel(module), WORDS)
     assert isinstance(chain, InferredChain) and module.up.weight.numel() == 0
-    (name,) = (n for n, own in chain.original.items() if own == "up.weight")
+    (name,) = (n for n, own in chain.cut_names.items() if own.name == "up.weight")
     assert torch.equal(unfolded(chain.emptied()[name], 0, 2, 1), want)
     assert all(p.is_meta for p in chain.parameters())

@@ -18,7 +18,7 @@ from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box, save
 from unisono.train.foreign import open_weights
-from unisono.train.pretrained import layout_of
+from unisono.train.pretrained import beginning, layout_of
 
 SMALL = {"n_layer": 4, "n_head": 4, "d_model": 16, "context": 8, "vocab": 64}
 LLAMA = {"n_kv_head": 2, "positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False}
@@ -160,13 +160,22 @@ def test_where_a_tensor_begins_does_not_matter(odd: int, tmp_path: Path) -> None
 OWN = """
 from torch import nn
 
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(16, 8)
+
+    def forward(self, x):
+        gate, value = self.up(x).chunk(2, -1)
+        return self.down(gate.sigmoid() * value)
+
 def net(vocab, context):
-    return nn.Sequential(nn.Embedding(vocab, 8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, vocab))
+    return nn.Sequential(nn.Embedding(vocab, 8), Gated(), nn.Linear(8, vocab))
 """
 
 
 def test_a_module_of_ones_own(tmp_path: Path, threads: Any) -> None:
-    """Its state_dict, as torch.save writes it, under the names that its author knows."""
+    """Its state_dict, as torch.save writes it, under the names and in the order that its author knows."""
     (tmp_path / "own.py").write_text(OWN)
     nets: dict[str, Any] = {}
     exec(OWN, nets)
@@ -174,11 +183,59 @@ def test_a_module_of_ones_own(tmp_path: Path, threads: Any) -> None:
     torch.save({"model": {f"module.{k}": v for k, v in theirs.state_dict().items()}}, tmp_path / "own.pt")
     fields = {"kind": f"{tmp_path}/own.py:net", "context": 8, "weights": str(tmp_path / "own.pt")}
     text = recipe(tmp_path, fields).model_dump_json().replace('"char"', '"byte"')
-    names = build(ModelConfig.model_validate(fields), Facts(vocab=256)).original
-    want = {name: theirs.get_parameter(own) for name, own in names.items()}  # type: ignore[union-attr]
+    names = build(ModelConfig.model_validate(fields), Facts(vocab=256)).cut_names
+    want = {name: theirs.get_parameter(own.name) for name, own in names.items()}  # type: ignore[union-attr]
+    both = [name for name, own in names.items() if own.name.startswith("1.up")]  # type: ignore[union-attr]
+    assert len(both) == 2
+    for up in both:  # held with gate and value of a feature side by side
+        want[up] = want[up].unflatten(0, (2, 16)).transpose(0, 1).flatten(0, 1)
     for held in threads(boxes, 2, text=text, plan="shard=2"):
         for name, (first, *_), box in held:
             assert torch.equal(box, want[name][first : first + len(box)])
+
+
+NORMED = """
+from torch import nn
+
+class Looks(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(64), nn.Linear(64, classes)
+        self.spare = nn.Linear(3, 3)
+
+    def forward(self, x):
+        y = self.head(self.norm(x.flatten(1)))
+        return y
+
+class Branches(Looks):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if y.sum() > 0 else y
+
+def looks(classes):
+    return Looks(classes)
+
+def branches(classes):
+    return Branches(classes)
+"""
+
+
+@pytest.mark.parametrize("name", ["looks", "branches"])
+def test_running_statistics_come_with_the_weights(tmp_path: Path, name: str) -> None:
+    (tmp_path / "own.py").write_text(NORMED)
+    nets: dict[str, Any] = {}
+    exec(NORMED, nets)
+    theirs = nets[name](10)
+    theirs(torch.randn(32, 64))
+    torch.save({f"module.{k}": v for k, v in theirs.state_dict().items()}, tmp_path / "own.pt")
+    config = ModelConfig.model_validate(
+        {"kind": f"{tmp_path}/own.py:{name}", "weights": str(tmp_path / "own.pt")}
+    )
+    model = build(config, Facts(classes=10, sample_shape=(1, 8, 8)))
+    assert beginning(config, model, lambda name: torch.zeros(())) is not None
+    held = {n: b for block in model.blocks for n, b in block.held.items()} or dict(model.named_buffers())  # type: ignore[union-attr,operator]
+    found = {n.rpartition(".")[2]: b for n, b in held.items()}
+    assert torch.equal(found["running_mean"], theirs.norm.running_mean) and found["num_batches_tracked"] == 1
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -183,11 +183,12 @@ def run(
     it. timeout: seconds, for what waits for something else than a rank. threads: of one rank's computation.
 
     Raises what the first rank to fail raised, with a note that names the rank. Raises WorldEnded when all ranks wait
-    for each other. One world at a time, and none inside another.
+    for each other. One world at a time, and none inside another: a rank that still computes when its world has timed
+    out ends at its next wait, and the next world begins after it. RuntimeError where that takes a minute.
     """
     world = _World(ranks, seed)
     threads_before, random_before = torch.get_num_threads(), torch.get_rng_state()
-    with _torch_state_of_each_rank():
+    with _torch_state_of_each_rank(world.ended):
         for rank in world.ranks:
             args = (rank, function, join, threads)
             threading.Thread(target=world.live, args=args, name=f"rank {rank.number}", daemon=True).start()
@@ -225,12 +226,20 @@ class _PerThread:
 
 
 _ONE_WORLD = threading.Lock()
+_LINGERS = (
+    60.0  # seconds that a rank whose world has timed out may still compute before the next world is refused
+)
 
 
 @contextmanager
-def _torch_state_of_each_rank() -> Iterator[None]:
-    """While this lasts, torch.distributed keeps a state for each rank and not for the process; so does sleep."""
-    if not _ONE_WORLD.acquire(blocking=False):
+def _torch_state_of_each_rank(ended: threading.Event) -> Iterator[None]:
+    """While this lasts, torch.distributed keeps a state for each rank and not for the process; so does sleep.
+
+    ended: set when no rank of the world lives any more, and only then may another world begin. Ranks of two worlds
+    would share what torch keeps for a process while it traces a module, and each would spoil the other's graph.
+    """
+    inside = _HERE.get(None) is not None
+    if not _ONE_WORLD.acquire(timeout=0.0 if inside else _LINGERS):
         raise RuntimeError("there is a world on threads already; one at a time, and none inside another")
     process, hook = c10d._world, sys.excepthook  # joining changes the hook, which is the process's
     try:
@@ -241,7 +250,15 @@ def _torch_state_of_each_rank() -> Iterator[None]:
     finally:
         _set_thread_isolation_mode(False)
         c10d._world, sys.excepthook, time.sleep = process, hook, _SLEEP
-        _ONE_WORLD.release()
+        if ended.is_set():
+            _ONE_WORLD.release()
+        else:
+            threading.Thread(target=_release_after, args=(ended,), name="world ends", daemon=True).start()
+
+
+def _release_after(ended: threading.Event) -> None:
+    ended.wait()
+    _ONE_WORLD.release()
 
 
 def _sleep(seconds: float) -> None:

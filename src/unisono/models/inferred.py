@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.fx import Node
@@ -23,21 +23,32 @@ class Through(nn.Module):
         return x
 
 
+class OwnName(NamedTuple):
+    """Where a tensor of a unit comes from. name: in the user's module. folded: of one whose rows or columns are held
+    unit by unit, (dim, pieces, width of a unit) as `unit.unfolded` takes them; () for one held as it is."""
+
+    name: str
+    folded: tuple[int, ...] = ()
+
+
 class InferredChain(Chain):
-    """A plain module, cut along its graph. original: names here → name in the
-    user's module. says: what was inferred, in lines. scores: shape of what it returns for one sample, or of each."""
+    """A plain module, cut along its graph. cut_names: names here, of parameters and of buffers that a step changes →
+    what they are in the user's module. beside: names of its state that are none of these, such as a mask or a weight
+    that nothing uses. says: what was inferred, in lines. scores: shape of what it returns for a sample, or of each."""
 
     def __init__(
         self,
         units: Sequence[GraphUnit],
         anatomy: Anatomy,
         loss: Callable[[Any, Tensor], Tensor],
-        original: Mapping[str, str],
+        cut_names: Mapping[str, OwnName],
+        beside: Sequence[str],
         says: Sequence[str],
         scores: Sequence[tuple[int, ...]] | tuple[int, ...],
     ) -> None:
         super().__init__(Through(), nn.ModuleList(units), Through(), anatomy)
-        self.loss, self.original, self.says, self.scores = loss, original, tuple(says), scores
+        self.loss, self.cut_names, self.beside = loss, cut_names, tuple(beside)
+        self.says, self.scores = tuple(says), scores
 
     def emptied(self) -> Mapping[str, Tensor]:
         """The initial values, by name; the chain keeps their shapes, on the meta device."""
@@ -92,10 +103,13 @@ def inferred(
         terms=_terms(graph, sample),
         whole="" if chosen else "; ".join(["nothing in its graph can be dealt", *_wholes(cut)[:3]]),
     )
-    original = {name: own for name, (_, own) in names.items()}
+    own = {name: OwnName(theirs, _folds(node, cut)) for name, (node, theirs) in names.items()}
+    own |= {f"blocks.{i}.{name}": OwnName(name) for i, unit in enumerate(units) for name in unit.written}
+    known = {theirs for theirs, _ in own.values()}
+    beside = [name for name in module.state_dict() if name not in known]
     says = [f"cut along its graph into {len(units)} units", *told(graph, walk, chosen), *_wholes(cut)]
     shapes = tuple(tuple(n.meta["val"].shape[1:]) for n in graph.outputs)
-    return InferredChain(units, anatomy, loss, original, says, shapes if graph.several else shapes[0])
+    return InferredChain(units, anatomy, loss, own, beside, says, shapes if graph.several else shapes[0])
 
 
 def _names(cut: _Cut) -> dict[str, tuple[Node, str]]:
@@ -120,11 +134,14 @@ def _ties(names: Mapping[str, tuple[Node, str]]) -> tuple[tuple[str, str], ...]:
 
 def _held(value: Tensor, node: Node, cut: _Cut) -> nn.Parameter:
     """The user's parameter in the order in which it is held."""
+    folds = _folds(node, cut)
+    return nn.Parameter(folded(value.detach(), *folds) if folds else value.detach(), value.requires_grad)
+
+
+def _folds(node: Node, cut: _Cut) -> tuple[int, ...]:
+    """See `OwnName`."""
     dealt = cut.walk.dealt(node, cut.chosen)
-    own = value.detach()
-    if dealt is not None and dealt.outer > 1:
-        own = folded(own, dealt.dim, dealt.outer, dealt.units.width)
-    return nn.Parameter(own, value.requires_grad)
+    return () if dealt is None or dealt.outer == 1 else (dealt.dim, dealt.outer, dealt.units.width)
 
 
 def _terms(graph: Traced, sample: Tensor) -> int:

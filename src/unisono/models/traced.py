@@ -16,6 +16,7 @@ import inspect
 import logging
 import operator
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -37,6 +38,7 @@ BATCH = 11  # samples of the batch that is traced: no size that a model is likel
 _DROPS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
 _COUNTER = "num_batches_tracked"
 _OF_TORCH = frozenset(vars(nn.Module()))
+_ONE_TRACE = threading.Lock()  # export keeps one state for a process: two traces at once spoil each other
 
 
 class Untraceable(Exception):
@@ -84,7 +86,7 @@ class _Stub(nn.Module):
 def traced(module: nn.Module, sample: Tensor) -> Traced:
     """The graph of a module. sample: an input of one sample, [1, ...]. Raises Untraceable."""
     inputs = sample.new_zeros((BATCH, *sample.shape[1:]))
-    with _quiet():
+    with _ONE_TRACE, _quiet():
         double = _exported(module, inputs, torch.float64, True)
         single = _exported(module, inputs, torch.float32, False)
     graph, signature = double.graph, double.graph_signature

@@ -19,6 +19,7 @@ from unisono.models.deals import GraphWalk, sizes
 from unisono.models.noise import Dropout, Noise
 from unisono.models.traced import BATCH, Either, Traced, packet
 from unisono.models.units import Stretch, uses
+from unisono.models.weights import Shape, Weights
 
 _DROPS = ("dropout", "feature_dropout", "scaled_dot_product_attention")
 
@@ -43,6 +44,26 @@ def unfolded(held: Tensor, dim: int, outer: int, width: int) -> Tensor:
 def folded(given: Tensor, dim: int, outer: int, width: int) -> Tensor:
     """The other way round: what the user has → what is held."""
     return given.unflatten(dim, (outer, -1, width)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+class FoldedWeights(Weights):
+    """Weights as the user's module names and orders them, given in the order in which units hold them. folds: by names
+    there, (dim, pieces, width of a unit)."""
+
+    def __init__(self, given: Weights, folds: Mapping[str, tuple[int, ...]]) -> None:
+        self.where, self.shapes = given.where, given.shapes
+        self._given, self._folds = given, folds
+
+    def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
+        if name not in self._folds:
+            return self._given.box(name, start, shape)
+        dim, outer, width = self._folds[name]
+        full = self.shapes[name][dim]
+        wide = self._given.box(
+            name, (*start[:dim], 0, *start[dim + 1 :]), (*shape[:dim], full, *shape[dim + 1 :])
+        )
+        places = folded(torch.arange(full), 0, outer, width)
+        return wide.index_select(dim, places[start[dim] : start[dim] + shape[dim]])
 
 
 def no_view(x: Tensor) -> Tensor:

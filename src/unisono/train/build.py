@@ -27,7 +27,7 @@ from unisono.parallel.precision import dtype_of
 from unisono.parallel.stochastic import Dither
 from unisono.parallelize import parallelize
 from unisono.plan import Plan
-from unisono.spec.model import Facts
+from unisono.spec.model import Facts, OwnModel
 from unisono.sync import POLICIES
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
@@ -35,6 +35,7 @@ from unisono.train.flow import KnownAhead, drains, unflushed
 from unisono.train.join import Replica, join, timetable_of
 from unisono.train.pretrained import beginning
 from unisono.train.run import Run
+from unisono.train.same_model import check_same
 from unisono.train.scaling import scaler_of
 from unisono.train.teacher import TeacherSite, teach
 from unisono.train.update import update_of
@@ -107,6 +108,8 @@ def replica_of(
     members = ordered(shape, filter(None, recipe.launch.order.split(",")))
     mesh = Mesh(shape, place.rank, recorder, place.timeout, policy.leafwise, collective, members)
     model = model_of(recipe, corpus)
+    if isinstance(recipe.model, OwnModel) and has_numbers(place.device):
+        check_same(model, mesh.world, place.device)
     values = initial_values(model, recipe.seed, place.device)
     begin = beginning(recipe.model, model, values) if filled and has_numbers(place.device) else None
     train, dtype = recipe.train, dtype_of(plan.precision)

@@ -240,6 +240,7 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "last_bits": dict(order.last_bits),
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": order.recipe.model_dump(mode="json"),
+        "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
     }
     _announce(live, live.saver.wait())
     folder = live.saver.save(step, [*pieces_of(live.run), *kept_of(live.run)], state, blocking)

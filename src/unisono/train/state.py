@@ -1,6 +1,7 @@
 """What of a run is kept in checkpoints: pieces under full logical names."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from unisono.models.unit import GraphUnit
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
 from unisono.train.checkpoint import Box, load, tensor_names
+from unisono.train.checkpoint.faults import misfit
 from unisono.train.run import Run
 from unisono.train.update import state_of
 
@@ -76,7 +78,10 @@ def _scale_of(run: Run) -> list[Box]:
 
 def restore(run: Run, folder: Path) -> dict[str, Any]:
     """Fill the run from a checkpoint, its step too; returns the saved state. What policy or scale keep
-    and the checkpoint does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does."""
+    and the checkpoint does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does; K03
+    too where a plain module was cut in another way, for its rows may then lie in another order under the same names."""
+    if run.local.cut_names:
+        _check_cut(run.local.cut_names, load(folder, []).get("cut_names"), folder)
     state, known = dict(run.sync.state()), set(tensor_names(folder))
     dealt = run.sync.shares and _replicas(known) not in (set(), set(range(run.mesh.dp.size)))
     kept = [
@@ -90,6 +95,15 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
     run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
     run.step = int(saved.get("step", run.step))
     return saved
+
+
+def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | None, folder: Path) -> None:
+    """was: what the checkpoint says; nothing in one of a version that did not."""
+    here = json.loads(json.dumps({name: list(own) for name, own in now.items()}))
+    differ = sorted(n for n in here.keys() | (was or here).keys() if here.get(n) != (was or here).get(n))
+    if differ:
+        first = f"{differ[0]} is of another cut of the module's graph"
+        raise misfit(folder, first, len(differ))
 
 
 def _replicas(known: Iterable[str]) -> set[int]:

@@ -1,4 +1,4 @@
-"""`unisono export RUN --to hf|adapter|onnx|torch`."""
+"""`unisono export RUN --to hf|adapter|onnx|torch|weights`."""
 
 from pathlib import Path
 
@@ -15,9 +15,10 @@ class ExportVerb(Verb):
         parser.add_argument("run", metavar="RUN", help="run folder, runs/NAME/ID")
         parser.add_argument(
             "--to",
-            choices=("hf", "adapter", "onnx", "torch"),
+            choices=("hf", "adapter", "onnx", "torch", "weights"),
             default="hf",
-            help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export",
+            help="hf: a folder for transformers; adapter: LoRA alone, for peft; onnx; torch: a program of torch.export;"
+            " weights: a state_dict under the module's own names",
         )
         parser.add_argument("--out", metavar="DIR", help="where to write (RUN/export-TO)")
         parser.add_argument(

@@ -18,6 +18,7 @@ from unisono.train.export.adapter import write_adapter
 from unisono.train.export.card import write_card
 from unisono.train.export.compress import Pruned, check, ending, share_of, shrink, summary
 from unisono.train.export.graph import write_onnx, write_program
+from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
 
 __all__ = ["Exported", "checkpoint_of", "run", "summary"]
@@ -68,11 +69,16 @@ def _as_program(what: Exported, out: Path) -> dict[str, Any]:
     return write_program(out, what.model, what.data, what.weights)
 
 
+def _as_weights(what: Exported, out: Path) -> dict[str, Any]:
+    return write_own(out, what.model, what.data, what.weights, what.state)
+
+
 TARGETS: Mapping[str, Callable[[Exported, Path], dict[str, Any]]] = {
     "hf": _as_folder,
     "adapter": _as_adapter,
     "onnx": _as_onnx,
     "torch": _as_program,
+    "weights": _as_weights,
 }
 
 
@@ -87,7 +93,8 @@ def run(
     """Write the weights of the run's latest checkpoint into `out` (RUN/export-TO, or more).
 
     to: "hf", a folder as `transformers` loads it, adapters merged; "adapter", the adapters alone as `peft` loads them;
-    "onnx"; "torch", a program of `torch.export`. dtype: of the weights; as trained when None.
+    "onnx"; "torch", a program of `torch.export`; "weights", a state_dict under the model's own names.
+    dtype: of the weights; as trained when None.
     prune: a share, "0.5", or "2:4"; quantise: "int8" or "int4": of "hf" alone, see `compress`.
     Returns run_dir, checkpoint, step, to, out and what was written. Raises UsageError: F01 no layout fits, F02 not
     writable, F03 no checkpoint, F04 unknown target, F06 no adapters, F07 no graph, F08 nothing to compress so, E01 a

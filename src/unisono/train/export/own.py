@@ -1,0 +1,105 @@
+"""A state_dict under the names of the user's own module, as one who wrote `FILE.py:FUNCTION` loads it without us.
+
+A plain module is cut along its graph to be trained, so its tensors have other names in a checkpoint, and fused weights
+another order of rows. Both are undone here. What no step changes, such as a mask, is as the constructor makes it.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unisono.config import DataConfig, ModelConfig
+from unisono.models.build import build as build_model
+from unisono.models.build import user_model
+from unisono.models.folder import Outgoing, write_tensors
+from unisono.models.inferred import InferredChain, OwnName
+from unisono.models.plain import Unpacked, UserModel
+from unisono.models.unit import unfolded
+from unisono.spec.errors import UsageError
+from unisono.spec.layout import Anatomy
+from unisono.spec.model import OwnModel
+from unisono.train.build import facts_of
+from unisono.train.data.load import load as load_data
+from unisono.train.export.stored import StoredWeights
+
+
+def write_own(
+    out: Path, config: ModelConfig, data: DataConfig, weights: StoredWeights, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`model.safetensors`, for `load_state_dict(strict=True)`. state: of the checkpoint.
+
+    Returns files, tensors. Raises UsageError F01 where the module is not the one that was trained; OSError.
+    """
+    module, names = _module_of(config, data, state)
+    held = {own.name: (name, own.folded) for name, own in names.items() if name in weights.stored}
+    first = {id(p): name for name, p in module.named_parameters()}
+    alias = {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
+    alias |= dict(getattr(module, "anatomy", Anatomy()).ties)
+    entries: list[Outgoing] = []
+    used: set[str] = set()
+    for name, value in module.state_dict(keep_vars=True).items():
+        ours, folds = held.get(alias.get(name, name), ("", ()))
+        if ours:
+            used.add(ours)
+            if weights.shapes[ours] != tuple(value.shape):
+                raise _another(f"{name} is {list(weights.shapes[ours])} there and {list(value.shape)} here")
+            dtype = (weights.dtype or value.dtype) if value.is_floating_point() else value.dtype
+            made = partial(_read, weights, ours, folds)
+        elif value.is_meta:
+            raise _another(f"it has no {name}")
+        else:
+            dtype, made = value.dtype, value.detach
+        entries.append(Outgoing(name, dtype, tuple(value.shape), made))
+    if left := [name for name in weights.stored if name not in used]:
+        raise _another(f"the module has no {left[0]}")
+    return {"files": write_tensors(out, entries), "tensors": len(entries)}
+
+
+def _read(weights: StoredWeights, name: str, folds: tuple[int, ...]) -> Tensor:
+    return unfolded(weights[name], *folds) if folds else weights[name]
+
+
+def _module_of(
+    config: ModelConfig, data: DataConfig, state: Mapping[str, Any]
+) -> tuple[nn.Module, Mapping[str, OwnName]]:
+    """(the module that is trained, as its author makes it; name in the checkpoint → where it comes from in it)."""
+    if config.imports:
+        what = "a model of transformers has the names of its folder"
+        raise UsageError(what, code="F01", where="--to weights", fix="--to hf")
+    facts = facts_of(load_data(data, config))
+    if not isinstance(config, OwnModel):
+        model = build_model(config, facts)
+        return model, {name: OwnName(name) for name in model.state_dict()}
+    seed = state["recipe"]["seed"]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = user_model(config, config.sized(facts))
+    if not isinstance(made, UserModel):
+        return made, {name: OwnName(name) for name in made.state_dict()}
+    module: nn.Module = made.stem.module  # type: ignore[assignment]
+    said = {name: OwnName(own, tuple(folds)) for name, (own, folds) in state.get("cut_names", {}).items()}
+    if not said:  # kept whole, or written by a version that did not say
+        again = build_model(config, facts, seed=seed)
+        said = again.cut_names if isinstance(again, InferredChain) else {}
+        said = said or {f"stem.module.{name}": OwnName(name) for name in module.state_dict()}
+    if not isinstance(module, Unpacked):
+        return module, said
+    inner = "module."
+    return module.module, {
+        name: own._replace(name=own.name.removeprefix(inner)) for name, own in said.items()
+    }
+
+
+def _another(what: str) -> UsageError:
+    """F01."""
+    return UsageError(
+        f"the module is not the one that was trained: {what}",
+        code="F01",
+        where="model.kind",
+        likely="its file has changed since",
+        fix="the file as it was when the run was made",
+    )
