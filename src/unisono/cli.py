@@ -40,15 +40,17 @@ unisono doctor                             look over this machine"""
 
 CODES = """\
 exit codes: 0 ok, 1 user code raised, 2 usage or configuration, 3 verify mismatch,
-4 doctor found a fault, 5 out of memory, 6 hang, 75 saved: start me again, 130 Ctrl-C"""
+4 doctor found a fault, 5 out of memory, 6 hang, 75 saved: start me again,
+77 skipped: what it takes is not here, 130 Ctrl-C"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; nothing is raised."""
     open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
+    own = _own(words)
     settings = Settings(
-        json="--json" in words, quiet="--quiet" in words, color=_color(words), dry_run="--dry-run" in words,
+        json="--json" in own, quiet="--quiet" in own, color=_color(own), dry_run="--dry-run" in own,
         command=shlex.join(["unisono", *without_secrets(words)]),
     )  # fmt: skip
     try:
@@ -59,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # the last line of defence: whatever comes, the user sees one block
         return _failed(error, settings)
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """Our words: those behind `--` are a command of the user's."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _color(words: Sequence[str]) -> bool:
@@ -72,7 +79,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     if at is None:
         return _no_verb(words)
     name, rest = words[at], words[:at] + words[at + 1 :]
-    asks_help = "-h" in rest or "--help" in rest
+    asks_help = "-h" in _own(rest) or "--help" in _own(rest)
     if name in later():
         return _not_yet(name, asks_help)
     verb = _verb(name)()
@@ -84,8 +91,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
         result = verb.run(verb.read(rest, settings, os.environ))
     if result and settings.json:
         answer(one_object(result))
-    failed = result is not None and (result.get("pass") is False or result.get("ok") is False)
-    return verb.failed if failed else 0
+    return verb.code(result)
 
 
 def _verb(name: str) -> type[Verb]:

@@ -101,7 +101,7 @@ def test_a_thousand_devices_are_planned_within_four_seconds_and_without_torch() 
 
 
 @pytest.mark.parametrize(
-    "package", ["spec", "programs", "plan", "config", "observe", "report", "planner", "launch"]
+    "package", ["spec", "programs", "plan", "config", "observe", "report", "planner", "launch", "lab"]
 )
 def test_these_import_no_torch(package: str) -> None:
     files = [f for f in FILES if f.is_relative_to(SOURCE / package) and "rank" not in f.stem]

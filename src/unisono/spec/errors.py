@@ -7,6 +7,7 @@ UnisonoError
 ├── DoctorFault     exit 4    the machine is not fit
 ├── Infeasible      exit 5    no memory for the plan, or ran out of it
 ├── HangError       exit 6    a collective never completed
+├── Skipped         exit 77   what it takes is not here: nothing was run
 ├── Stopped         exit 75   saved on request of the machine: start me again
 └── Interrupted     exit 130  Ctrl-C
 """
@@ -114,6 +115,11 @@ class HangError(UnisonoError):
 class Stopped(UnisonoError):
     exit = 75
     default_code = "S01"
+
+
+class Skipped(UnisonoError):
+    exit = 77  # as make check and others know it
+    default_code = "L06"
 
 
 class Interrupted(UnisonoError):

@@ -88,6 +88,11 @@ class Verb(ABC):
     def flags(self, parser: Parser) -> None:
         """Adds the verb's own flags."""
 
+    def code(self, result: Result) -> int:
+        """The exit code after `run` has returned."""
+        did_not_pass = result is not None and (result.get("pass") is False or result.get("ok") is False)
+        return self.failed if did_not_pass else 0
+
     @abstractmethod
     def run(self, call: CommandCall) -> Result:
         """Does it; returns the object of --json (without schema_version), or None where there is nothing to say."""
