@@ -1,6 +1,8 @@
 """Packed windows hold every piece of every document once, and only targets that count."""
 
+import errno
 import itertools
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,51 @@ def opened(source: str, folder: Path, model: ModelConfig | None = None, **data: 
     return load(
         DataConfig(source=source, cache=str(folder / "cache"), **data), model or ModelConfig(context=48)
     )
+
+
+def test_windows_are_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = chats(tmp_path / "a.jsonl", 40)
+    made = opened(source, tmp_path, val_fraction=0.2)
+    other = opened(source, tmp_path, ModelConfig(context=32))
+    assert len(list((tmp_path / "cache").glob("windows-*/order"))) == 4
+
+    def again(*_: object) -> None:
+        raise AssertionError("packed again")
+
+    monkeypatch.setattr("unisono.train.data.packing.packed", again)
+    mapped = opened(source, tmp_path, val_fraction=0.2)
+    assert isinstance(mapped.train, PackedWindows) and isinstance(mapped.train.order, np.memmap)
+    for ours, theirs in ((mapped.train, made.train), (mapped.val, made.val)):
+        assert isinstance(ours, PackedWindows) and isinstance(theirs, PackedWindows)
+        every = np.arange(len(theirs))
+        assert len(ours) == len(theirs) > 0
+        assert all(torch.equal(a, b) for a, b in zip(ours.fetch(every), theirs.fetch(every), strict=True))
+        ids, others = ours.documents(every), theirs.documents(every)
+        assert ids is not None and others is not None and torch.equal(ids, others)
+        assert ours.counted(every).tolist() == theirs.counted(every).tolist()
+    assert mapped.told == made.told and mapped.fingerprint == made.fingerprint == other.fingerprint
+    with pytest.raises(AssertionError, match="packed again"):
+        opened(source, tmp_path, ModelConfig(context=40))
+
+
+def test_a_cache_that_takes_no_windows_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One that others filled with the tokens, and that is read-only here."""
+    source = chats(tmp_path / "a.jsonl", 40)
+    want = opened(source, tmp_path).train
+    for path in (tmp_path / "cache").glob("windows-*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    rename = Path.rename
+
+    def refused_there(self: Path, target: Path) -> Path:
+        if target.name.startswith("windows-"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused_there)
+    found = opened(source, tmp_path).train
+    assert not list((tmp_path / "cache").glob("windows-*/sums"))
+    assert isinstance(found, PackedWindows) and isinstance(want, PackedWindows)
+    assert not isinstance(found.order, np.memmap) and found.order.tolist() == want.order.tolist()
 
 
 def test_chats_are_packed_and_texts_are_a_stream(tmp_path: Path):

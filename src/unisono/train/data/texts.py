@@ -10,11 +10,11 @@ from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
 from unisono.train.data.dataset import Corpus, require_samples
 from unisono.train.data.load import corpus_of, fingerprint
-from unisono.train.data.packing import PackedWindows
 from unisono.train.data.tokenised.build import Tokens, tokenised
 from unisono.train.data.tokenised.cutters import NUL, folder_of
 from unisono.train.data.tokenised.order import Fields, TokenOrder
 from unisono.train.data.tokens import Tokenized
+from unisono.train.data.windows import packed_windows
 
 
 def token_corpus(
@@ -89,7 +89,7 @@ def _windows(
     count = len(made.ends)
     cut = count - int(count * data.val_fraction)
     parts = [
-        PackedWindows.of(made.tokens, made.ends, made.marks, model.window, several, some)
+        packed_windows(made, data.cache, model.window, several, some)
         for some in (range(cut), range(cut, count))
     ]
     (train, without), (val, more) = parts
