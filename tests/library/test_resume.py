@@ -157,3 +157,78 @@ def skipped(ctx: Any) -> list[Any]:
 def test_batches_are_skipped_without_a_checkpoint_of_ours(threads: World) -> None:
     (one,), two = threads(skipped, 1, group=False), threads(skipped, 2, group=False)
     assert two == [one, one] and [len(part) for part in one] == [4, 6]
+
+
+OWN = (5, 3, 4)  # samples of each rank's own, in batches of 2
+
+
+def joined(
+    ctx: Any, folder: str, plan: str, inside: bool, ahead: bool = False, stop: int | None = None
+) -> dict[str, Any]:
+    """As `life`, on data of each rank's own; inside: a loader for each pass, made in the loop."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    job = unisono.init(plan, context=ctx)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job.prepare(model, optimizer)
+    first = sum(OWN[: job.rank])
+    rows = TensorDataset(torch.arange(first, first + OWN[job.rank % 3]))
+    own = DataLoader(rows, batch_size=2, shuffle=True)
+    data = None if inside else job.join(own)
+    state = job.load(folder) or {"epoch": 0}
+    seen: list[list[int]] = []
+    for epoch in range(state["epoch"], 2):
+        walk = iter(job.join(own) if data is None else data)
+        batch = next(walk, None)
+        while batch is not None:
+            after = next(walk, None) if ahead else None
+            x = job.generator.randn(len(batch[0]), 3) + batch[0][:, None] / COUNT
+            loss = F.cross_entropy(model(x), batch[0] % 2)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen.append([] if job._hand.current.borrowed else batch[0].tolist())
+            if job.step == stop:
+                job.save(folder, {"epoch": epoch})
+                return {"seen": seen}
+            batch = after if ahead else next(walk, None)
+    return {"seen": seen, "weights": [p.flatten().tolist() for p in job.weights().values()]}
+
+
+@pytest.mark.parametrize(
+    ("stops", "inside", "ahead"),
+    [
+        ((2, 5), False, True),
+        ((3,), True, False),
+        *(
+            pytest.param((stop,), inside, False, marks=pytest.mark.slow)
+            for stop in (2, 3, 4)
+            for inside in (0, 1)
+        ),
+    ],
+    ids=str,
+)
+def test_data_of_each_ranks_own_goes_on_at_its_sample(
+    threads: World, tmp_path: Path, stops: tuple[int, ...], inside: bool, ahead: bool
+) -> None:
+    """One rank has three batches, another two. inside: a loader is made for each pass. ahead: fetched one early."""
+
+    def lives(folder: str, stop: int | None = None) -> list[dict[str, Any]]:
+        kwargs = {"plan": "dp=3", "inside": inside, "ahead": ahead, "stop": stop}
+        return threads(joined, 3, group=False, folder=str(tmp_path / folder), **kwargs)
+
+    whole = lives("whole")
+    assert [len(one["seen"]) for one in whole] == [6] * 3 and whole[1]["seen"][2] == []
+    parts = [lives("broken", stop=stop) for stop in (*stops, None)]
+    for rank in range(3):
+        assert [batch for part in parts for batch in part[rank]["seen"]] == whole[rank]["seen"]
+    for a, b in zip(parts[-1][0]["weights"], whole[0]["weights"], strict=True):
+        assert a == pytest.approx(b, abs=1e-12)
+
+
+def test_data_of_each_ranks_own_needs_its_ranks_within_a_pass(threads: World, tmp_path: Path) -> None:
+    threads(joined, 3, group=False, plan="dp=3", inside=True, folder=str(tmp_path), stop=2)
+    with pytest.raises(unisono.UnisonoError, match="within a pass of 3 ranks") as raised:
+        threads(joined, 2, group=False, plan="dp=2", inside=True, folder=str(tmp_path))
+    assert raised.value.code == "J17" and raised.value.fix

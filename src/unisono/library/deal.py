@@ -10,31 +10,20 @@ pass goes on there, on any number of ranks, and is refused if it would come in a
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from unisono.comm.device import is_apart
 from unisono.library.explain import explained
 from unisono.library.hand import Hand, Walk, part
-from unisono.library.noise import (
-    BySample,
-    Streams,
-    all_states,
-    draws,
-    kept,
-    seed_of,
-    set_all_states,
-    state_of,
-)
+from unisono.library.noise import BySample, Streams, draws, seed_of
+from unisono.library.order import Context, as_before, generators_of, other_order, states_now
 from unisono.library.small import Small
 from unisono.library.whole import cut, digest, digest_of, glance_at, samples_in
 from unisono.spec.errors import UsageError
-
-Context = Callable[[], AbstractContextManager[None]]
 
 
 class Slices:
@@ -168,13 +157,13 @@ class DealtLoader:
             chain = digest(f"{chain} {seen}".encode()) if place else seen
             place += 1
             if place == skip and chain != going_on.get("chain", chain):
-                raise self._other_order(place)
+                raise other_order(self._given, place)
             if place > skip:
                 walk.fetched = place - 1
                 walk.fetched_chain = chain
                 yield batch, low, high, count, chain
         if place < skip and "chain" in going_on:
-            raise self._other_order(place)
+            raise other_order(self._given, place)
 
     def _own(self, batches: Iterator[Any], skip: int) -> Iterator[tuple[Any, int, int, int, int]]:
         if self._slices is None:
@@ -213,53 +202,16 @@ class DealtLoader:
 
     def _begin(self, going_on: dict[str, Any]) -> Context:
         """Random numbers for the order of this pass: rank 0's, or those with which it began before the checkpoint."""
-        generators = self._generators()
+        generators = generators_of(self._given)
         if "random" in going_on:
             self._start = going_on["random"]
-            states, *own = self._start
-            for generator, state in zip(generators, own, strict=False):
-                generator.set_state(state_of(state))
-            return self._as_before(states)
+            return as_before(self._start, generators)
         for generator in (torch.default_generator, *generators):
             state = self._small.from_first(generator.get_state())
             if self._small.group.index:
                 generator.set_state(state)
-        self._start = [all_states(), *(g.get_state().numpy().tobytes().hex() for g in generators)]
+        self._start = states_now(generators)
         return nullcontext
-
-    def _as_before(self, states: list[Any]) -> Context:
-        """A context with the random numbers of a pass that was begun in another process; around it, all stay as they
-        are."""
-        now, inside = states, False
-
-        @contextmanager
-        def before() -> Iterator[None]:
-            nonlocal now, inside
-            if inside:  # a loader with workers asks for its first batches as it is made
-                yield
-                return
-            with kept():
-                set_all_states(now)
-                inside = True
-                try:
-                    yield
-                finally:
-                    now, inside = all_states(), False
-
-        return before
-
-    def _generators(self) -> list[torch.Generator]:
-        """Generators of the loader's and its samplers' own."""
-        batches = getattr(self._given, "batch_sampler", None)
-        owners = (
-            self._given,
-            getattr(self._given, "sampler", None),
-            batches,
-            getattr(batches, "sampler", None),
-        )
-        found = (getattr(owner, "generator", None) for owner in owners)
-        known = [g for g in found if isinstance(g, torch.Generator) and not is_apart(g.device)]
-        return list({id(g): g for g in known}.values())
 
     def _agree(self, seen: int) -> None:
         others = self._small.gather(seen)
@@ -272,15 +224,6 @@ class DealtLoader:
                 fix="the same seed on every rank; `data` yields global batches and is cut here",
                 code="J04",
             )
-
-    def _other_order(self, place: int) -> UsageError:
-        return UsageError(
-            f"the first {place} batches of this pass are not those that it began with before the checkpoint",
-            where=type(self._given).__name__,
-            likely="a sampler that counts its own passes, or draws from a generator of its own",
-            fix="a sampler whose order follows from set_epoch(epoch) or torch's random numbers; or save after a pass",
-            code="J17",
-        )
 
 
 def _refuse(data: Any) -> None:

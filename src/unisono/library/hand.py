@@ -117,11 +117,11 @@ class Hand:
         walk.fetched += 1
         self._recent.append(self.current)
 
-    def joined(self, batch: Any, counts: Sequence[int], walk: Walk) -> None:
+    def joined(self, batch: Any, counts: Sequence[int], walk: Walk, chain: int) -> None:
         """As `fetched`, of a batch of this rank's own; counts: samples of each rank's."""
         ends = list(accumulate(counts))
         dealt = tuple((end - count, end) for end, count in zip(ends, counts, strict=True))
-        self.fetched(batch, *dealt[self.index], ends[-1], walk, 0)
+        self.fetched(batch, *dealt[self.index], ends[-1], walk, chain)
         self.current.dealt, self.current.uneven = dealt, len(set(counts)) > 1
 
     def of(self, batch: Any) -> DealtBatch | None:

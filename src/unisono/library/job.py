@@ -22,7 +22,7 @@ from unisono.library.explain import explained
 from unisono.library.gather import gather
 from unisono.library.gradients import LoopGradients
 from unisono.library.hand import Hand
-from unisono.library.join import JoinedLoader
+from unisono.library.join import JoinedLoader, JoinedLoaders
 from unisono.library.noise import Draws, Streams
 from unisono.library.norms import join_batches
 from unisono.library.notices import Notices
@@ -74,12 +74,13 @@ class Job:
         self._prepared: list[Prepared] = []
         self._dealt: list[DealtLoader] = []
         self._lines: dict[Path, JsonLines] = {}
-        self._owner, self._joined = owner, 0
+        self._owner = owner
         self._closed = False
         self._seed = self._common(torch.initial_seed())
         self._place = JobPlace(self, self._common(secrets.randbits(63)))
         self.ranks = Ranks(self._small)
         self._streams = Streams(self._seed, mesh.data.index, mesh.data.size, self._told)
+        self._joins = JoinedLoaders(self._hand, self._small, self._streams)
         self._steps = FirstSteps(self._hand, self._streams, self._small, self._told)
         self.generator = Draws(self._seed, self._hand, lambda: self.step)
 
@@ -185,8 +186,7 @@ class Job:
     def join(self, data: Iterable[Any]) -> JoinedLoader:
         """Batches of this rank's own, of which another rank may have more: a step's global batch is what all ranks have
         for it, and every rank makes as many steps as the longest."""
-        self._joined += 1
-        return JoinedLoader(data, self._hand, self._small, self._streams, -self._joined)
+        return self._joins.of(data)
 
     def _deal(self, data: Any) -> DealtLoader:
         number = len(self._dealt)

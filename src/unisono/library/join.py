@@ -3,54 +3,83 @@
 Every rank makes as many steps as the longest. The global batch of a step is what the ranks have left for it. A rank
 that has run out computes on a sample of its last batch, with weight 0, so that nobody waits for it: Horovod's and
 DDP's `join`, but a mean over samples, where theirs is one over ranks.
+
+A checkpoint keeps the place of each rank in its own data, as one of global batches does (`deal.py`): the pass, the
+random numbers with which it began, and the batches used. It goes on on the same number of ranks.
 """
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from unisono.library.explain import explained
 from unisono.library.hand import Hand, Walk
 from unisono.library.noise import Streams
+from unisono.library.order import as_before, generators_of, other_order, states_now
 from unisono.library.small import Small
-from unisono.library.whole import cut, samples_in
+from unisono.library.whole import cut, digest, glance_at, samples_in
 from unisono.spec.errors import UsageError
 
 
 class JoinedLoader:
     """This rank's own batches, and after them one sample again and again, until no rank has a batch left.
 
-    Length and attributes are those of `data`. Its place is not kept in checkpoints.
+    Length and attributes are those of `data`.
     """
 
     def __init__(self, data: Iterable[Any], hand: Hand, small: Small, streams: Streams, number: int) -> None:
         self._data, self._hand, self._small, self._streams = data, hand, small, streams
-        self._number, self._passes = number, 0
+        self._walk, self._start = Walk(number, -1, over=True), []
+        self._going_on: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         with explained():
-            walk, self._passes = Walk(self._number, self._passes), self._passes + 1
-            batches, borrowed, place = iter(self._data), None, 0
+            going_on, self._going_on = self._going_on or {}, None
+            if "ranks" in going_on:
+                raise self._other_ranks(going_on["ranks"])
+            last = self._walk
+            walk = self._walk = Walk(last.loader, going_on.get("pass", last.number + 1))
             exhausted = False
             try:
-                while True:
-                    batch = next(batches, None)
-                    own = 0 if batch is None else samples_in(batch)
-                    counts = self._small.gather(own)
-                    if not sum(counts):
-                        exhausted = True
-                        return
-                    if place == 0 and not all(counts):
-                        raise self._nothing(counts.index(0))
-                    if batch is not None:
-                        borrowed = cut(batch, own, 0, 1)
-                    self._hand.joined(borrowed if batch is None else batch, counts, walk)
+                for batch, counts, chain in self._batches(walk, going_on):
+                    self._hand.joined(batch, counts, walk, chain)
                     self._streams.to_own()
-                    yield borrowed if batch is None else batch
+                    yield batch
                     self._streams.to_script()
-                    place += 1
+                exhausted = True
             finally:
                 if self._hand.ended(walk, exhausted):
                     self._streams.to_script()
+
+    def _batches(self, walk: Walk, going_on: Mapping[str, Any]) -> Iterator[tuple[Any, list[int], int]]:
+        """Of each step that is left of this pass: a batch, the samples that count of each rank's, the order so far."""
+        generators, place = generators_of(self._data), 0
+        self._start = going_on.get("random") or states_now(generators)
+        before = as_before(self._start, generators) if going_on else nullcontext
+        with before():
+            batches = iter(self._data)
+        skip, borrowed, chain = going_on.get("place", 0), None, 0
+        while True:
+            with before():
+                batch = next(batches, None)
+            own = 0 if batch is None else samples_in(batch)
+            if batch is not None:
+                chain = digest(f"{chain} {glance_at(batch)}".encode())
+                borrowed = cut(batch, own, 0, 1)
+            place += 1
+            if place == skip and chain != going_on["chain"]:
+                raise other_order(self._data, place)
+            if place <= skip:
+                continue
+            counts = self._small.gather(own)
+            if not sum(counts):
+                return
+            if place == 1 and not all(counts):
+                raise self._nothing(counts.index(0))
+            walk.fetched = place - 1
+            walk.fetched_chain = chain
+            yield (borrowed if batch is None else batch), counts, chain
 
     def __len__(self) -> int:
         return len(self._data)  # type: ignore[arg-type]
@@ -60,6 +89,22 @@ class JoinedLoader:
             raise AttributeError(name)
         return getattr(self._data, name)
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the loop stands in this rank's data, as JSON; what it has fetched ahead and not used comes again."""
+        walk, about = self._walk, {"loader": self._walk.loader}
+        if self._going_on is not None:
+            return about | dict(self._going_on)
+        if walk.over:
+            return about | {"pass": walk.number}
+        place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
+        return about | {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        self._walk = Walk(state["loader"], state["pass"], over=True)
+        self._going_on = state if "place" in state else None
+
     def _nothing(self, rank: int) -> UsageError:
         return UsageError(
             f"rank {rank} has not one batch, so it has nothing to compute on while the others train",
@@ -67,3 +112,52 @@ class JoinedLoader:
             fix="at least one sample for each rank, or fewer ranks",
             code="J03",
         )
+
+    def _other_ranks(self, ranks: int) -> UsageError:
+        return UsageError(
+            f"the checkpoint was saved within a pass of {ranks} ranks, each with data of its own, and here are"
+            f" {self._small.group.size}: who reads what is left is not known",
+            where="job.join",
+            fix=f"{ranks} ranks until the pass is over; or save between two passes",
+            code="J17",
+        )
+
+
+class JoinedLoaders:
+    """Those of a job in the order in which the script makes them, and their places in checkpoints.
+
+    A script may make one for each pass, so a checkpoint keeps the places of those that are in use when it is saved. The
+    first ones that the script has or makes after `load` go on there.
+    """
+
+    def __init__(self, hand: Hand, small: Small, streams: Streams) -> None:
+        self._hand, self._small, self._streams = hand, small, streams
+        self._made = 0
+        self._alive: list[weakref.ref[JoinedLoader]] = []
+        self._kept: list[Mapping[str, Any]] = []  # places that no loader has taken up yet
+
+    def of(self, data: Iterable[Any]) -> JoinedLoader:
+        """One more."""
+        self._made += not self._kept  # one that goes on was counted when it was made
+        loader = JoinedLoader(data, self._hand, self._small, self._streams, -self._made)
+        if self._kept:
+            loader.state = self._kept.pop(0)
+        self._alive = [ref for ref in self._alive if ref() is not None] + [weakref.ref(loader)]
+        return loader
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """This rank's, as JSON."""
+        alive = [loader.state for ref in self._alive if (loader := ref()) is not None]
+        return {"made": self._made, "ranks": self._small.group.size, "loaders": [*alive, *self._kept]}
+
+    @state.setter
+    def state(self, state: Mapping[str, Any]) -> None:
+        ranks, places = state["ranks"], state["loaders"]
+        if ranks != self._small.group.size:
+            places = [one | {"ranks": ranks} if "place" in one else one for one in places]
+        alive = [loader for ref in self._alive if (loader := ref()) is not None]
+        for loader, place in zip(alive, places, strict=False):
+            loader.state = place
+        self._kept = list(places[len(alive) :])
+        self._made = max(self._made, state["made"])

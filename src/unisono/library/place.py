@@ -1,5 +1,6 @@
 """Checkpoints of a job: models, optimisers, random states, what else the script keeps, and the place in the data."""
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from unisono.library.job import Job
 
 KEPT = "kept/"  # before the names of what a script keeps besides
+JOINED = "joined/rank"  # before a rank's number, its place in data of its own
 
 
 class JobPlace:
@@ -55,7 +57,8 @@ class JobPlace:
             "random": all_states()[1:],
             "yours": dict(state),
         }
-        made = saver.save(job.step, [*self._tensors(), *self._random(), *self._things()], known)
+        pieces = [*self._tensors(), *self._random(), *self._things(), *self._joined()]
+        made = saver.save(job.step, pieces, known)
         if made is None:
             raise RuntimeError("a blocking save returned no folder")
         return made
@@ -87,6 +90,13 @@ class JobPlace:
             set_all_states([None, *kept["random"]], torch_too=False)
         for data, state in zip(job._dealt, kept.get("data", []), strict=False):
             data.state = state
+        for name in (
+            f"{JOINED}{job.mesh.data.index}",
+            f"{JOINED}0",
+        ):  # a rank that was not there learns of the place
+            if name in names:
+                job._joins.state = json.loads(read_full(found, [name])[name].numpy().tobytes())
+                break
         for name, thing in self._kept.items():
             if KEPT + name in names:
                 state = read_full(found, [KEPT + name])[KEPT + name]
@@ -108,6 +118,13 @@ class JobPlace:
         yield Box("random/outside", tuple(outside.shape), (0,), outside, saved=job.rank == 0)
         if job.world > 1:
             yield Box(f"random/rank{job.rank}", tuple(own.shape), (0,), own)
+
+    def _joined(self) -> Iterator[Box]:
+        """Every rank's own place in data of its own; nothing of a script that has none."""
+        if not (state := self._job._joins.state)["made"]:
+            return
+        line = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        yield Box(f"{JOINED}{self._job.mesh.data.index}", tuple(line.shape), (0,), line)
 
     def _things(self) -> Iterator[Box]:
         for name, thing in self._kept.items():
