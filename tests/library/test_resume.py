@@ -173,7 +173,8 @@ def joined(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     job.prepare(model, optimizer)
     first = sum(OWN[: job.rank])
-    rows = TensorDataset(torch.arange(first, first + OWN[job.rank % 3]))
+    named = torch.arange(first, first + OWN[job.rank])
+    rows = TensorDataset(named, named[:, None].expand(-1, 3) / COUNT)
     own = DataLoader(rows, batch_size=2, shuffle=True)
     data = None if inside else job.join(own)
     state = job.load(folder) or {"epoch": 0}
@@ -183,12 +184,13 @@ def joined(
         batch = next(walk, None)
         while batch is not None:
             after = next(walk, None) if ahead else None
-            x = job.generator.randn(len(batch[0]), 3) + batch[0][:, None] / COUNT
-            loss = F.cross_entropy(model(x), batch[0] % 2)
+            i, x = batch
+            x = x if ahead else x + job.generator.randn(len(x), 3)
+            loss = F.cross_entropy(model(x), i % 2)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seen.append([] if job._hand.current.borrowed else batch[0].tolist())
+            seen.append([] if job._hand.current.borrowed else i.tolist())
             if job.step == stop:
                 job.save(folder, {"epoch": epoch})
                 return {"seen": seen}
