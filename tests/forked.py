@@ -140,6 +140,7 @@ class _Child:
 def _be(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """`python -m MODULE ...`, `python -P -m MODULE ...` or `python SCRIPT ...` in this process, which is new."""
     code = 1
+    atexit._clear()  # what the process that forks has to do at its end
     try:
         sys.path[0] = os.getcwd() if argv[0] == "-m" else str(Path(argv[0]).parent)
         if argv[0] == "-P":
@@ -163,10 +164,12 @@ def _be(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
             code = 0
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
+    except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(*sys.exc_info())
+    with suppress(BaseException):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 

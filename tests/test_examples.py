@@ -1,6 +1,7 @@
 """The examples do what they say, on tiny settings."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked
 from tests.library import scenes
+from tests.ports import kept_port
 from tests.ranks import World
 from tests.verbs.jobs import unisono
 from unisono import config
@@ -36,6 +39,20 @@ def test_three_lines_make_no_difference(world: World) -> None:
         assert (a + b) / 2 == pytest.approx(whole, abs=1e-10)
 
 
+@pytest.mark.timeout(120)
+def test_own_loop_on_two_ranks_ends_well(tmp_path: Path) -> None:
+    """Started by hand; under torchrun below, and a recipe each time in tests/verbs/test_by_others.py."""
+    with kept_port() as port:
+        place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        script = [str(EXAMPLES / "own_loop.py")]
+        ranks = [Forked(script, tmp_path, {**os.environ, **place, "RANK": str(rank)}) for rank in range(2)]
+        said = [(rank.stdout.read(), rank.stderr.read(), rank.wait()) for rank in ranks]
+    assert [code for _, _, code in said] == [0, 0], said
+    printed = [re.findall(r"epoch 3  loss (\d\.\d{4})", out) for out, _, _ in said]
+    assert len(printed[0]) == 1 and printed[0] == printed[1], "both ranks print the loss of all samples"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_own_loop_under_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(

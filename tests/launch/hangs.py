@@ -8,12 +8,14 @@ wait in, within ten seconds of the deadline, with 6, and nobody is left behind.
 import os
 import re
 import secrets
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.forked import Forked
+from tests.ports import kept_port
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("hanging.py")
@@ -94,6 +96,7 @@ CASES = (
     Case("loop", "torchrun", "dp=3", "log:loop:2:3", "rank 2 is in job.log", "H02"),
     Case("loop", "torchrun", "shard=2", "weights:loop:1:3", "rank 1 is in job.weights", "H02"),
     Case("loop", "torchrun", "dp=2", "barrier:loop:0:3", "rank 0 is in barrier", "H02"),
+    Case("loop", "plain", "dp=2", "break:loop:1:3", "rank 1 left the loop early", "H02", "-"),
     Case("loop", "plain", "dp=2", "stop:loop:0:3", "rank 0 is stopped by a signal"),
     Case("loop", "plain", "dp=2", "sleep:loop:0:3", "rank 1 waits in the exchange of gradients"),
     *(Case("recipe", "own", plan, "lag:model:1:8", "", "") for plan in (
@@ -157,34 +160,24 @@ def play(case: Case, folder: Path, deadline: float = DEADLINE) -> Played:
 
 def _run(case: Case, program: list[str], folder: Path, environ: dict[str, str]) -> str:
     """Its output; behind it a line with the exit code, or with those of all ranks."""
-    python = [sys.executable, *program]
-    commands = [(python, environ)]
-    if case.starter == "torchrun":
-        flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-        commands = [([sys.executable, *flags, *program], environ)]
-    elif case.starter == "plain":
-        place = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        commands = [(python, {**environ, **place, "RANK": str(rank)}) for rank in range(case.ranks)]
-    with (folder / "output").open("w") as file:
-        began = [
-            subprocess.Popen(command, cwd=folder, env=env, stdout=file, stderr=file, start_new_session=True)
-            for command, env in commands
-        ]
+    commands = [(program, environ)]
+    with (folder / "output").open("w") as file, kept_port() as port:
+        if case.starter == "torchrun":
+            flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+            commands = [([*flags, *program], environ)]
+        elif case.starter == "plain":
+            place = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            commands = [(program, {**environ, **place, "RANK": str(rank)}) for rank in range(case.ranks)]
+        streams = (file.fileno(), file.fileno())
+        began = [Forked(argv, folder, env, env["HANG_MARK"], streams=streams) for argv, env in commands]
         codes = []
         for process in began:
             try:
                 codes.append(str(process.wait(90)))
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 os.killpg(process.pid, 9)
                 codes.append("never")
     return (folder / "output").read_text(errors="replace") + f"\ncodes {' '.join(codes)}\n"
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def left_of(mark: str) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import Forked
+from tests.ports import kept_port
 from unisono.launch import env
 from unisono.launch.starters import STARTERS, slurm
 from unisono.spec.errors import UsageError
@@ -168,25 +169,23 @@ def test_torchrun_with_two_ranks(tmp_path: Path) -> None:
 
 def by_hand(what: str, folder: Path) -> list[tuple[int, dict]]:
     """Of two ranks with plain variables: exit code, and what they said. Each has a folder for torchrun's error file."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = [
-        Forked(
-            ["-m", "tests.launch.in_env", what],
-            ROOT,
-            clean_environ(
-                RANK=str(rank),
-                WORLD_SIZE="2",
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=port,
-                TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}" / "error.json"),
-            ),
-        )
-        for rank in range(2)
-    ]
-    said = [json.loads(rank.stdout.read().splitlines()[-1]) for rank in ranks]
-    return [(rank.wait(), one) for rank, one in zip(ranks, said, strict=True)]
+    with kept_port() as port:
+        ranks = [
+            Forked(
+                ["-m", "tests.launch.in_env", what],
+                ROOT,
+                clean_environ(
+                    RANK=str(rank),
+                    WORLD_SIZE="2",
+                    MASTER_ADDR="127.0.0.1",
+                    MASTER_PORT=str(port),
+                    TORCHELASTIC_ERROR_FILE=str(folder / f"{rank}" / "error.json"),
+                ),
+            )
+            for rank in range(2)
+        ]
+        said = [json.loads(rank.stdout.read().splitlines()[-1]) for rank in ranks]
+        return [(rank.wait(), one) for rank, one in zip(ranks, said, strict=True)]
 
 
 @pytest.mark.timeout(90)

@@ -21,7 +21,7 @@ from unisono.launch.stand import Frame, Stand, from_dump, stand
 
 QUICK = (
     "recipe-own-dp2-stop:model:0:8",
-    "loop-torchrun-dp2-break:loop:1:3",
+    "loop-plain-dp2-break:loop:1:3",
 )
 TORCH = "/x/site-packages/torch/distributed/distributed_c10d.py"
 

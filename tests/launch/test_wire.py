@@ -73,9 +73,8 @@ def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
     seat, theirs = seat_pair(0, time.monotonic())
     supervision = watched(seat)
     answer = b"x" * (8 << 20)
-    begun = time.monotonic()
     supervision._reply([(0, [b"1", b"+", answer])])
-    assert time.monotonic() - begun < 5 and seat.owed
+    assert seat.owed, "it returned while the rank had not read"
     rank = socket.socket(fileno=theirs[0])
     rank.settimeout(10)
     got = wire.Frames()

@@ -301,10 +301,14 @@ def started(
 
 
 def unisono(
-    cwd: Path, *argv: str, program: Sequence[str] | None = None, environ: dict[str, str] | None = None
+    cwd: Path,
+    *argv: str,
+    program: Sequence[str] | None = None,
+    environ: dict[str, str] | None = None,
+    module: str = "unisono",
 ) -> Done:
     """A command from start to end."""
-    with started(cwd, *argv, program=program, environ=environ) as job:
+    with started(cwd, *argv, program=program, environ=environ, module=module) as job:
         return job.done()
 
 

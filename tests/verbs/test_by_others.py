@@ -4,14 +4,13 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.ports import kept_port
 from tests.verbs import jobs
 from tests.verbs.jobs import checkpoints, losses, started, unisono
 
@@ -19,14 +18,13 @@ ROOT = Path(__file__).parents[2]
 ODD = ("data", "backend", "checkpoint")
 pytestmark = pytest.mark.timeout(150)
 
-TORCHRUN = (
-    sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "unisono",
-)  # fmt: skip
+TORCHRUN = "torch.distributed.run"
 
 
 def test_torchrun_trains_into_one_run_folder(tmp_path: Path) -> None:
     place = jobs.folder_with(tmp_path, jobs.USERS, function="good")
-    done = unisono(place, "train", "recipe.toml", "--plan", "dp=2", "--json", program=TORCHRUN)
+    argv = ["--standalone", "--nproc-per-node=2", "-m", "unisono", "train", "recipe.toml", "--plan", "dp=2"]
+    done = unisono(place, *argv, "--json", module=TORCHRUN)
     assert done.code == 0 and done.left == (), done.err
     (run,) = jobs.runs_of(place)
     said = done.object
@@ -78,11 +76,9 @@ def test_what_all_ranks_raise_is_told_once(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def by_hand(place: Path, *argv: str, count: int = 2, **more: Any):
-    """Ranks that meet at a port which was free a moment ago."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    """Ranks that meet at a port which is kept for them."""
     with contextlib.ExitStack() as stack:
+        port = str(stack.enter_context(kept_port()))
         yield [
             stack.enter_context(
                 started(
@@ -136,9 +132,8 @@ def test_one_rank_of_four_that_differs_is_named_before_the_first_step(
     else:
         (tmp_path / "rank2" / run.relative_to(place) / "checkpoints/step-000003/manifest.json").unlink()
     if how == "torchrun":
-        torchrun = [word.replace("=2", "=4") if "nproc" in word else word for word in TORCHRUN[:-1]]
-        environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/src"}
-        done = unisono(place, *argv, program=[*torchrun, "tests.verbs.odd_rank"], environ=environ)
+        argv = ["--standalone", "--nproc-per-node=4", "-m", "tests.verbs.odd_rank", *argv]
+        done = unisono(place, *argv, module=TORCHRUN, environ={"PYTHONPATH": f"{ROOT}:{ROOT}/src"})
     else:
         with by_hand(place, *argv, count=4, module="tests.verbs.odd_rank") as ranks:
             ends = [rank.done() for rank in ranks]

@@ -68,7 +68,6 @@ def check(done: Done, mistake: Mistake, place: Path) -> None:
 def test_one_clear_error_at_once(name: str, place: Path) -> None:
     done = unisono(place, "train", "recipe.toml", "--json", *AT_ONCE[name].flags)
     check(done, AT_ONCE[name], place)
-    assert done.seconds < 60  # of CPU it is half a second; the machine may be busy
 
 
 @pytest.mark.root

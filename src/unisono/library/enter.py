@@ -22,6 +22,7 @@ from unisono.library.job import Job
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
+from unisono.spec.settings import tell
 
 # What only `unisono train` can do, and why.
 _WHOLE = "your loop calls the whole model, and this key cuts it"
@@ -72,7 +73,7 @@ def init(
         place = None if context is not None or dist.is_initialized() else place_here()
         alone = context is None and place is None and not dist.is_initialized()
         for said in idle_here() if alone else ():
-            print(f"note  {said}", file=sys.stderr)
+            tell(f"note  {said}")
         world = _world(context, place)
         wanted = _filled(wanted, world, alone)
         ledger = Ledger()
@@ -87,7 +88,7 @@ def _watch(context: RankContext, place: Started, pace: StepPace, ledger: Ledger)
 
     def told(error: UnisonoError, mine: bool) -> None:
         if mine:
-            print(error.render(), file=sys.stderr, flush=True)
+            tell(error.render())
 
     def stepped(*_: Any) -> None:
         pace.stepped(pace.step + 1)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from unisono.comm.group import Group
 from unisono.launch.context import flush_and_leave
 from unisono.spec.errors import UnisonoError
+from unisono.spec.settings import tell
 
 
 def part(group: Group) -> None:
@@ -25,5 +26,5 @@ def part_at_exit(group: Group) -> None:
         part(group)
     except RuntimeError as gone:
         first = str(gone).strip().splitlines()[0][:200]
-        print(f"unisono: another rank left before the end ({first})", file=sys.stderr)
+        tell(f"unisono: another rank left before the end ({first})")
         flush_and_leave(1)

@@ -11,10 +11,13 @@ from unisono.spec.errors import UsageError
 
 def tell(text: str, stream: TextIO | None = None) -> None:
     """A line of progress, on stderr unless said otherwise. Where the terminal or the reader has gone, there are no
-    lines any more; the run goes on."""
+    lines any more; the run goes on.
+
+    Text and end of line are one write: ranks that share a stream write between two."""
     out: TextIO = sys.stderr if stream is None else stream
     try:
-        print(text, file=out, flush=True)
+        out.write(f"{text}\n")
+        out.flush()
     except OSError:
         silence(out)
 

@@ -24,7 +24,7 @@ from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UsageError, UserCodeError
-from unisono.spec.settings import Settings
+from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
 from unisono.train.writing import nothing_to_resume, writing
 from unisono.verbs.train.expected import expected, require_room
@@ -147,11 +147,11 @@ def _hung(argument: dict[str, Any], settings: Settings, rank: int, error: Unison
     if settings.json and rank == 0:
         print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
     if mine:
-        print(error.render(), file=sys.stderr, flush=True)
+        tell(error.render())
 
 
 def _stops(rank: int, what: str, code: int) -> NoReturn:
-    print(f"rank {rank} stops: {what}", file=sys.stderr)
+    tell(f"rank {rank} stops: {what}")
     flush_and_leave(code)
 
 
