@@ -98,7 +98,12 @@ def _meaningless(plan: "Plan") -> Iterator[Problem]:
 def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
     """What the codec itself cannot be played with."""
     codec = _member("codec", plan.codec)
-    yield from codec.problems(plan, train) if codec is not None and plan.dp != 1 else ()
+    if codec is None or plan.dp == 1:
+        return
+    if codec.diverges:
+        what = f"codec={plan.codec}: what it does not send is lost, and training may end nowhere"
+        yield Problem("P23", what, "plan.codec", f"codec={plan.codec}+ef")
+    yield from codec.problems(plan, train)
 
 
 def _member(key: str, text: str) -> Any:

@@ -55,6 +55,10 @@ class Around(Codec):
     def sparse(self) -> bool:  # type: ignore[override]
         return self.inner.sparse
 
+    @property
+    def diverges(self) -> bool:  # type: ignore[override]
+        return self.inner.diverges and not self.owed
+
     def lost(self, dp: int) -> float:
         return self.inner.lost(dp)
 

@@ -32,9 +32,11 @@ class MomentumCorrection(Mark):
 
     name = "mc"
 
-    momentum: float = Field(0.9, ge=0, lt=1, description="decay of the velocity, in place of the optimiser's")
+    momentum: float = Field(
+        default=0.9, ge=0, lt=1, description="decay of the velocity, in place of the optimiser's"
+    )
     warmup: int = Field(
-        0, ge=0, description="steps over which the share that is sent falls to the codec's own"
+        default=0, ge=0, description="steps over which the share that is sent falls to the codec's own"
     )
 
     def misfit(self, member: Any) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
-from unisono.spec.finder import names_in, split
+from unisono.spec.finder import apart, names_in, split
 
 _SOURCE = Path(__file__).parents[2]
 _DECLARED = re.compile(r"^(\w+): Family\[", re.MULTILINE)
@@ -43,7 +43,7 @@ def families() -> tuple[Family[Member], ...]:
 
 def family_of(text: str) -> Family[Member]:
     """The family whose member a text names, by its name or by the base class in a user's file. Raises UsageError."""
-    name, _ = split(text)
+    name, _ = split(apart(text)[0])
     own = ".py:" in name
     for family in families():
         if own:
@@ -70,7 +70,8 @@ def held(text: str, folder: Path) -> Conformity:
     """The member that a text names (`topk:ratio=0.1`, `mine.py:Own`), judged. Raises UsageError for no such member."""
     family = family_of(text)
     member = family.read(text, "flag --conformance")
-    suites, sentences = ["member"], list(_of_any(family, member))
+    # What stands around a member is made of it, and has no name of its own.
+    suites, sentences = ["member"], [] if family.marks and apart(text)[1] else list(_of_any(family, member))
     file = family.noun.replace(" ", "_").replace("-", "_")
     if file in names_in(__name__):
         suites.append(family.noun)
