@@ -1,0 +1,87 @@
+"""Elements by lot, the same on all replicas (Stich et al., "Sparsified SGD with memory", 2018)."""
+
+from collections.abc import Sequence
+from math import ceil, prod
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from pydantic import Field
+
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange, Sent, Sum
+from unisono.codecs._parcel import kept_of
+from unisono.spec.work import Call, Work
+
+if TYPE_CHECKING:
+    from torch import Size, Tensor, device
+
+
+class RandomK(Codec):
+    """Elements by lot, the same ones on all replicas, so that they are added up without their places.
+
+    Each parameter is cut into as many stretches as elements are sent, of one length but for one element; of each
+    stretch one is drawn from the run's seed, the step and the number of elements. What is not sent is lost, unless
+    error feedback keeps it (`+ef`). With `unbiased` what is sent counts for its whole stretch: the mean over the lots
+    is the gradient, and the error 1/ratio times as large as what was not sent; then there is nothing to keep.
+    """
+
+    name = "randomk"
+    main = "ratio"
+    linear = True
+    biased = True
+    tells = True
+    sparse = True
+
+    ratio: float = Field(0.01, gt=0, le=1, description="share of the elements that are sent")
+    unbiased: bool = Field(False, description="multiply what is sent, so that its mean is the gradient")
+
+    def lost(self, dp: int) -> float:
+        return max(1.0, ceil(1 / self.ratio) - 1.0) if self.unbiased else 1.0
+
+    def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
+        numels = [prod(shape) for shape in shapes]
+        sent = sum(kept_of(numel, self.ratio) for numel in numels) * itemsize
+        moved = 2 * sum(numels) * itemsize  # whether all is finite, and zeros before the sum
+        return Work((Call("dp", "all_reduce", 2 * (sent + itemsize) * (dp - 1) // dp),), moved=moved)
+
+    def bind(self) -> "RandomKCoder":
+        return RandomKCoder(self)
+
+
+class RandomKCoder(Coder):
+    """The sum of what the lot falls on."""
+
+    counts = True
+
+    def __init__(self, member: RandomK) -> None:
+        self.member = member
+
+    def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
+        import torch
+
+        from unisono.codecs._sparse import spans, told
+
+        found, lengths = [], []
+        for (begin, x), name in zip(spans(grad, [s.numel() for s in shapes]), memory.names, strict=True):
+            lot = crc32(f"{memory.seed} {memory.step} {name}".encode())
+            places, stretches = drawn(x.numel(), kept_of(x.numel(), self.member.ratio), lot, grad.device)
+            found.append(places + begin)
+            lengths.append(stretches)
+        places, values = torch.cat(found), grad[torch.cat(found)]
+        if self.member.unbiased:
+            values.mul_(torch.cat(lengths))
+        sent = torch.cat([values, told(grad)])
+        yield Sent(lambda: torch.zeros_like(grad).index_copy_(0, places, values))
+        total = yield Sum(sent)
+        grad.zero_()
+        return grad.index_copy_(0, places, total[:-1]).add_(total[-1])
+
+
+def drawn(numel: int, kept: int, lot: int, place: "device") -> "tuple[Tensor, Tensor]":
+    """(places [kept] in ascending order, length [kept] of the stretch that each was drawn from). lot: of the draw."""
+    import torch
+
+    ends = torch.arange(kept + 1) * numel // max(1, kept)
+    lengths = ends.diff()
+    draws = torch.Generator().manual_seed(lot)
+    at = torch.rand(kept, generator=draws, dtype=torch.float64).mul_(lengths).long()
+    return (ends[:-1] + at.minimum(lengths - 1)).to(place), lengths.to(place)
