@@ -107,7 +107,7 @@ def test_a_value_comes_apart() -> None:
         ("dp=", "P05", "key=value"),
         ("sync=local_sgd", "P05", "lacks its option h"),
         ("sync=local_sgd:h=0", "P05", "whole number"),
-        ("codec=topk:ratio=2", "P05", "share"),
+        ("codec=topk:ratio=2", "P05", "less than or equal to 1"),
         ("codec=topk:ratio=0.1+xx", "P05", "+xx"),
         ("precision=fp32:x=1", "P05", "no such options"),
         ("zero=3:wire=int4", "P05", "other options"),

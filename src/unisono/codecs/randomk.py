@@ -34,7 +34,8 @@ class RandomK(Codec):
     ratio: float = Field(0.01, gt=0, le=1, description="share of the elements that are sent")
     unbiased: bool = Field(False, description="multiply what is sent, so that its mean is the gradient")
 
-    def lost(self, dp: int) -> float:
+    @property
+    def error(self) -> float:  # type: ignore[override]
         return max(1.0, ceil(1 / self.ratio) - 1.0) if self.unbiased else 1.0
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:

@@ -59,8 +59,7 @@ LATER: Mapping[str, Mapping[str, str]] = {
     },
     "collective": dict.fromkeys(("ring", "tree", "halving_doubling", "hierarchical", "torus"), ""),
     "codec": {
-        "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "", "topk": "", "threshold": "", "randomk": "",
-        "block": "", "powersgd": "r",
+        "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "",
     },
 }  # fmt: skip
 MOST = 10_000_000
