@@ -235,7 +235,7 @@ PLANS = [
         "dp=2 sync=gossip",
         "P10",
         "not yet in this version",
-        "sync=every_step",
+        "sync=canonical or every_step",
         "dp=2 sync=every_step",
         "plan",
     ),

@@ -120,8 +120,8 @@ _SCHEDULES = (
 )
 _SYNCS = ("canonical", "delayed", "local_sgd:h=16", "diloco:h=50", "gossip", "quorum:k=2", "ssp:s=2", "async", "hogwild",
           "adaptive")  # fmt: skip
-_CODECS = ("cast:bf16", "int8", "qsgd", "qsgd:s=7", "sign+ef", "ternary", "topk:ratio=0.01+ef", "threshold",
-           "randomk:ratio=0.1", "block+ef", "powersgd:r=4+ef+mc")  # fmt: skip
+_CODECS = ("cast:bf16", "int8", "qsgd", "qsgd:levels=7", "sign+ef", "ternary", "topk:ratio=0.01+ef", "threshold",
+           "randomk:ratio=0.1", "block+ef", "powersgd:r=4+ef")  # fmt: skip
 _COLLECTIVES = ("ring", "tree", "halving_doubling", "hierarchical", "torus")
 
 
