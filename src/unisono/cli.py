@@ -25,7 +25,6 @@ from unisono.verbs import VERBS, Verb
 
 # What the contract names besides; one that has a file is listed by that.
 LATER = {
-    "bench": "Measure this machine, beside its peers",
     "dash": "Watch a run in the browser",
     "launch": "Start a run on slurm, k8s, ray or over ssh",
     "sweep": "Search over values of a recipe",
@@ -84,7 +83,7 @@ def _dispatch(words: list[str], settings: Settings) -> int:
         return _not_yet(name, asks_help)
     verb = _verb(name)()
     if asks_help:
-        verb.parser().print_help()
+        print(verb.help(_own(rest)), end="")
         return 0
     # With --json, what prints on the way must not spoil the one object.
     with contextlib.redirect_stdout(sys.stderr) if settings.json else contextlib.nullcontext():

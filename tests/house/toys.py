@@ -59,6 +59,17 @@ class {base}(Verb):
         call.settings.say(f"good morning, {{call.args.whom}}")
         return {{"greeted": call.args.whom}}
 '''
+_BENCH = '''
+"""A toy."""
+
+from unisono.measure.benches.net import NetBench
+
+
+class ToyBench(NetBench):
+    """Measures what net does."""
+
+    name = "toy"
+'''
 _STARTER = """
 from unisono.launch.starters import Started, Starter, number, required
 
@@ -124,8 +135,8 @@ def planted(package: Path, families: Mapping[str, Any], later: str) -> None:
             continue
         place = folder / (f"{name_of(noun)}/__init__.py" if family.folders else f"{name_of(noun)}.py")
         place.parent.mkdir(exist_ok=True)
-        starter = noun == "starter"
-        text = _STARTER + inspect.getsource(starters.Toy) if starter else TOYS[noun].text(noun, name_of(noun))
+        own = {"starter": _STARTER + inspect.getsource(starters.Toy), "bench": _BENCH}
+        text = own[noun] if noun in own else TOYS[noun].text(noun, name_of(noun))
         place.write_text(text.replace('name = "toy"', f'name = "{name_of(noun)}"'))
     package.parent.with_name("mine.py").write_text(
         TOYS["sink"].text("sink", "mine")

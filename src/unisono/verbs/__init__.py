@@ -80,6 +80,10 @@ class Verb(ABC):
         self.flags(parser)
         return parser
 
+    def help(self, words: Sequence[str]) -> str:
+        """What --help says among these words."""
+        return self.parser().format_help()
+
     def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
         """The words after the verb. Raises UsageError."""
         return CommandCall(settings, self.parser().read(words), environ)
