@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -28,12 +29,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Folders whose modules take longest: two workers that begin with them end at about the same time.
-LONG = ("verbs", "launch", "verify", "library")
+# Modules that take longest, then folders of such: two workers that begin with them end at about the same time.
+LONG = (
+    "planner/test_calls.py", "verbs/test_auto.py", "verify/test_proof.py", "planner/test_search.py",
+    "planner/test_accuracy.py", "house/test_families.py", "verbs", "launch", "verify", "library", "parallel",
+)  # fmt: skip
+
+
+def _turn(path: Path) -> int:
+    named = (f"{path.parent.name}/{path.name}", path.parent.name)
+    return min((LONG.index(name) for name in named if name in LONG), default=len(LONG))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG.index(part) if (part := item.path.parent.name) in LONG else len(LONG))
+    items.sort(key=lambda item: _turn(item.path))
     needs_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if needs_gpu and not _gpu():
         for item in needs_gpu:

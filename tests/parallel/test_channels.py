@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(300)
 
 def recipe(**model):
     train = TrainConfig(
-        steps=4, global_batch=12, micro_batch=2, dtype="float64", lr=1e-2, clip=0.5, weight_decay=0.1
+        steps=4, global_batch=12, micro_batch=3, dtype="float64", lr=1e-2, clip=0.5, weight_decay=0.1
     )
     return Recipe(
         seed=3, model=ModelConfig(dropout=0.1, **model), data=DataConfig(source="digits"), train=train

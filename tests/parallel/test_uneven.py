@@ -27,9 +27,11 @@ def recipe(**model):
 
 LLAMA = {"positions": "rotary", "activation": "swiglu", "norm": "rms", "bias": False, "tie_embeddings": False}
 CASES = [
-    ({}, ["tp=3", "shard=2 tp=3"]),
+    ({}, ["shard=2 tp=3"]),
+    pytest.param({}, ["tp=3"], marks=pytest.mark.slow),
     ({"n_kv_head": 2, "d_model": 24, **LLAMA}, ["tp=4 recompute=full", "tp=3 pp=2 schedule=zb1p"]),
-    ({"n_head": 6, "d_model": 24, "n_kv_head": 2}, ["tp=4", "dp=2 tp=4 sync=canonical"]),
+    ({"n_head": 6, "d_model": 24, "n_kv_head": 2}, ["dp=2 tp=4 sync=canonical"]),
+    pytest.param({"n_head": 6, "d_model": 24, "n_kv_head": 2}, ["tp=4"], marks=pytest.mark.slow),
     ({"n_head": 5, "n_kv_head": 1, "context": 7}, ["tp=4"]),
 ]  # fmt: skip
 

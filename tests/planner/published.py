@@ -1,11 +1,13 @@
 """Published measurements as rows that the planner can price; shared by the tests and by benchmarks/accuracy.py.
 
-The files carry their sources and licences in their first lines. They are the rows that constants may be fitted to.
+The files carry their sources and licences in their first lines. They are the rows that constants may be fitted to;
+each file is read once.
 """
 
 import csv
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from benchmarks.fitting.calibrate import MeasuredStep
@@ -42,6 +44,7 @@ def gpt(
     return Transformer(layers, heads, width, context, vocab, heads, 4 * width, noisy=noisy, bias=bias)
 
 
+@cache
 def korthikanti() -> list[MeasuredStep]:
     """Table 5: 22B to 1T on Selene, full recomputation, and selective with sequence parallelism."""
     rows = []
@@ -76,11 +79,13 @@ def _vtrain(name: str) -> list[MeasuredStep]:
     return rows
 
 
+@cache
 def vtrain_multi() -> list[MeasuredStep]:
     """3.6B and 39.1B on 64 and 512 A100."""
     return _vtrain("vtrain_multi_calibration.csv")
 
 
+@cache
 def vtrain_single() -> list[MeasuredStep]:
     """250 small models and plans on one node, most of them bound by the host."""
     return _vtrain("vtrain_single_calibration.csv")
@@ -102,16 +107,19 @@ def _mosaic(name: str, where: str, *habits: tuple[str, float]) -> list[MeasuredS
     return rows
 
 
+@cache
 def mosaic() -> list[MeasuredStep]:
     """MPT under FSDP on eight A100 of 40 GB."""
     return _mosaic("mosaic_llmfoundry_fsdp.csv", "a100-40gb")
 
 
+@cache
 def mosaic_h100() -> list[MeasuredStep]:
     """The same program on eight H100, where gradients cross in fp32 (its precision DEFAULT)."""
     return _mosaic("mosaic_llmfoundry_h100_one_node.csv", "dgx-h100", ("reduce_bytes", 4))
 
 
+@cache
 def sc21() -> list[MeasuredStep]:
     """Two rows of Table 1, not fitted to: 18.4B and 145.6B on Selene, a year older than Korthikanti's."""
     rows = []
@@ -127,6 +135,7 @@ def sc21() -> list[MeasuredStep]:
     return rows
 
 
+@cache
 def megatron_h100() -> list[MeasuredStep]:
     """Three rows of the Megatron-LM read-me's table of 2024; micro-batches and chunks are not printed.
 
@@ -149,6 +158,7 @@ def megatron_h100() -> list[MeasuredStep]:
     return rows
 
 
+@cache
 def products() -> list[MeasuredProduct]:
     """150 products measured on an A100 PCIe (SimuMax)."""
     rows = []

@@ -31,12 +31,12 @@ def test_what_plain_says_covers_each_published_set_and_their_ranges_are_its_own(
         said = [trust(row.model, row.plan, row.cluster, plain).error for row in rows]
         assert sum(wrong) / len(wrong) <= 1.02 * sum(said) / len(said)
         every += rows
+    between = seen(every)
     assert plain.seen is not None
-    assert {*plain.seen.devices} == {*seen(every).devices} and {*plain.seen.techniques} == {
-        *seen(every).techniques
-    }
+    assert {*plain.seen.devices} == {*between.devices}
+    assert {*plain.seen.techniques} == {*between.techniques}
     for key in ("ranks", "width", "context"):
-        assert getattr(plain.seen, key) == getattr(seen(every), key)
+        assert getattr(plain.seen, key) == getattr(between, key)
 
 
 def test_a_device_that_no_row_ran_on_is_as_far_off_as_the_h100_was() -> None:

@@ -99,8 +99,16 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = [*map(str, sorted(EXAMPLES.glob("*.toml"))), f"{EXAMPLES}/recipe.py:tiny"]
 
 
-@pytest.mark.parametrize("batch", [None, "12", "36", "100"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda text: Path(text).name)
+BATCHES = ("12", "36", "100")
+# Each recipe with its own batch and with one other, each batch with some of the recipes; slowly, all with all.
+PAIRS = [
+    pytest.param(recipe, batch, marks=() if batch in (None, BATCHES[i % 3]) else pytest.mark.slow)
+    for i, recipe in enumerate(RECIPES)
+    for batch in (None, *BATCHES)
+]
+
+
+@pytest.mark.parametrize(("recipe", "batch"), PAIRS, ids=lambda text: Path(text).name if text else "own")
 def test_the_choice_is_priced_no_higher_than_the_recipes_own_plan_and_trains_default(recipe, batch, measured):
     flags = [("train.dtype", "float32"), *([("train.global_batch", batch)] if batch else [])]
     if "vocab" in type(config.load(recipe, flags).recipe.model).model_fields:

@@ -78,7 +78,9 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert checkpoints(run) == ["step-000003"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow)]
+)
 def test_stopped_before_the_first_step_nothing_was_made(tmp_path: Path, number: int, code: int) -> None:
     place = jobs.folder_with(tmp_path)
     with started(place, "train", "recipe.toml", "--json", program=jobs.UNISONO) as job:

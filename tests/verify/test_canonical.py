@@ -9,7 +9,8 @@ from unisono.spec.errors import ConfigProblems
 
 pytestmark = pytest.mark.timeout(300)
 
-PLANS = ["dp=2", "shard=2 zero=3", "shard=2 zero=1", "dp=2 shard=2 zero=2", "pp=2", "dp=2 pp=2"]
+PLANS = ["shard=2 zero=3", "shard=2 zero=1", "dp=2 shard=2 zero=2", "dp=2 pp=2"]
+MORE = ["dp=2", "shard=2 zero=2", "pp=2"]
 
 
 def recipe(global_batch=12, **train):
@@ -29,15 +30,18 @@ def canonical(text):
     return Plan.parse(f"{text} sync=canonical")
 
 
-def test_float32_weights_are_the_same_bits():
-    twelve = prove(recipe(12), [canonical("dp=3")], steps=3)
-    eight = prove(recipe(8), [canonical(text) for text in PLANS], steps=3)
+@pytest.mark.parametrize(
+    ("plans", "steps"), [(PLANS, 2), pytest.param(PLANS + MORE, 3, marks=pytest.mark.slow)]
+)
+def test_float32_weights_are_the_same_bits(plans, steps):
+    twelve = prove(recipe(12), [canonical("dp=3")], steps)
+    eight = prove(recipe(8), [canonical(text) for text in plans], steps)
     for proof in (*twelve, *eight):
         assert proof.fidelity == "EXACT" and proof.bit_identical and proof.passed, proof
 
 
 def test_without_it_replicas_round_differently():
-    (proof,) = prove(recipe(8), [Plan.parse("dp=4")], steps=3)
+    (proof,) = prove(recipe(8), [Plan.parse("dp=4")], steps=2)
     assert proof.passed and not proof.bit_identical
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,9 @@ def parsed(text: str, name: str) -> Table:
     return Table(values, key_lines(text), (), name)
 
 
+@cache
 def bundled(name: str) -> Table:
-    """One of the package's own tables."""
+    """One of the package's own tables, read once: nobody writes to it."""
     return parsed(files("unisono.planner").joinpath("data", name).read_text(encoding="utf-8"), name)
 
 
