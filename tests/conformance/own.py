@@ -5,7 +5,10 @@ from dataclasses import replace
 from tests.codecs.own import Largest, LargestCoder, Rounded
 from unisono.codecs import Sum
 from unisono.codecs.plain import Plain, PlainCoder
+from unisono.comm.collectives import ProgramCollective
 from unisono.comm.collectives.messages import Messages
+from unisono.comm.collectives.ring import RingCollective
+from unisono.programs.collectives import Program, among, beside, ring
 from unisono.programs.schedules.gpipe import GPipe
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
@@ -112,7 +115,7 @@ class WrongSum(Messages):
             def all_reduce(self, x, op):
                 pending = super().all_reduce(x, op)
                 pending.wait()
-                x.add_(1e-3 * (self.pg.rank() == 1))
+                x.add_((1e-3 if x.is_floating_point() else 1) * (self.pg.rank() == 1))
                 return pending.__class__.__new__(Over)
 
         class Over:
@@ -129,6 +132,40 @@ class WrongBytes(Messages):
 
     def sent(self, op, nbytes, size):
         return super().sent(op, nbytes, size) // 2
+
+
+class BothWays(ProgramCollective):
+    """Two rings, half of the vector going each way."""
+
+    name = "both_ways"
+
+    def program(self, op, size, root=0, pieces=1):
+        one = ring.program(op, size, root)
+        if op != "all_reduce":
+            return one
+        there = among(one.rounds, range(size), [(2 * chunk,) for chunk in range(size)])
+        other = among(one.rounds, range(size)[::-1], [(2 * chunk + 1,) for chunk in range(size)])
+        return Program(op, size, 2 * size, beside([there, other]))
+
+
+class Unfinished(RingCollective):
+    """Its all-reduce lacks the last round."""
+
+    name = "unfinished"
+
+    def program(self, op, size, root=0, pieces=1):
+        whole = super().program(op, size, root, pieces)
+        return replace(whole, rounds=whole.rounds[:-1]) if op == "all_reduce" else whole
+
+
+class Doubled(RingCollective):
+    """Its all-reduce begins a second time."""
+
+    name = "doubled"
+
+    def program(self, op, size, root=0, pieces=1):
+        whole = super().program(op, size, root, pieces)
+        return replace(whole, rounds=whole.rounds[:1] + whole.rounds) if op == "all_reduce" else whole
 
 
 class Apart(EveryStep):

@@ -7,12 +7,12 @@ import pytest
 
 from unisono.cli import main
 from unisono.spec.errors import UsageError
-from unisono.verify.conformance import families, family_of, held
+from unisono.verify.conformance import families, family_of, held, word_of
 
 OWN = Path(__file__).with_name("own.py")
 STARTERS = OWN.with_name("starters.py")
 MINE = ("policy", "codec", "collective", "starter")
-MEMBERS = [(f, name) for f in families() if f.noun in MINE for name in f.names()]
+MEMBERS = [(f, f"{word_of(f)}={name}") for f in families() if f.noun in MINE for name in f.names()]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -29,7 +29,10 @@ def test_every_schedule_passes_its_suite(name: str, tmp_path: Path) -> None:
     assert held(name, tmp_path).faults == ()
 
 
-@pytest.mark.parametrize("name", [f"{OWN}:Largest:ratio=0.5", f"{OWN}:Rounded", f"{STARTERS}:Toy"])
+@pytest.mark.parametrize(
+    "name",
+    [f"{OWN}:Largest:ratio=0.5", f"{OWN}:Rounded", f"{STARTERS}:Toy", f"{OWN}:BothWays", "torus:rows=3"],
+)
 def test_users_own_that_are_right_pass(name: str, tmp_path: Path) -> None:
     assert held(name, tmp_path).faults == ()
 
@@ -46,6 +49,8 @@ def test_users_own_that_are_right_pass(name: str, tmp_path: Path) -> None:
         ("Forgetful", "it gives other sums"),
         ("WrongSum", "another result than it means"),
         ("WrongBytes", "bytes and declares"),
+        ("Unfinished", "at the end rank 0 has of chunk"),
+        ("Doubled", "twice"),
         ("Apart", "rank 1 has other weights than rank 0"),
         ("TooMuch", "from one device's, and it says ROUNDING"),
         ("Unsaid", "bytes of gradients a step and declares"),
@@ -74,10 +79,15 @@ def test_a_fault_planted_in_a_starter_is_found(name: str, words: str, tmp_path: 
     assert any(words in fault for fault in held(f"{STARTERS}:{name}", tmp_path).faults)
 
 
-def test_a_name_is_that_of_one_member() -> None:
-    """`--conformance NAME` says no family. `hf:` is the contract's word for a model and for a data set."""
-    names = [name for family in families() for name in family.names() if name != "hf"]
-    assert len(set(names)) == len(names)
+def test_a_name_of_several_members_is_told_apart_by_its_key() -> None:
+    names = [name for family in families() for name in family.names()]
+    several = sorted({name for name in names if names.count(name) > 1})
+    assert several == ["hf", "ring"], "a name has one meaning, but for those of the contract"
+    for name in several:
+        with pytest.raises(UsageError, match=f"{name} is a member of several families") as error:
+            family_of(name)
+        words = error.value.fix.replace("--conformance ", "").split(" or ")
+        assert len({family_of(word).noun for word in words}) == names.count(name)
 
 
 def test_the_command_says_which_and_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:

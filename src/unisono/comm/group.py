@@ -93,7 +93,8 @@ class Group:
             return x
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        with self._timed("reduce_scatter", self._sent(self.algorithm, "all_to_all", x)):
+        op = "all_to_all" if self.ordered else "reduce_scatter"
+        with self._timed("reduce_scatter", self._sent(self.algorithm, op, x)):
             if self.ordered:
                 Algorithm.reduce_scatter(self.algorithm, out, x)
             else:
@@ -102,10 +103,39 @@ class Group:
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite x with that of the rank at index `source`."""
-        if self.pg is not None:
-            with self._timed("broadcast", x.nbytes if self.index == source else 0):
-                dist.broadcast(x, src=self.ranks[source], group=self.pg)
+        if self.algorithm is not None:
+            by = self.algorithm.pick("broadcast", x)
+            with self._timed("broadcast", by.sends("broadcast", x, source)):
+                by.broadcast(x, source).wait()
         return x
+
+    def reduce(self, x: Tensor, to: int = 0, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """Reduce x into that of the rank at index `to`, in place; those of others are used up. Returns x."""
+        if self.algorithm is not None:
+            by = self.algorithm.pick("reduce", x)
+            with self._timed("reduce", by.sends("reduce", x, to)):
+                by.reduce(x, to, op).wait()
+        return x
+
+    def gather(self, x: Tensor, to: int = 0) -> Tensor | None:
+        """x [n, ...] → [size · n, ...] on the rank at index `to`, the parts one after the other; None on others."""
+        if self.algorithm is None:
+            return x
+        x, by = x.contiguous(), self.algorithm.pick("gather", x)
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.index == to else None
+        with self._timed("gather", by.sends("gather", x, to)):
+            by.gather(out, x, to).wait()
+        return out
+
+    def scatter(self, out: Tensor, x: Tensor | None, source: int = 0) -> Tensor:
+        """Part i of x [size · n, ...] of the rank at index `source` into out [n, ...] of the rank at index i; others
+        have no x. Returns out."""
+        if self.algorithm is None:
+            return out if x is None else out.copy_(x)
+        by, whole = self.algorithm.pick("scatter", out), out.expand(self.size, *out.shape)
+        with self._timed("scatter", by.sends("scatter", whole, source)):
+            by.scatter(out, x, source).wait()
+        return out
 
     def barrier(self) -> None:
         """Wait until every rank of the group is here."""
@@ -142,7 +172,7 @@ class Group:
         return work if work is not None else Done()
 
     def _sent(self, by: Algorithm, op: str, x: Tensor) -> int:
-        return by.member.sent(op, x.nbytes, self.size)
+        return by.sends(op, x)
 
     def _timed(self, op: str, nbytes: int):
         self.recorder.count(self.axis, op, nbytes)

@@ -91,6 +91,20 @@ class ThreadGroup(dist.ProcessGroup):
 
         return self._meet("scatter", inputs[0] if inputs else [], outputs, finish, alike=False)
 
+    def reduce(self, tensors: list[Tensor], opts: Any) -> Handed:
+        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            out[opts.rootRank][0].copy_(_reduced([x for (x,) in given], opts.reduceOp))
+
+        return self._meet(f"reduce {_op_name(opts.reduceOp)} to {opts.rootRank}", tensors, tensors, finish)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Handed:
+        def finish(given: list[list[Tensor]], out: list[list[Tensor]]) -> None:
+            _spread([x for (x,) in given], [out[opts.rootRank]])
+
+        return self._meet(
+            f"gather to {opts.rootRank}", inputs, outputs[0] if outputs else [], finish, alike=False
+        )
+
     def barrier(self, opts: Any = None) -> Handed:
         return self._meet("barrier", [], [], lambda given, out: None)
 

@@ -57,7 +57,7 @@ LATER: Mapping[str, Mapping[str, str]] = {
         "delayed": "", "local_sgd": "h", "diloco": "h", "gossip": "", "quorum": "k", "ssp": "s", "async": "",
         "hogwild": "", "adaptive": "",
     },
-    "collective": dict.fromkeys(("ring", "tree", "halving_doubling", "hierarchical", "torus"), ""),
+    "collective": {},
     "codec": {
         "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "",
     },

@@ -5,11 +5,19 @@ node of eight, one member uses one. The slowest level's bus carries the whole co
 NCCL do.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from unisono.planner import shape
 from unisono.planner.machines.cluster import Cluster
+from unisono.programs.collectives import Program
+from unisono.programs.collectives import price as program_price
+from unisono.programs.collectives.price import Hop, Topology
 from unisono.spec.numbers import larger, smaller
+
+Programs = Callable[[str, int, int, int], Program]
+"""Of an operation, ranks, a root and pieces."""
+_PLAYED, _PIECES = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +77,42 @@ def levels(cluster: Cluster, stride: int, size: int) -> tuple[tuple[int, float, 
     return tuple(found)
 
 
-def all_reduce(cluster: Cluster, stride: int, size: int, moved: float, share: float) -> float:
+def all_reduce(
+    cluster: Cluster, stride: int, size: int, moved: float, share: float, way: Programs | None = None
+) -> float:
     """Seconds until `size` ranks, `stride` apart, have the sum of the `moved` bytes that each of them has: the quicker
     of a ring (Patarasuk and Yuan, 2009) and of two complementary trees (Sanders, Speck and Traeff, 2009), as NCCL
-    chooses. share: of the links' rate that the software reaches."""
+    chooses. share: of the links' rate that the software reaches. way: makes the program that is played instead; of more
+    than 64 ranks nobody plays it through, and the price is the other's."""
     if size == 1:
         return 0.0
+    if way is not None and size <= _PLAYED:
+        program, links = way("all_reduce", size, 0, _PIECES), topology(cluster, stride, share)
+        if isinstance(moved, int | float):
+            return program_price.seconds(program, moved, links)
+        import numpy as np
+
+        return np.reshape(
+            [program_price.seconds(program, one, links) for one in np.ravel(moved)], np.shape(moved)
+        )  # type: ignore[return-value]
     net = bus(cluster, stride, size, share)
     # Every rank sends and receives all of it on the way up and on the way down.
     split = [(ways, latency / (ways - 1)) for ways, _, latency in levels(cluster, stride, size) if ways > 1]
     tree = 2.0 * (sum(latency * (ways - 1).bit_length() for ways, latency in split) + moved / net.rate)
     return smaller(net.all_reduce(moved), tree)
+
+
+def topology(cluster: Cluster, stride: int, share: float = 1.0) -> Topology:
+    """The way between any two ranks of a group whose ranks are `stride` apart: that of the innermost level which
+    connects them, with what one device has of it."""
+
+    def hop(source: int, to: int) -> Hop:
+        for link in cluster.links:
+            if source * stride // link.size == to * stride // link.size:
+                break
+        return Hop(link.latency, link.bandwidth / link.oversubscription * share)
+
+    return hop
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.planner.host_memory import memory_on_host
 from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
 from unisono.planner.kinds import Model, kind
@@ -154,9 +155,11 @@ def modes(ask: Question) -> tuple[str, ...]:
 
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:
-    """Paces and bytes are those of fp32, and those of other precisions follow from none of them."""
+    """Paces and bytes are those of fp32, and those of other precisions follow from none of them; sums were measured as
+    the backend and memory take them."""
     lossy = plan.dp > 1 and fidelity(plan)[0] is Fidelity.LOSSY
-    return ("precision", *(("sync", "codec") if lossy else ()))
+    rounds = plan.dp > 1 and hasattr(member("collective", plan.collective), "program")
+    return ("precision", *(("sync", "codec") if lossy else ()), *(("collective",) if rounds else ()))
 
 
 def error(ask: Question) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.planner import replicas
 from unisono.planner.collectives import all_reduce, bus, message
 from unisono.planner.kinds import Model, kind
@@ -198,7 +199,8 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
         apart = stride(plan, "dp", cluster.order)
         net = bus(cluster, apart, plan.dp, stack.dp_bus)
         owned = crossing(plan, share) * stack.reduce_bytes
-        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus)
+        way = getattr(member("collective", plan.collective), "program", None)
+        seconds = all_reduce(cluster, apart, plan.dp, owned, stack.dp_bus, way)
         parts["dp"] = (net.sent(owned), seconds)
     return parts
 

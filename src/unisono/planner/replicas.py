@@ -92,10 +92,11 @@ def traffic(
     """Of a plan on a cluster. elements: of one rank's gradient."""
     made, apart = declared(model, plan, stack.reduce_bytes, elements), stride(plan, "dp", cluster.order)
     nbytes, wire = 0.0, 0.0
+    way = getattr(member("collective", plan.collective), "program", None)
     for call in made.calls:
         whole = of_call(call, plan.dp).nbytes
         if call.op == "all_reduce":
-            one = all_reduce(cluster, apart, plan.dp, whole, stack.dp_bus)
+            one = all_reduce(cluster, apart, plan.dp, whole, stack.dp_bus, way)
         elif call.op == "all_to_all":
             one = exchange(cluster, apart, plan.dp, stack.dp_bus).all_to_all(whole)
         else:

@@ -5,9 +5,12 @@
 """
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from unisono.comm.tree import tree_sum
+from unisono.programs.collectives import ROOTED, Program
+from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
 from unisono.spec.fidelity import Fidelity
 
@@ -34,11 +37,13 @@ class Collective(Member, ABC):
 
     fidelity: of its sums, towards those in the order of the ranks. counted: whether all that it declares leaves as
     messages; what ranks read in each other's memory does not. nearby: buffers of ranks on one host meet in memory.
+    threaded: ranks on threads of one process can have it too.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.ROUNDING
     counted: ClassVar[bool] = True
     nearby: ClassVar[bool] = False
+    threaded: ClassVar[bool] = True
 
     def sent(self, op: str, nbytes: int, size: int) -> int:
         """Bytes that one of `size` ranks sends in `all_reduce` or `all_to_all` of a tensor of `nbytes` bytes, or in
@@ -60,9 +65,49 @@ class Collective(Member, ABC):
         ranks alike, where it cannot be had between these ranks."""
 
 
+class ProgramCollective(Collective, ABC):
+    """An algorithm whose operations are programs (`programs.collectives`), played with send and receive between CPUs.
+
+    class Mine(ProgramCollective):
+        name = "mine"
+
+        def program(self, op, size, root=0, pieces=1):
+            return Program(op, size, ...)
+    """
+
+    @abstractmethod
+    def program(self, op: str, size: int, root: int = 0, pieces: int = 1) -> Program:
+        """The rounds of one of `programs.collectives.OPS` between `size` ranks. root: of a rooted one. pieces: into
+        which a long vector may be cut, so that a rank passes one on while the next comes. Raises ValueError for a
+        size that it does not serve."""
+
+    def sent(self, op: str, nbytes: int, size: int) -> int:
+        """Bytes that the busiest rank sends, of tensors of four bytes an element."""
+        whole = nbytes * size if op in ("gather", "all_gather") else nbytes
+        return 4 * self.program(op, size).most(whole // 4)
+
+    def bind(self, pg: "ProcessGroup", axis: str) -> "Algorithm":
+        from unisono.comm.device import between_cpus
+        from unisono.comm.rounds import ProgramAlgorithm
+
+        if not between_cpus(pg):
+            raise UsageError(
+                f"collective={self.name} is played between CPUs, and the ranks of {axis} are on GPUs",
+                where="plan.collective",
+                fix="collective=auto, or collective=engine",
+                code="P20",
+            )
+        try:
+            self.program("all_reduce", pg.size())
+        except ValueError as error:
+            what = f"collective={self.name} cannot serve {axis}: {error}"
+            raise UsageError(what, where="plan.collective", fix="other options of it", code="P20") from error
+        return ProgramAlgorithm(self, pg)
+
+
 class Algorithm(ABC):
     """A live algorithm of one rank. Every member of the group calls each method, in one order, or it hangs. Tensors are
-    contiguous; where one has a part for each member, the parts lie one after the other."""
+    contiguous; where one has a part for each member, the parts lie one after the other. root: a member by its place."""
 
     def __init__(self, member: Collective, pg: "ProcessGroup") -> None:
         self.member, self.pg = member, pg
@@ -85,6 +130,35 @@ class Algorithm(ABC):
         parts = x.new_empty(x.shape)
         self.pick("all_to_all", x).exchange(parts, x).wait()
         out.copy_(tree_sum(parts.view(self.pg.size(), *out.shape).unbind(0)))
+
+    @cached_property
+    def rooted(self) -> "Algorithm":
+        """Who does what begins or ends with one member; by itself a tree of messages."""
+        from unisono.comm.collectives.tree import TreeCollective
+
+        return TreeCollective().bind(self.pg, "group")
+
+    def broadcast(self, x: "Tensor", root: int) -> Pending:
+        """Begin to overwrite x with the root's."""
+        return self.rooted.broadcast(x, root)
+
+    def reduce(self, x: "Tensor", root: int, op: Any) -> Pending:
+        """Begin to reduce all x into the root's; those of others are used up."""
+        return self.rooted.reduce(x, root, op)
+
+    def scatter(self, out: "Tensor", x: "Tensor | None", root: int) -> Pending:
+        """Begin to bring part i of the root's x [size · n] into out [n] of member i. Others than the root have no x."""
+        return self.rooted.scatter(out, x, root)
+
+    def gather(self, out: "Tensor | None", part: "Tensor", root: int) -> Pending:
+        """Begin to bring part [n] of every member into the root's out [size · n]. Others have no out."""
+        return self.rooted.gather(out, part, root)
+
+    def sends(self, op: str, x: "Tensor", root: int = 0) -> int:
+        """Bytes that this member sends in an operation. x: the whole vector; in a gather and an all-gather its part."""
+        if op in ROOTED:
+            return self.rooted.sends(op, x, root)
+        return self.member.sent("all_to_all" if op == "reduce_scatter" else op, x.nbytes, self.pg.size())
 
     def buffer(self, numel: int, like: "Tensor") -> "Tensor":
         """Zeros [numel] of the dtype and on the device of `like`, where `all_reduce` of the whole is quickest."""

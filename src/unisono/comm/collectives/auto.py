@@ -6,6 +6,7 @@ from unisono.comm.collectives import Algorithm, Collective, Pending
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.collectives.memory import InMemory
 from unisono.comm.collectives.messages import SMALL, Messages
+from unisono.programs.collectives import ROOTED
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -59,7 +60,7 @@ class AutoAlgorithm(Algorithm):
         return super().buffer(numel, like)
 
     def pick(self, op: str, x: "Tensor", later: bool = False) -> Algorithm:
-        if self._messages is None or self._is_apart(x):
+        if self._messages is None or self._is_apart(x) or op in ROOTED:
             return self._engine
         if op == "all_gather":
             return self._messages
@@ -81,6 +82,10 @@ class AutoAlgorithm(Algorithm):
 
     def reduce_scatter(self, out: "Tensor", x: "Tensor") -> None:
         self._engine.reduce_scatter(out, x) if self._is_apart(x) else super().reduce_scatter(out, x)
+
+    @property
+    def rooted(self) -> Algorithm:
+        return self._engine
 
     def says(self) -> str:
         if self._messages is None:

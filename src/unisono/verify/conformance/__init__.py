@@ -42,10 +42,21 @@ def families() -> tuple[Family[Member], ...]:
 
 
 def family_of(text: str) -> Family[Member]:
-    """The family whose member a text names, by its name or by the base class in a user's file. Raises UsageError."""
-    name, _ = split(apart(text)[0])
-    own = ".py:" in name
+    """The family whose member a text names, by its name, by `KEY=NAME` where several families have such a name, or
+    by the base class in a user's file. Raises UsageError."""
+    name, _ = split(apart(told(text)[1])[0])
+    own, key = ".py:" in name, told(text)[0]
+    several = [word_of(family) for family in families() if name in family.names()]
+    if not key and len(several) > 1:
+        raise UsageError(
+            f"{name} is a member of several families",
+            where="flag --conformance",
+            fix=" or ".join(f"--conformance {word}={name}" for word in several),
+            code="C04",
+        )
     for family in families():
+        if key and word_of(family) != key:
+            continue
         if own:
             try:
                 family.find(name)
@@ -66,17 +77,29 @@ def family_of(text: str) -> Family[Member]:
     )
 
 
+def word_of(family: Family[Member]) -> str:
+    """The word before `=` that a plan, a recipe or this flag knows a family by: `collective`, `cp_kind`, `starter`."""
+    _, dot, key = family.key.rpartition(".")
+    return key if dot else family.noun
+
+
+def told(text: str) -> tuple[str, str]:
+    """(KEY, the rest) of `KEY=NAME:options`; ("", the text) where it says no family."""
+    key, equals, rest = text.partition("=")
+    return (key, rest) if equals and key in {word_of(family) for family in families()} else ("", text)
+
+
 def held(text: str, folder: Path) -> Conformity:
     """The member that a text names (`topk:ratio=0.1`, `mine.py:Own`), judged. Raises UsageError for no such member."""
     family = family_of(text)
-    member = family.read(text, "flag --conformance")
+    member = family.read(told(text)[1], "flag --conformance")
     # What stands around a member is made of it, and has no name of its own.
     suites, sentences = ["member"], [] if family.marks and apart(text)[1] else list(_of_any(family, member))
     file = family.noun.replace(" ", "_").replace("-", "_")
     if file in names_in(__name__):
         suites.append(family.noun)
         suite = import_module(f"{__name__}.{file}")
-        sentences += suite.faults(member, folder, text)
+        sentences += suite.faults(member, folder, told(text)[1])
     return Conformity(text, family.noun, tuple(suites), tuple(sentences))
 
 

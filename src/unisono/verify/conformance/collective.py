@@ -1,7 +1,12 @@
-"""What every collective owes: the operation's result on every rank, the same bits of a sum, and the bytes declared."""
+"""What every collective owes: each operation's result as defined, the same bits of a sum everywhere, bytes as declared.
 
+Ranks are threads of this process. What threads cannot have, such as MPI, is judged by `judged` on real ranks.
+"""
+
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,135 +14,274 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Algorithm, Collective, Pending
+from unisono.comm.collectives import Algorithm, Collective, Pending, ProgramCollective
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.threads import run
 from unisono.comm.tree import tree_sum
+from unisono.programs.collectives import OPS, ROOTED
+from unisono.programs.collectives.check import check
 from unisono.spec.fidelity import Fidelity
 
-PARTS = (4, 6_000)  # elements of a part: a small sum and a large one
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+PARTS = (0, 1, 13, 6_000)
+"""Elements of one rank's part: none, one, a prime, and so many that way and bytes are those of a large tensor."""
+LARGEST_PROGRAM = 9
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    """One operation on one rank: what came of it, bytes that it sent, those that it declares, and whether
-    all of those leave."""
+class OperationCase:
+    """Operations on tensors of one dtype whose parts have so many elements."""
+
+    part: int
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{self.part} {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One operation on one rank. fault: "" if there is none. bits: of what must be the same on all ranks."""
 
     name: str
-    out: Tensor
-    sent: int
-    declared: int
-    counted: bool
+    fault: str = ""
+    bits: str = ""
+
+
+def cases(parts: Sequence[int] = PARTS, dtypes: Sequence[torch.dtype] = DTYPES) -> list[OperationCase]:
+    return [OperationCase(part, dtype) for part, dtype in product(parts, dtypes)]
+
+
+THINNED = (*cases((13, 6_000), DTYPES[:1]), *cases((1,), DTYPES[2:]), OperationCase(0, torch.float32))
 
 
 def faults(collective: Collective, folder: Path, text: str) -> Iterator[str]:
-    """1. On 2 and 3 ranks every operation gives what it means; a sum the same bits on all. 2. Sums declared EXACT
-    are those of the tree over the ranks. 3. It sends what it declares; what goes through memory, no more."""
-    for size in (2, 3):
-        ranks = run(size, lambda rank, size=size: _operations(collective, rank, size))
-        for at, (name, *_) in enumerate(_expected(0, size)):
-            for rank, did in enumerate(ranks):
-                _, wanted, exact = _expected(rank, size)[at]
-                where = f"{size} ranks, {name}, rank {rank}"
-                exact = exact or collective.fidelity is Fidelity.EXACT
-                if not (torch.equal if exact else torch.allclose)(did[at].out, wanted):
-                    yield f"{where}: another result than it means"
-                elif (
-                    "reduce" in name
-                    and "scatter" not in name
-                    and not torch.equal(did[at].out, ranks[0][at].out)
-                ):
-                    yield f"{where}: other bits of the sum than rank 0's"
-                sent, declared = did[at].sent, did[at].declared
-                if sent > declared + 64 * size or (did[at].counted and sent < declared - 64 * size):
-                    yield f"{where}: it sends {sent} bytes and declares {declared}"
+    """1. Where operations are programs, each is whole for 1 to 9 ranks and every root. 2. On 2, 3 and 6 ranks, or
+    others that it serves, every operation gives what it means, for tensors of no, one and many elements, of floats
+    and integers; a sum the same bits on all. 3. Sums declared EXACT are those of the tree over the ranks. 4. It
+    sends what it declares; what goes through memory, no more."""
+    sizes: Sequence[int] = (2, 3, 6)
+    if isinstance(collective, ProgramCollective):
+        yield from _of_programs(collective)
+        served = [size for size in range(2, LARGEST_PROGRAM + 1) if _serves(collective, size)]
+        sizes = sorted({size for size in sizes if size in served} or {*served[:3]})
+    for size in sizes if collective.threaded else ():
+        yield from on_threads(collective, size, THINNED)
 
 
-def _drawn(rank: int, numel: int) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+def on_threads(collective: Collective, size: int, some: Sequence[OperationCase]) -> list[str]:
+    """What is wrong with it between so many ranks of this process."""
+
+    def rank_judged(rank: int) -> list[Judged]:
+        pg: Any = dist.new_group(list(range(size)), use_local_synchronization=True)
+        return judged(collective, pg, some)
+
+    try:
+        return compared(run(size, rank_judged))
+    except Exception as error:
+        return [f"{size} ranks: {type(error).__name__}: {error}"]
 
 
-def _expected(rank: int, size: int) -> list[tuple[str, Tensor, bool]]:
-    """(operation, its result on this rank, whether it has only one) of each that `_operations` does."""
-    found: list[tuple[str, Tensor, bool]] = []
-    for part in PARTS:
-        each = [_drawn(other, part * size) for other in range(size)]
-        dealt = torch.cat([x.chunk(size)[rank] for x in each])
-        found += [
-            (f"all_reduce of {part * size}", tree_sum(each), False),
-            (f"all_reduce of a buffer of {part * size}", tree_sum(each), False),
-            (f"all_reduce to the greatest of {part * size}", torch.stack(each).amax(0), True),
-            (f"all_gather of {part}", torch.cat([x[:part] for x in each]), True),
-            (f"all_gather of {part}, later", torch.cat([x[:part] for x in each]), True),
-            (f"all_to_all of {part * size}", dealt, True),
-            (f"reduce_scatter of {part * size}", tree_sum(dealt.chunk(size)), False),
-        ]
+def compared(ranks: Sequence[Sequence[Judged]]) -> list[str]:
+    """A sentence for each fault that a rank saw, and for each sum of which one has other bits."""
+    found = []
+    for place, (first, *_) in enumerate(zip(*ranks, strict=True)):
+        for rank, mine in enumerate(ranks):
+            where = f"{len(ranks)} ranks, {first.name}, rank {rank}: "
+            if mine[place].fault:
+                found.append(where + mine[place].fault)
+            elif mine[place].bits != first.bits:
+                found.append(where + "other bits of the sum than rank 0's")
     return found
 
 
-def _operations(collective: Collective, rank: int, size: int) -> list[_Done]:
-    pg: Any = dist.new_group(list(range(size)), use_local_synchronization=True)
-    counter = _Counter(pg, size)
-    algorithm, done = collective.bind(pg, "dp"), []
+def _serves(collective: ProgramCollective, size: int) -> bool:
+    try:
+        collective.program("all_reduce", size)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_programs(collective: ProgramCollective) -> Iterator[str]:
+    sizes = [size for size in range(1, LARGEST_PROGRAM + 1) if _serves(collective, size)]
+    if not sizes:
+        yield f"it serves no number of ranks up to {LARGEST_PROGRAM}"
+    for size in sizes:
+        for op in OPS:
+            for root, pieces in product(range(size) if op in ROOTED else (0,), (1, 3)):
+                program = collective.program(op, size, root, pieces)
+                words = f"{op} of {size} ranks" + (f" with root {root}" if op in ROOTED else "")
+                if (program.op, program.size, program.root) != (op, size, root):
+                    yield f"the program for {words} says that it is another"
+                yield from (f"{words}: {fault}" for fault in check(program)[:1])
+
+
+def judged(collective: Collective, pg: Any, some: Sequence[OperationCase]) -> list[Judged]:
+    """Every operation in each of these cases, as this rank sees it. Every member of the group calls it."""
+    counter = _Counter(pg, pg.size())
+    algorithm = collective.bind(pg, "dp")
+    found: list[Judged] = []
+    for case in some:
+        for attempt in (*_of_all(case, pg, algorithm), *_rooted(case, pg)):
+            found.append(_tried(attempt, case, algorithm, counter))
+    counter.stop()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """An operation to try. x: what its bytes are counted by. acts(): begins it, and gives what will hold the result.
+    wanted: the result; None where this rank gets none. only: whether there is only one right result, to the bit."""
+
+    name: str
+    op: str
+    x: Tensor
+    acts: Callable[[Algorithm], tuple[Tensor | None, Pending | None]]
+    wanted: Tensor | None
+    only: bool = True
+    later: bool = False
+    root: int = 0
+
+
+def _tried(attempt: _Attempt, case: OperationCase, algorithm: Algorithm, counter: "_Counter") -> Judged:
+    op, x, name = attempt.op, attempt.x, f"{attempt.name} of {case}"
+    by = algorithm.pick(op, x, attempt.later)
+    before, declared = counter.sent, by.sends(op, x, attempt.root)
+    out, pending = attempt.acts(by)
+    if pending is not None:
+        pending.wait()
+    sent, slack = counter.sent - before, 0 if isinstance(by.member, ProgramCollective) else 64 * by.pg.size()
+    wanted = attempt.wanted
+    if wanted is not None and out is not None:
+        only = attempt.only or by.member.fidelity is Fidelity.EXACT or not x.is_floating_point()
+        # Of numbers of few digits every order of summation gives the same.
+        if not (torch.equal(out, wanted) if only else _near(out, wanted)):
+            return Judged(name, "another result than it means")
+    # What a backend of its own does with rooted operations nobody sees.
+    seen = op not in ROOTED or isinstance(by.rooted.member, ProgramCollective)
+    if seen and (sent > declared + slack or (by.member.counted and sent < declared - slack)):
+        return Judged(name, f"it sends {sent} bytes and declares {declared}")
+    same = out is not None and op in ("all_reduce", "all_gather")
+    return Judged(name, bits=_bits(out) if same and out is not None else "")
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    wide = 1e-2 if x.dtype == torch.bfloat16 else 1e-5 if x.dtype == torch.float32 else 1e-12
+    return torch.allclose(x.double(), y.double(), rtol=wide, atol=10 * wide)
+
+
+def _bits(x: Tensor) -> str:
+    return hashlib.sha256(x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
+
+
+def _digits(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
+    """Whole numbers from -7 to 7, whose sums over ranks every dtype holds."""
+    random = torch.Generator().manual_seed(1_000 * numel + rank)
+    return torch.randint(-7, 8, (numel,), generator=random).to(dtype)
+
+
+def _drawn(rank: int, numel: int, dtype: torch.dtype) -> Tensor:
+    """Numbers whose sum depends on its order, where the dtype has such."""
+    if not dtype.is_floating_point:
+        return _digits(rank, numel, dtype)
+    return torch.randn(numel, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+
+
+def _of_all(case: OperationCase, pg: Any, algorithm: Algorithm) -> Iterator[_Attempt]:
+    """Operations of which every rank has the result."""
+    rank, size, part = pg.rank(), pg.size(), case.part
     total, greatest = dist.ReduceOp.SUM, dist.ReduceOp.MAX
+    whole = part * size + (part == 13)  # a prime that the ranks do not divide, for what is not dealt
+    digits = [_digits(other, part * size, case.dtype) for other in range(size)]
+    drawn = [_drawn(other, whole, case.dtype) for other in range(size)]
+    mine, own = digits[rank], digits[rank][:part].clone()
+    # Of random numbers: near enough, and the same bits everywhere; of digits, exact.
+    for name, each in (("all_reduce", digits), ("all_reduce of fractions", drawn)):
+        x, more = each[rank].clone(), tree_sum(each)
+        yield _Attempt(
+            name, "all_reduce", x, lambda by, x=x: (x, by.all_reduce(x, total)), more, each is digits
+        )
+    if part:
+        buffer = algorithm.buffer(whole, drawn[rank]).copy_(drawn[rank])
+        yield _Attempt(
+            "all_reduce of a buffer", "all_reduce", buffer,
+            lambda by: (buffer, by.all_reduce(buffer, total)), tree_sum(drawn), False, later=True,
+        )  # fmt: skip
+        most = drawn[rank].clone()
+        yield _Attempt(
+            "all_reduce to the greatest", "all_reduce", most,
+            lambda by: (most, by.all_reduce(most, greatest)), torch.stack(drawn).amax(0),
+        )  # fmt: skip
+    for later in (False, True):
+        out = torch.empty_like(mine)
+        yield _Attempt(
+            "all_gather" + ", later" * later, "all_gather", own,
+            lambda by, o=out, later=later: (o, by.all_gather(o, own, later)),
+            torch.cat([x[:part] for x in digits]), later=later,
+        )  # fmt: skip
+    dealt, scattered = torch.empty_like(mine), torch.empty_like(own)
+    of_mine = [x.view(size, part)[rank] for x in digits]
+    yield _Attempt(
+        "all_to_all", "all_to_all", mine, lambda by: (dealt, by.exchange(dealt, mine)), torch.cat(of_mine)
+    )
+    kept = mine.clone()
+    yield _Attempt(
+        "reduce_scatter", "reduce_scatter", kept,
+        lambda by: (scattered, by.reduce_scatter(scattered, kept)), tree_sum(of_mine),
+    )  # fmt: skip
+    yield _Attempt("input of reduce_scatter", "all_to_all", kept[:0], lambda by: (kept, None), mine)
 
-    def did(
-        name: str,
-        op: str,
-        x: Tensor,
-        act: Callable[[Algorithm], tuple[Tensor, Pending | None]],
-        *,
-        later: bool,
-    ):
-        by = algorithm.pick(op, x, later)
-        before = counter.sent
-        out, pending = act(by)
-        if pending is not None:
-            pending.wait()
-        done.append(
-            _Done(name, out, counter.sent - before, by.member.sent(op, x.nbytes, size), by.member.counted)
-        )
 
-    for part in PARTS:
-        whole, mine = _drawn(rank, part * size), _drawn(rank, part * size)[:part].clone()
-        buffer = algorithm.buffer(part * size, whole).copy_(whole)
-        shared, most = whole.clone(), whole.clone()
-        out, late, dealt = (torch.empty_like(whole) for _ in range(3))
-        scattered = torch.empty_like(mine)
-        did("sum", "all_reduce", shared, lambda by, x=shared: (x, by.all_reduce(x, total)), later=False)
-        did("sum", "all_reduce", buffer, lambda by, x=buffer: (x, by.all_reduce(x, total)), later=True)
-        did("max", "all_reduce", most, lambda by, x=most: (x, by.all_reduce(x, greatest)), later=False)
-        did("gather", "all_gather", mine, lambda by, x=mine, o=out: (o, by.all_gather(o, x)), later=False)
-        did(
-            "gather",
-            "all_gather",
-            mine,
-            lambda by, x=mine, o=late: (o, by.all_gather(o, x, True)),
-            later=True,
-        )
-        did("deal", "all_to_all", whole, lambda by, x=whole, o=dealt: (o, by.exchange(o, x)), later=False)
-        did(
-            "part",
-            "all_to_all",
-            whole,
-            lambda by, x=whole, o=scattered: (o, by.reduce_scatter(o, x)),
-            later=False,
-        )
-    return done
+def _rooted(case: OperationCase, pg: Any) -> Iterator[_Attempt]:
+    """Operations that begin or end with one rank: the first, and the last."""
+    rank, size, part = pg.rank(), pg.size(), case.part
+    each = [_digits(other, part * size, case.dtype) for other in range(size)]
+    parts = [x[:part].clone() for x in each]
+    for root in dict.fromkeys((0, size - 1)):
+        here, words = rank == root, f" with root {root}"
+        x, y = each[rank].clone(), each[rank].clone()
+        out, whole = torch.empty_like(parts[0]), torch.empty_like(x)
+        own, given = parts[rank], each[root] if here else None
+        yield _Attempt(
+            "broadcast" + words, "broadcast", x,
+            lambda by, x=x, root=root: (x, by.broadcast(x, root)), each[root], root=root,
+        )  # fmt: skip
+        yield _Attempt(
+            "reduce" + words, "reduce", y,
+            lambda by, y=y, root=root: (y, by.reduce(y, root, dist.ReduceOp.SUM)),
+            tree_sum(each) if here else None, root=root,
+        )  # fmt: skip
+        yield _Attempt(
+            "scatter" + words, "scatter", whole,
+            lambda by, o=out, g=given, root=root: (o, by.scatter(o, g, root)),
+            each[root].view(size, part)[rank], root=root,
+        )  # fmt: skip
+        taken = whole if here else None
+        yield _Attempt(
+            "gather" + words, "gather", own,
+            lambda by, t=taken, own=own, root=root: (t, by.gather(t, own, root)),
+            torch.cat(parts) if here else None, root=root,
+        )  # fmt: skip
 
 
 class _Counter:
     """Counts bytes that a process group sends: messages as they are, its own collectives by the engine's count."""
 
     def __init__(self, pg: Any, size: int) -> None:
-        self.sent, self._size = 0, size
+        self.sent, self._size, self._pg = 0, size, pg
         own = (
             ("allreduce", "all_reduce"),
             ("all_gather_single", "all_gather"),
             ("all_to_all_single", "all_to_all"),
         )
+        self._names = ["send", *(name for name, _ in own)]
         for name, op in (("send", ""), *own):
             setattr(pg, name, self._counted(getattr(pg, name), op))
+
+    def stop(self) -> None:
+        for name in self._names:
+            delattr(self._pg, name)
 
     def _counted(self, call: Callable[..., Any], op: str) -> Callable[..., Any]:
         def counted(*args: Any, **more: Any) -> Any:
