@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from unisono.comm import rounds
+from unisono.comm import rooted, rounds
 from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
@@ -98,9 +98,9 @@ def test_the_ledger_has_what_each_rank_sends(name: str) -> None:
 def test_a_group_gathers_scatters_and_reduces_to_one() -> None:
     def moved(rank, name):
         dp = dp_of(rank, 3, name)
-        total = dp.reduce(torch.tensor([rank + 1.0]), 1)
-        parts = dp.gather(torch.tensor([[rank, rank]]), 2)
-        out = dp.scatter(torch.empty(2), torch.arange(6.0) if rank == 1 else None, 1)
+        total = rooted.reduce(dp, torch.tensor([rank + 1.0]), 1)
+        parts = rooted.gather(dp, torch.tensor([[rank, rank]]), 2)
+        out = rooted.scatter(dp, torch.empty(2), torch.arange(6.0) if rank == 1 else None, 1)
         return total.item() if rank == 1 else 6.0, None if parts is None else parts.tolist(), out.tolist()
 
     for name in ("auto", "engine", "messages", "ring", "tree"):
@@ -113,8 +113,8 @@ def test_one_rank_alone_moves_nothing() -> None:
     def alone(rank):
         dp = dp_of(rank, 1, "ring")
         x = torch.ones(2)
-        same = (dp.all_reduce(x), dp.reduce(x), dp.gather(x), dp.broadcast(x), dp.all_gather(x))
-        return all(torch.equal(x, y) for y in same), dp.scatter(torch.empty(2), x).tolist()
+        same = (dp.all_reduce(x), rooted.reduce(dp, x), rooted.gather(dp, x), dp.broadcast(x), dp.all_gather(x))
+        return all(torch.equal(x, y) for y in same), rooted.scatter(dp, torch.empty(2), x).tolist()
 
     assert run(1, alone) == [(True, [1.0, 1.0])]
 

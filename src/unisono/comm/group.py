@@ -58,7 +58,7 @@ class Group:
         """Reduce x in place over the group; returns x."""
         if self.algorithm is not None:
             by = self.algorithm.pick("all_reduce", x)
-            with self._timed("all_reduce", self._sent(by, "all_reduce", x)):
+            with self._timed("all_reduce", by.sends("all_reduce", x)):
                 by.all_reduce(x, op).wait()
         return x
 
@@ -67,7 +67,7 @@ class Group:
         if self.algorithm is None:
             return Done()
         by = self.algorithm.pick("all_reduce", x, True)
-        self.recorder.count(self.axis, "all_reduce", self._sent(by, "all_reduce", x))
+        self.recorder.count(self.axis, "all_reduce", by.sends("all_reduce", x))
         return by.all_reduce(x, dist.ReduceOp.SUM)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Group:
             out.copy_(part)
             return
         by = self.algorithm.pick("all_gather", part)
-        with self._timed("all_gather", self._sent(by, "all_gather", part)):
+        with self._timed("all_gather", by.sends("all_gather", part)):
             by.all_gather(out, part).wait()
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Group:
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         op = "all_to_all" if self.ordered else "reduce_scatter"
-        with self._timed("reduce_scatter", self._sent(self.algorithm, op, x)):
+        with self._timed("reduce_scatter", self.algorithm.sends(op, x)):
             if self.ordered:
                 Algorithm.reduce_scatter(self.algorithm, out, x)
             else:
@@ -109,34 +109,6 @@ class Group:
                 by.broadcast(x, source).wait()
         return x
 
-    def reduce(self, x: Tensor, to: int = 0, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-        """Reduce x into that of the rank at index `to`, in place; those of others are used up. Returns x."""
-        if self.algorithm is not None:
-            by = self.algorithm.pick("reduce", x)
-            with self._timed("reduce", by.sends("reduce", x, to)):
-                by.reduce(x, to, op).wait()
-        return x
-
-    def gather(self, x: Tensor, to: int = 0) -> Tensor | None:
-        """x [n, ...] → [size · n, ...] on the rank at index `to`, the parts one after the other; None on others."""
-        if self.algorithm is None:
-            return x
-        x, by = x.contiguous(), self.algorithm.pick("gather", x)
-        out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if self.index == to else None
-        with self._timed("gather", by.sends("gather", x, to)):
-            by.gather(out, x, to).wait()
-        return out
-
-    def scatter(self, out: Tensor, x: Tensor | None, source: int = 0) -> Tensor:
-        """Part i of x [size · n, ...] of the rank at index `source` into out [n, ...] of the rank at index i; others
-        have no x. Returns out."""
-        if self.algorithm is None:
-            return out if x is None else out.copy_(x)
-        by, whole = self.algorithm.pick("scatter", out), out.expand(self.size, *out.shape)
-        with self._timed("scatter", by.sends("scatter", whole, source)):
-            by.scatter(out, x, source).wait()
-        return out
-
     def barrier(self) -> None:
         """Wait until every rank of the group is here."""
         if self.pg is not None:
@@ -148,7 +120,7 @@ class Group:
         if self.algorithm is None:
             return x.view(1, -1), Done()
         by, parts = self.algorithm.pick("all_to_all", x), torch.empty_like(x)
-        self.recorder.count(self.axis, "all_to_all", self._sent(by, "all_to_all", x))
+        self.recorder.count(self.axis, "all_to_all", by.sends("all_to_all", x))
         return parts.view(self.size, -1), by.exchange(parts, x)
 
     def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
@@ -157,7 +129,7 @@ class Group:
             out.copy_(part)
             return Done()
         by = self.algorithm.pick("all_gather", part, True)
-        self.recorder.count(self.axis, "all_gather", self._sent(by, "all_gather", part))
+        self.recorder.count(self.axis, "all_gather", by.sends("all_gather", part))
         return by.all_gather(out, part, later=True)
 
     def start_send(self, x: Tensor, to: int) -> Pending:
@@ -170,9 +142,6 @@ class Group:
         """Receive into `out` from the rank at index `source`."""
         work = dist.irecv(out, self.ranks[source], group=self.pg)
         return work if work is not None else Done()
-
-    def _sent(self, by: Algorithm, op: str, x: Tensor) -> int:
-        return by.sends(op, x)
 
     def _timed(self, op: str, nbytes: int):
         self.recorder.count(self.axis, op, nbytes)
