@@ -16,7 +16,10 @@ from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan.grammar import KEYS, NAMED, known, played
 from unisono.plan.plan import DEFAULTS
+from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.programs import draw
+from unisono.programs.collectives import draw as moves
+from unisono.programs.collectives import ring as ring_program
 from unisono.programs.pipeline import bubble, lower, peak_held, play_costs
 from unisono.programs.schedules import SCHEDULES
 from unisono.verbs import VERBS
@@ -69,6 +72,27 @@ def several(name: str, ranks: int, micros: int) -> str:
     """A timetable of several stages a rank or of weight gradients apart: F, B and W of a stage cost the same."""
     table = SCHEDULES.read(name).timetable(ranks, micros)
     return fenced(draw.text(play_costs(table, 1.0, 1.0 if table.splits_backward else 2.0, weight=1.0)))
+
+
+def rounds(name: str, op: str, ranks: int) -> str:
+    """A collective's program as our own code draws it."""
+    member = COLLECTIVES.read(name)
+    assert isinstance(member, ProgramCollective)
+    return fenced(moves.text(member.program(op, ranks)))
+
+
+def collectives() -> str:
+    """Rounds and bytes of an all-reduce of every algorithm of rounds, counted on its programs."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name in COLLECTIVES.names():
+            member = COLLECTIVES.read(name)
+            if isinstance(member, ProgramCollective):
+                programs = [member.program("all_reduce", n) for n in (4, 6, 16)]
+                cells = (f"{len(p.rounds)}, {p.most(720 * p.size) / (720 * p.size):.2f}" for p in programs)
+                yield f"`{name}`", member.summary().rstrip("."), *cells
+
+    return table(("`collective=`", "is", "4 ranks", "6 ranks", "16 ranks"), rows())
 
 
 def bubbles() -> str:
@@ -194,6 +218,9 @@ def _candidates(node: ast.AST) -> list[ast.expr | None]:
     return []
 
 
+PICTURES: Mapping[str, Callable[[], str]] = {
+    "images/all-reduce-ring.svg": lambda: moves.svg(ring_program.program("all_reduce", 4)),
+}
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "accumulate": lambda: timetable("accumulate", 1, 4),
     "gpipe": lambda: timetable("gpipe", 4, 4),
@@ -207,6 +234,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "lowered": lowered,
     "ring": lambda: ring(4),
     "bubbles": bubbles,
+    "collectives": collectives,
+    "round-ring": lambda: rounds("ring", "all_reduce", 4),
+    "round-halving": lambda: rounds("halving_doubling", "all_reduce", 5),
+    "round-hierarchical": lambda: rounds("hierarchical:node=2", "all_reduce", 4),
     "plan": plan_keys,
     "verbs": verbs,
     "checkpoint-format": checkpoint_format,
@@ -228,6 +259,8 @@ def main() -> int:
             if fresh != text:
                 page.write_text(fresh, encoding="utf-8")
                 print(f"written again: {page.relative_to(ROOT)}", file=sys.stderr)
+    for name, picture in PICTURES.items():
+        (DOCS / name).write_text(picture(), encoding="utf-8")
     return 0
 
 

@@ -88,7 +88,9 @@ def test_the_ledger_has_what_each_rank_sends(name: str) -> None:
         dp.reduce_scatter(torch.zeros(100))
         return recorder.bytes()
 
-    programs = {op: COLLECTIVES.read(name).program(op, 5, 3 * (op == "broadcast")) for op in
+    member = COLLECTIVES.read(name)
+    assert isinstance(member, ProgramCollective)
+    programs = {op: member.program(op, 5, 3 * (op == "broadcast")) for op in
                 ("all_reduce", "broadcast", "reduce_scatter")}  # fmt: skip
     for rank, counted in enumerate(run(5, sent)):
         for op, program in programs.items():
@@ -113,8 +115,16 @@ def test_one_rank_alone_moves_nothing() -> None:
     def alone(rank):
         dp = dp_of(rank, 1, "ring")
         x = torch.ones(2)
-        same = (dp.all_reduce(x), rooted.reduce(dp, x), rooted.gather(dp, x), dp.broadcast(x), dp.all_gather(x))
-        return all(torch.equal(x, y) for y in same), rooted.scatter(dp, torch.empty(2), x).tolist()
+        same = (
+            dp.all_reduce(x),
+            rooted.reduce(dp, x),
+            rooted.gather(dp, x),
+            dp.broadcast(x),
+            dp.all_gather(x),
+        )
+        return all(y is not None and torch.equal(x, y) for y in same), rooted.scatter(
+            dp, torch.empty(2), x
+        ).tolist()
 
     assert run(1, alone) == [(True, [1.0, 1.0])]
 
@@ -137,6 +147,7 @@ def test_levels_are_the_hosts_that_ranks_are_on(monkeypatch: pytest.MonkeyPatch)
     def far(rank):
         monkeypatch.setattr(hosts, "mark", lambda: dist.get_rank() // 2)
         dp = dp_of(rank, 4, "hierarchical")
+        assert isinstance(dp.algorithm, rounds.ProgramAlgorithm)
         program = dp.algorithm.program("all_reduce", torch.zeros(4))
         return len(program.rounds), dp.all_reduce(torch.tensor([rank + 1.0])).item()
 

@@ -69,3 +69,10 @@ def test_every_page_is_in_the_index() -> None:
 def test_pictures_are_small() -> None:
     for picture in (ROOT / "docs" / "images").glob("*"):
         assert picture.stat().st_size < 300_000, picture.name
+
+
+@pytest.mark.parametrize("name", blocks.PICTURES)
+def test_pictures_are_what_the_program_draws(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == blocks.PICTURES[name](), (
+        "python docs/blocks.py"
+    )
