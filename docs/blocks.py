@@ -12,11 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
+from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.config.fields import SECTIONS, keys
 from unisono.parallel.attend import CONTEXT_WAYS, tiles
 from unisono.plan.grammar import KEYS, NAMED, known, played
 from unisono.plan.plan import DEFAULTS
-from unisono.comm.collectives import COLLECTIVES, ProgramCollective
 from unisono.programs import draw
 from unisono.programs.collectives import draw as moves
 from unisono.programs.collectives import ring as ring_program
@@ -77,7 +77,8 @@ def several(name: str, ranks: int, micros: int) -> str:
 def rounds(name: str, op: str, ranks: int) -> str:
     """A collective's program as our own code draws it."""
     member = COLLECTIVES.read(name)
-    assert isinstance(member, ProgramCollective)
+    if not isinstance(member, ProgramCollective):
+        raise TypeError(f"{name} is no program")
     return fenced(moves.text(member.program(op, ranks)))
 
 
