@@ -12,7 +12,7 @@ from unisono.config import LaunchConfig
 def placed(ctx: Any, folder: str, plan: str, batch: int, order: str = "") -> Any:
     from unisono.train.step import train_step
 
-    told = recipe(Path(folder), global_batch=batch)
+    told = recipe(Path(folder), global_batch=batch, micro_batch=1)
     if order:
         told = told.model_copy(update={"launch": LaunchConfig(order=order)})
     run, feed, _ = started(ctx, told, plan)

@@ -16,9 +16,9 @@ TEXT = "to be or not to be, that is the question. " * 60
 
 
 def recipe(folder: Path, **train: Any) -> Recipe:
-    """A GPT of two blocks in float64 over a text in `folder`."""
+    """A GPT of two blocks in float64 over a text in `folder`; four micro-batches in a step, two for each of two ranks."""
     (folder / "text.txt").write_text(TEXT)
-    given = {"steps": 4, "global_batch": 8, "micro_batch": 1, "lr": 1e-2, "dtype": "float64", **train}
+    given = {"steps": 4, "global_batch": 8, "micro_batch": 2, "lr": 1e-2, "dtype": "float64", **train}
     return Recipe(
         seed=3,
         model=ModelConfig(n_layer=2, n_head=2, d_model=16, context=8, dropout=0.1),

@@ -236,8 +236,7 @@ class _Step:
 
     def _same(self, model_key: str) -> bool:
         """Whether a parameter and its moments have the reference's bits: then no formula has to be asked."""
-        prefix = f"optim/{model_key.partition('/')[2]}/"
-        keys = [model_key, *(key for key in self.ref.names("optim") if key.startswith(prefix))]
+        keys = [model_key, *self.ref.moments(model_key.partition("/")[2])]
         pairs = [(self.seen.whole(key), self.ref.whole(key)) for key in keys]
         return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
 
@@ -364,8 +363,7 @@ def state_before(ref: Record, before: Record | None, name: str) -> tuple[Tensor,
     param = last.whole(f"{kind}/{name}")
     if param is None:
         return None
-    prefix = f"optim/{name}/"
-    wholes = {key.removeprefix(prefix): last.whole(key) for key in last.parts if key.startswith(prefix)}
+    wholes = {key.rpartition("/")[2]: last.whole(key) for key in last.moments(name)}
     moments = {key: value for key, value in wholes.items() if value is not None}
     return param, {key: torch.zeros_like(x) for key, x in moments.items()} if before is None else moments
 

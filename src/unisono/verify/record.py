@@ -150,10 +150,17 @@ class Record:
                     box = flats[dtype][first : first + math.prod(shape)].view(shape)
                     self.parts[key].append(RecordedBox(note.rank, note.at, at, box))
         self._wholes: dict[str, Tensor | None] = {}
+        self._moments: dict[str, list[str]] = {}
+        for key in self.names("optim"):
+            self._moments.setdefault(key.rpartition("/")[0], []).append(key)
 
     def names(self, kind: str) -> list[str]:
         """All keys of a kind."""
         return [key for key in self.parts if key.startswith(f"{kind}/")]
+
+    def moments(self, name: str) -> list[str]:
+        """All keys of a parameter's optimiser state."""
+        return self._moments.get(f"optim/{name}", [])
 
     def whole(self, key: str) -> Tensor | None:
         """The full tensor, each box from the first rank that holds it; None if a box is missing."""

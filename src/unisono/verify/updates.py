@@ -127,7 +127,7 @@ def _neighbours(got: Tensor, want: Tensor) -> bool:
 
 
 def _copy_apart(case: "Case", name: str) -> Cause | None:
-    for key in [f"model/{name}", *(k for k in case.seen.parts if k.startswith(f"optim/{name}/"))]:
+    for key in [f"model/{name}", *case.seen.moments(name)]:
         for ranks in case.seen.copies(key):
             bad = [p.rank for p in ranks[1:] if not torch.equal(p.tensor, ranks[0].tensor)]
             if bad:
