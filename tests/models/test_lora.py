@@ -122,6 +122,57 @@ def test_what_is_dealt_of_an_adapter() -> None:
     assert list(cut.values()) == [None, column, None, column, row, None, row, column]
 
 
+def test_a_table_has_an_adapter_where_it_is_named() -> None:
+    untied = {**FIELDS, "vocab": 61, "tie_embeddings": False}
+    for targets, there in ((("*",), False), (("tok",), True), (("stem.*", "qkv"), True)):
+        model = build(ModelConfig.model_validate(untied), Facts(), "cpu")
+        plain = build(ModelConfig.model_validate(untied), Facts(), "cpu")
+        adapt(model, 2, 4.0, targets)
+        initialise(model, 0)
+        theirs = {name.replace(".base_layer", ""): p for name, p in model.named_parameters()}
+        for name, parameter in plain.named_parameters():
+            parameter.data = theirs[name].data
+        assert any("lora_embedding_A" in name for name, _ in model.named_parameters()) is there
+        assert (model.anatomy.split_of("stem.tok.lora_embedding_A") is Split.VOCAB_IN) is there  # type: ignore[union-attr]
+        with torch.no_grad():
+            tokens = torch.randint(0, 61, (2, 8))
+            assert torch.equal(model(tokens), plain(tokens))
+            if there:
+                model.stem.tok.lora_embedding_A.weight[tokens[0, 0]] += 0.1  # type: ignore[union-attr,index,operator]
+                assert not torch.equal(model(tokens), plain(tokens))
+
+
+@pytest.mark.parametrize(
+    ("more", "target", "words"),
+    [
+        ({}, "tok", "stem.tok can have no adapter|its weight is also head.out.weight"),
+        ({}, "out", "head.out lies outside of the blocks"),
+        ({"kind": "moe", "n_experts": 4}, "router", "is a router"),
+        ({"kind": "moe", "n_experts": 4}, "experts", "all experts as one stack"),
+    ],
+    ids=["tied", "classifier", "router", "experts"],
+)
+def test_what_can_have_none_says_why(more: dict[str, Any], target: str, words: str) -> None:
+    model = build(ModelConfig.model_validate({**FIELDS, "vocab": 61, **more}), Facts(), "meta")
+    with pytest.raises(UsageError, match=words) as caught:
+        adapt(model, 2, 4.0, (target,))
+    assert caught.value.code == "C06" and "qkv" in caught.value.fix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["tp=2 pp=2", "shard=2 cp=2", "tp=3"])
+def test_tables_and_shared_experts_are_proven(plan: str, tmp_path: Path) -> None:
+    """Of a table alone, and under many experts of those layers that all tokens meet."""
+    asked = recipe(tmp_path, lora_rank=2, lora_targets=("tok", "qkv"), freeze=("blocks.0.*",), global_batch=8)
+    other = asked.model_copy(deep=True)
+    table = ModelConfig.model_validate({**FIELDS, "tie_embeddings": False})
+    sparse = {"kind": "moe", "n_experts": 4, "n_shared_experts": 1, "tie_embeddings": False}
+    other.train.lora_targets = ("tok", "blocks.*.shared.*")
+    for of, model in ((asked, table), (other, ModelConfig.model_validate({**FIELDS, **sparse}))):
+        (proof,) = prove(of.model_copy(update={"model": model}), [Plan.parse(f"{plan} precision=fp64")], 1)
+        assert proof.passed, proof
+
+
 def test_mistakes() -> None:
     with pytest.raises(UsageError, match="nope") as caught:
         adapted(targets=("nope",))

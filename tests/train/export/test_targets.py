@@ -21,16 +21,22 @@ from unisono.train.export.stored import StoredWeights
 
 SMALL = {"n_layer": 2, "n_head": 4, "d_model": 32, "context": 16, "vocab": 61}
 LLAMA = {"positions": "rotary", "norm": "rms", "activation": "swiglu", "bias": False, "n_kv_head": 2}
-KINDS = {"gpt2": SMALL, "llama": SMALL | LLAMA}
+KINDS = {"gpt2": SMALL, "llama": SMALL | LLAMA, "untied": SMALL | LLAMA | {"tie_embeddings": False}}
 
 
-def trained(folder: Path, fields: dict[str, Any], rank: int = 0, tokenizer: str = "char") -> torch.nn.Module:
+def trained(
+    folder: Path,
+    fields: dict[str, Any],
+    rank: int = 0,
+    tokenizer: str = "char",
+    targets: tuple[str, ...] = ("*",),
+) -> torch.nn.Module:
     """A run's folder with one checkpoint, of the model that is returned; every number of it matters."""
     config = ModelConfig.model_validate(fields)
     model = build(config, Facts(), "cpu")
     train = {"lora_rank": rank, "lora_alpha": 5.0} if rank else {}
     if rank:
-        adapt(model, rank, 5.0, ["*"])
+        adapt(model, rank, 5.0, targets)
     initialise(model, 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -51,10 +57,17 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 61, (3, 16), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_adapters(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        pytest.param("gpt2", ("*",), marks=pytest.mark.slow),
+        pytest.param("llama", ("*",), marks=pytest.mark.slow),
+        ("untied", ("qkv", "down", "tok")),
+    ],
+)
+def test_adapters(kind: str, targets: tuple[str, ...], tmp_path: Path) -> None:
     transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
-    tuned = trained(tmp_path / "run", KINDS[kind], rank=2)
+    tuned = trained(tmp_path / "run", KINDS[kind], rank=2, targets=targets)
     merged = run(tmp_path / "run", out=tmp_path / "merged")
     adapter = run(tmp_path / "run", to="adapter", out=tmp_path / "adapter")
     assert adapter["rank"] == 2 and "adapter_config.json" in adapter["files"]

@@ -16,6 +16,7 @@ from unisono.config import ModelConfig
 from unisono.models.build import build as build_model
 from unisono.models.folder import Outgoing, write_json, write_tensors
 from unisono.models.hf.names import Layout, NamedPart
+from unisono.models.lora import pair_of
 from unisono.models.weights import shapes_there
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
@@ -42,6 +43,9 @@ def write_adapter(out: Path, config: ModelConfig, weights: StoredWeights) -> dic
     turned = False
     for module, layers in sorted(made.items()):
         shape = there[f"{module}.weight"]
+        if (table := _table(weights, list(layers))) is not None:
+            entries += _of_table(weights, table, f"base_model.model.{module}")
+            continue
         turned = turned or next(iter(layers.values()))[0].turned
         outputs, inputs = shape[::-1] if next(iter(layers.values()))[0].turned else shape
         if len(layers) > 1:
@@ -92,6 +96,24 @@ def _made_of(layout: Layout, weights: StoredWeights) -> dict[str, Made]:
             if part not in parts:
                 parts.append(part)
     return made
+
+
+def _table(weights: StoredWeights, layers: list[str]) -> tuple[str, str] | None:
+    """Names of the adapter beside a table of words; None of other layers."""
+    (layer, *_) = layers
+    _, both = pair_of(layer)
+    return both if both[0] in weights.adapters else None
+
+
+def _of_table(weights: StoredWeights, both: tuple[str, str], name: str) -> list[Outgoing]:
+    """The narrow table as [rank, words], the way back as [width, rank]; parameters of their layer itself."""
+    rows, back = both
+    words, rank = weights.adapters[rows]
+    dtype = weights.dtype or torch.float32
+    return [
+        Outgoing(f"{name}.lora_embedding_A", dtype, (rank, words), lambda: weights.raw(rows).T),
+        Outgoing(f"{name}.lora_embedding_B", dtype, weights.adapters[back], lambda: weights.raw(back)),
+    ]
 
 
 def _first(weights: StoredWeights, layers: list[str]) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unisono.models.lora import is_adapter, merged, plain
+from unisono.models.lora import is_adapter, merged, pair_of, plain
 from unisono.train.checkpoint import read_full
 from unisono.train.checkpoint.faults import damaged
 from unisono.train.checkpoint.manifest import read_manifest
@@ -52,9 +52,11 @@ class StoredWeights(Mapping[str, Tensor]):
     def _read(self, name: str) -> Tensor:
         whole = self.raw(self.stored[name])
         layer, _, kind = name.rpartition(".")
-        a, b = f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
+        (a, b), (rows, back) = pair_of(layer)
         if kind == "weight" and a in self.adapters:
             whole = merged(whole, self.raw(a), self.raw(b), self.scale)
+        elif kind == "weight" and rows in self.adapters:
+            whole = merged(whole, self.raw(back).T, self.raw(rows), self.scale)
         return whole.to(self.dtype) if whole.is_floating_point() else whole
 
     def raw(self, name: str) -> Tensor:
