@@ -163,13 +163,12 @@ def test_what_can_have_none_says_why(more: dict[str, Any], target: str, words: s
 @pytest.mark.parametrize("plan", ["tp=2 pp=2", "shard=2 cp=2", "tp=3"])
 def test_tables_and_shared_experts_are_proven(plan: str, tmp_path: Path) -> None:
     """Of a table alone, and under many experts of those layers that all tokens meet."""
-    asked = recipe(tmp_path, lora_rank=2, lora_targets=("tok", "qkv"), freeze=("blocks.0.*",), global_batch=8)
-    other = asked.model_copy(deep=True)
-    table = ModelConfig.model_validate({**FIELDS, "tie_embeddings": False})
-    sparse = {"kind": "moe", "n_experts": 4, "n_shared_experts": 1, "tie_embeddings": False}
-    other.train.lora_targets = ("tok", "blocks.*.shared.*")
-    for of, model in ((asked, table), (other, ModelConfig.model_validate({**FIELDS, **sparse}))):
-        (proof,) = prove(of.model_copy(update={"model": model}), [Plan.parse(f"{plan} precision=fp64")], 1)
+    table = {**FIELDS, "tie_embeddings": False}
+    sparse = {**table, "kind": "moe", "n_experts": 4, "n_shared_experts": 1}
+    for fields, targets in ((table, ("tok", "qkv")), (sparse, ("tok", "blocks.*.shared.*"))):
+        of = recipe(tmp_path, lora_rank=2, lora_targets=targets, freeze=("blocks.0.*",), global_batch=8)
+        of = of.model_copy(update={"model": ModelConfig.model_validate(fields)})
+        (proof,) = prove(of, [Plan.parse(f"{plan} precision=fp64")], 1)
         assert proof.passed, proof
 
 
