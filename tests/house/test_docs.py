@@ -4,6 +4,8 @@
 ```bash run    is executed in an empty folder
 ```python      is compiled
 ```python run  is executed in an empty folder
+```bash walk   are executed with all that are marked so on the page, one after the other, in one folder; $EXAMPLES
+```python walk names examples/
 ```toml        is a whole recipe, held against its plan
 ```toml part   is TOML only
 """
@@ -86,6 +88,25 @@ def test_commands_exist(snippet: Snippet) -> None:
 @pytest.mark.timeout(600)
 def test_commands_run(snippet: Snippet, tmp_path: Path) -> None:
     subprocess.run(["bash", "-eu", "-c", snippet.body], cwd=tmp_path, env=environment(), check=True)
+
+
+def walks() -> dict[str, str]:
+    """By its page: a script of all snippets that are marked so."""
+    scripts: dict[str, str] = {}
+    for snippet in (s for s in snippets() if s.mark == "walk"):
+        page = snippet.place.partition(":")[0]
+        python = snippet.language == "python"
+        body = f"python - <<'WALKED'\n{snippet.body}WALKED\n" if python else snippet.body
+        scripts[page] = scripts.get(page, "") + body
+    return scripts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", walks())
+@pytest.mark.timeout(900)
+def test_pages_can_be_walked(page: str, tmp_path: Path) -> None:
+    known = environment() | {"EXAMPLES": str(ROOT / "examples")}
+    subprocess.run(["bash", "-eu", "-c", walks()[page]], cwd=tmp_path, env=known, check=True)
 
 
 @pytest.mark.timeout(120)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unisono.observe import environment, memory, trace
-from unisono.observe.files import write_whole
+from unisono.observe.files import filled, write_whole
 from unisono.observe.metrics import JsonLines, read_lines
 from unisono.observe.span import Recorder, Span
 
@@ -118,3 +118,22 @@ def test_recordings_stand_side_by_side_in_one_trace(tmp_path: Path, name: str) -
         (3, "forward 2", 1.0, 2.0),
         (3, "backward 2", 5.0, 4.0),
     ]
+
+
+def test_a_folder_is_filled_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with pytest.raises(OSError, match="full"), filled(out) as aside:
+        (aside / "one").write_text("half")
+        raise OSError("full")
+    assert not (tmp_path / "deep").exists()
+    with filled(out) as aside:
+        (aside / "one").write_text("1")
+        assert list(out.glob("o*")) == []
+    with pytest.raises(ZeroDivisionError), filled(out, ["*"]) as aside:
+        (aside / "one").write_text("2")
+        (aside / "two").write_text("2")
+        raise ZeroDivisionError
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("one", "1")]
+    with filled(out, ["o*"]) as aside:
+        (aside / "two").write_text("2")
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("two", "2")]

@@ -153,11 +153,15 @@ class Outgoing:
 
 
 def write_tensors(
-    folder: Path, entries: Sequence[Outgoing], limit: int = FILE_BYTES, single: str = SINGLE
+    folder: Path,
+    entries: Sequence[Outgoing],
+    limit: int = FILE_BYTES,
+    single: str = SINGLE,
+    about: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Write one file called `single`, or numbered ones of at most `limit` bytes and their index; returns their names.
 
-    Raises OSError.
+    about: further metadata of each file. Raises OSError.
     """
     parts: list[list[Outgoing]] = [[]]
     for entry in entries:
@@ -168,7 +172,7 @@ def write_tensors(
     names = [single] if len(parts) == 1 else []
     names = names or [f"{stem}-{i:05d}-of-{len(parts):05d}{end}" for i in range(1, len(parts) + 1)]
     for name, part in zip(names, parts, strict=True):
-        _write_file(folder / name, part)
+        _write_file(folder / name, part, about or {})
     if len(parts) == 1:
         return names
     total = sum(entry.nbytes for entry in entries)
@@ -178,8 +182,8 @@ def write_tensors(
     return [*names, f"{single}.index.json"]
 
 
-def _write_file(path: Path, entries: Sequence[Outgoing]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _write_file(path: Path, entries: Sequence[Outgoing], about: Mapping[str, str]) -> None:
+    header: dict[str, Any] = {"__metadata__": {**about, "format": "pt"}}
     ordered, at = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name)), 0
     for entry in ordered:
         offsets = [at, at + entry.nbytes]
@@ -226,3 +230,44 @@ def copied(folder: Path, out: Path, names: tuple[str, ...]) -> list[str]:
         if (folder / name).resolve() != (out / name).resolve():
             shutil.copyfile(folder / name, out / name)
     return found
+
+
+def byte_tokenizer(context: int) -> dict[str, Any]:
+    """The files, by their names, of a tokenizer in which a byte is a token: byte-pair encoding without any pair.
+
+    It goes over the letters by which GPT-2 writes bytes (Radford et al., GPT-2, 2019): the printable characters of
+    Latin-1 for themselves, and for the other bytes, in order, the characters from 256 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {letters[byte]: byte for byte in range(256)},
+        "merges": [],
+    }
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": level,
+        "post_processor": None,
+        "decoder": level,
+        "model": model,
+    }
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}

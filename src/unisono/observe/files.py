@@ -1,7 +1,8 @@
 """Files that are whole or absent, also after a power cut: written aside, flushed to the disk, then renamed."""
 
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,6 +36,34 @@ def write_whole(path: str | Path, content: bytes | str) -> Path:
         finally:
             os.close(fd)
     return Path(path)
+
+
+@contextmanager
+def filled(folder: str | Path, old: Sequence[str] = ()) -> Iterator[Path]:
+    """A folder to write files to. At its end they are renamed into `folder`, and what else there matches the globs
+    `old` goes. If anything is raised before, `folder` is as it was: absent if it was. Raises OSError.
+
+    with filled(out, ["model*.safetensors"]) as aside: export(aside)
+    """
+    target = Path(folder)
+    made = [path for path in (target, *target.parents) if not path.exists()]
+    aside = target / f".{os.getpid()}.part"
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        names = {path.name for path in aside.iterdir()}
+        for path in aside.iterdir():
+            os.replace(path, target / path.name)
+        aside.rmdir()
+        for path in [found for glob in old for found in target.glob(glob) if found.name not in names]:
+            path.unlink()
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        for path in made:
+            with suppress(OSError):  # somebody has put something there meanwhile
+                path.rmdir()
+        raise
+    sync_folder(target)
 
 
 def write_all(fd: int, data: memoryview | bytes) -> None:

@@ -182,3 +182,52 @@ def test_where_weights_come_from(tmp_path: Path) -> None:
     assert ModelConfig(kind=kind).begins_from() == str(empty)
     assert ModelConfig(kind=kind, pretrained=False).begins_from() is None
     assert ModelConfig(kind=kind, weights="elsewhere").begins_from() == "elsewhere"
+
+
+def test_weights_that_no_run_begins_from_are_not_passed_over(tmp_path: Path) -> None:
+    """Drawing them from the seed would tell nobody that they were not read."""
+    empty = written("llama", tmp_path / "empty")
+    kind = f"hf:{empty}"
+    (empty / "quantised.safetensors").touch()
+    with pytest.raises(UsageError, match=r"quantised\.safetensors") as caught:
+        ModelConfig(kind=kind).begins_from()
+    assert caught.value.code == "W01"
+    assert ModelConfig(kind=kind, pretrained=False).begins_from() is None
+    (empty / "pytorch_model.bin").touch()
+    assert ModelConfig(kind=kind).begins_from() == str(empty / "pytorch_model.bin")
+    said = json.loads((empty / "config.json").read_text())
+    (empty / "config.json").write_text(json.dumps({**said, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UsageError, match="quantization_config"):
+        ModelConfig(kind=kind).begins_from()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "kind"), [("mixtral", "int8"), ("mixtral", "int4"), ("qwen3", "int8"), ("gemma2", "int8")]
+)
+def test_quantised_folders_of_families(family: str, kind: str, tmp_path: Path, threads: Any) -> None:
+    """Loaded with the logits of the numbers that are written, 8 bits by the library; routers and experts stay whole."""
+    pytest.importorskip("torchao")
+    from unisono.train.export.quantised import load_quantised, quantised_weights
+
+    _, there = saved(family, tmp_path)
+    text = recipe(tmp_path, there).model_dump_json()
+    threads(steps, 1, text=text, plan="dp=1", count=0, folder=str(tmp_path / "run"))
+    export(tmp_path / "run", out=tmp_path / "whole", dtype="float32")
+    export(tmp_path / "run", out=tmp_path / "out", dtype="float32", quantise=kind)
+    if kind == "int4":
+        found = load_quantised(tmp_path / "out")
+    else:
+        found, report = loaded(tmp_path / "out", output_loading_info=True)
+        assert not any(report.values()), report
+    whole, weights = loaded(tmp_path / "whole"), quantised_weights(tmp_path / "out")
+    tokens = torch.randint(0, 250, (2, 16), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        before, changed = whole(tokens).logits, 0
+        for name, parameter in whole.named_parameters():
+            if name in weights.matrices:
+                parameter.copy_(weights.box(name, (0, 0), tuple(parameter.shape)))
+                changed += 1
+        want, got = whole(tokens).logits, found(tokens).logits
+    assert changed >= 8 and (want - before).abs().max() > 1e-4
+    assert torch.allclose(got, want, rtol=0, atol=2e-5)

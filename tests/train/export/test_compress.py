@@ -12,7 +12,14 @@ from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box, latest, load, read_full, save
 from unisono.train.export import run
 from unisono.train.export.compress import pruned
-from unisono.train.export.quantised import QuantisedWeights, load_quantised, packed, unpacked
+from unisono.train.export.int8 import Int8Weights
+from unisono.train.export.quantised import (
+    QuantisedWeights,
+    load_quantised,
+    packed,
+    quantised_weights,
+    unpacked,
+)
 
 
 def a_run(folder: Path, kind: str) -> Path:
@@ -79,22 +86,26 @@ def test_a_quantised_folder(bits: int, kind: str, tmp_path: Path) -> None:
     folder = a_run(tmp_path, kind)
     run(folder, out=tmp_path / "whole")
     made = run(folder, out=tmp_path / "out", quantise=f"int{bits}")
-    assert "model.safetensors" not in made["files"] and {"quantised.safetensors", "quantised.json"} < {
-        *made["files"]
-    }
+    files = {file.name for file in (tmp_path / "out").iterdir()}
+    assert files == {*made["files"]} and len(files) == len(made["files"])
+    ready = (bits, kind) == (8, "llama")  # for from_pretrained
+    assert ("model.safetensors" in files) == ready
+    assert ({"quantised.safetensors", "quantised.json"} < files) != ready
     told = made["compressed"]
     assert told["bytes"]["after"] < told["bytes"]["before"] * (0.6 if bits == 8 else 0.5)
     loss = told["loss"]
     assert 0 < abs(loss["after"] - loss["before"]) < (0.02 if bits == 8 else 0.3)
-    weights, whole = QuantisedWeights(tmp_path / "out"), transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "whole"
-    ).eval()  # fmt: skip
+    weights = quantised_weights(tmp_path / "out")
+    assert isinstance(weights, Int8Weights if ready else QuantisedWeights)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
     ours = load_quantised(tmp_path / "out")
+    if ready:
+        assert type(ours.model.layers[0].mlp.up_proj.weight.data).__name__ == "Int8Tensor"
     with torch.no_grad():
         before = whole(tokens()).logits
         for name, parameter in whole.named_parameters():
             box = weights.box(name, (0,) * parameter.dim(), tuple(parameter.shape))
-            if name in weights._matrices:
+            if name in weights.matrices:
                 scale = weights.parts(name)[1].max()
                 assert 0 < (box - parameter).abs().max() <= scale * 0.51
             else:

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.models.folder import TOKENIZER, Outgoing, copied, not_written, write_json, write_tensors
+from unisono.models.folder import (
+    TOKENIZER,
+    Outgoing,
+    byte_tokenizer,
+    copied,
+    not_written,
+    write_json,
+    write_tensors,
+)
 from unisono.models.gpt import GPTConfig
 from unisono.models.gpt.layouts import as_gpt2, as_llama
 from unisono.models.weights import dtype_of, shapes_of, shapes_there, sources_of, theirs_of
@@ -40,7 +48,7 @@ def export_state(
     generation = {"_from_model_config": True, "bos_token_id": ends, "eos_token_id": ends}
     texts = {"config.json": config, "generation_config.json": generation}
     if tokenizer == "byte":
-        texts |= _byte_tokenizer(model.context)
+        texts |= byte_tokenizer(model.context)
     try:
         out.mkdir(parents=True, exist_ok=True)
         files = write_tensors(out, entries)
@@ -120,44 +128,3 @@ def _config(layout: str, model: GPTConfig, vocab: int) -> dict[str, Any]:
         "attention_dropout": model.dropout,
         "tie_word_embeddings": model.tie_embeddings,
     }
-
-
-def _byte_tokenizer(context: int) -> dict[str, Any]:
-    """A byte is a token: byte-pair encoding without any pair, over the letters by which GPT-2 writes bytes.
-
-    Those are the printable characters of Latin-1 for themselves, and for the other bytes, in order, the characters
-    from 256 on (Radford et al., GPT-2, 2019).
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    model = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": {letters[byte]: byte for byte in range(256)},
-        "merges": [],
-    }
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": level,
-        "post_processor": None,
-        "decoder": level,
-        "model": model,
-    }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
-    }
-    return {"tokenizer.json": tokenizer, "tokenizer_config.json": settings}

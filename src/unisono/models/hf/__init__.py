@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLED = "pytorch_model.bin"
+# What a run does not begin from, though it is weights: beginning from the seed instead would tell nobody.
+_OTHERS = ("quantised.safetensors", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
 
 _LOOKING_BOTH_WAYS = ("bert", "roberta", "distilbert", "electra", "vit", "deit")
 
@@ -96,12 +99,24 @@ class HFConfig(ModelConfig):
         if self.weights is not None or self.pretrained is False:
             return self.weights
         folder = described(self.kind)[1].parent
-        held = any((folder / name).is_file() for name in WEIGHTS)
-        if self.pretrained and not held:
+        if "quantization_config" in self.described:
+            raise self._unlearnable(folder, "config.json has a quantization_config")
+        if any((folder / name).is_file() for name in WEIGHTS):
+            return str(folder)
+        if (folder / PICKLED).is_file():
+            return str(folder / PICKLED)
+        if odd := [name for name in _OTHERS if (folder / name).is_file()]:
+            raise self._unlearnable(folder, f"it holds {odd[0]}")
+        if self.pretrained:
             what = f"{folder} holds no weights, only a config.json"
             fix = "a folder with model.safetensors, or pretrained = false for weights drawn from the seed"
             raise UsageError(what, where="model.pretrained, model.kind", fix=fix, code="W01")
-        return str(folder) if held else None
+        return None
+
+    def _unlearnable(self, folder: Path, why: str) -> UsageError:
+        what = f"no run begins from the weights of {folder}: {why}"
+        fix = "a folder of whole weights in safetensors; pretrained = false draws them from the seed"
+        return UsageError(what, where="model.kind", fix=fix, code="W01")
 
     def layout(self) -> str:
         return str(self.described.get("model_type", ""))

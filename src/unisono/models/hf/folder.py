@@ -11,6 +11,7 @@ from torch import Tensor
 from unisono.models.folder import (
     TOKENIZER,
     Outgoing,
+    byte_tokenizer,
     copied,
     not_written,
     write_json,
@@ -29,7 +30,7 @@ def write_folder(
     config: "HFConfig", state: Mapping[str, Tensor], out: Path, tokenizer: str | None
 ) -> dict[str, Any]:
     """As `save_pretrained`: safetensors (several files and an index above 5 GB), config.json, generation_config.json,
-    and the tokenizer's files where it is one of the library's. Raises UsageError F02."""
+    and the tokenizer's files where it is one of the library's, or bytes. Raises UsageError F02."""
     said, path = described(config.kind)
     names: Names = config.build(Facts()).names  # type: ignore[assignment]
     there, dtype = shapes_there(names.files), dtype_of(state)
@@ -38,7 +39,11 @@ def write_folder(
         for theirs, made_of in sources_of(names.files).items()
     ]
     word = str(dtype).removeprefix("torch.")
-    own = {key: value for key, value in said.items() if key not in ("torch_dtype", "dtype")}
+    own = {
+        key: value
+        for key, value in said.items()
+        if key not in ("torch_dtype", "dtype", "quantization_config")
+    }
     ends = {key: said[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in said}
     generation = {"_from_model_config": True, **ends}
     words_of = tokenizer or ""
@@ -51,7 +56,12 @@ def write_folder(
         if len(written) == 1 and "image_size" not in said:
             write_json(out / "generation_config.json", generation)
             written.append("generation_config.json")
-        words = copied(folder, out, TOKENIZER)
+        if words_of == "byte" and "image_size" not in said:  # not that of the folder: the run knows bytes
+            words = [*byte_tokenizer(config.window)]
+            for name, content in byte_tokenizer(config.window).items():
+                write_json(out / name, content)
+        else:
+            words = copied(folder, out, TOKENIZER)
     except OSError as error:
         raise not_written(out, error) from error
     return {
@@ -59,5 +69,5 @@ def write_folder(
         "files": sorted([*written, *files, *words]),
         "parameters": sum(prod(entry.shape) for entry in entries),
         "dtype": word,
-        "tokenizer": str(folder) if words else None,
+        "tokenizer": ("byte" if words_of == "byte" else str(folder)) if words else None,
     }

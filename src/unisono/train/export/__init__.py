@@ -10,6 +10,7 @@ import torch
 
 from unisono.config import DataConfig, ModelConfig
 from unisono.models.folder import not_written
+from unisono.observe.files import filled
 from unisono.spec.errors import UsageError
 from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
@@ -52,7 +53,7 @@ def _as_folder(what: Exported, out: Path) -> dict[str, Any]:
     if what.prune or what.quantise:
         given = files, what.state["recipe"], what.model, what.data, what.weights
         made = shrink(out, *given, what.prune, what.quantise)
-        files = [*files, *made.pop("files", ())]
+        files = {*files, *made.pop("files", ())}
         files = [name for name in files if (out / name).is_file()]
     return {**written, "files": sorted(files), **({"compressed": made} if made else {})}
 
@@ -80,6 +81,9 @@ TARGETS: Mapping[str, Callable[[Exported, Path], dict[str, Any]]] = {
     "torch": _as_program,
     "weights": _as_weights,
 }
+
+# Of a folder for transformers, in each of its forms: what an export does not write anew goes, else both would be there.
+_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "quantised.*")
 
 
 def run(
@@ -116,13 +120,16 @@ def run(
     scale = (2.0 if alpha is None else alpha / rank) if rank else 1.0
     wanted = getattr(torch, dtype) if dtype else None
     target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise)}"
+    weights = StoredWeights(folder, scale, wanted)
+    what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        weights = StoredWeights(folder, scale, wanted)
-        what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
-        written = TARGETS[to](what, target)
-    except OSError as error:
-        raise not_written(target, error) from error
+        with filled(target, _WEIGHTS if to == "hf" else ()) as aside:
+            written = TARGETS[to](what, aside)
+    except (OSError, UsageError) as error:
+        cause = error.__cause__ if isinstance(error, UsageError) else error
+        if not isinstance(cause, OSError):
+            raise
+        raise not_written(target, cause) from cause
     return {
         "schema_version": 1,
         "run_dir": str(run_dir),

@@ -19,15 +19,16 @@ from unisono.models.build import build as build_model
 from unisono.models.folder import open_folder
 from unisono.models.hf.names import Layout
 from unisono.models.noise import Noise
-from unisono.models.weights import Weights, read_box
+from unisono.models.weights import Weights, read_box, shapes_there
 from unisono.parallel.player import told
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts
 from unisono.spec.quiet import importing
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load as load_data
+from unisono.train.export.adapter import layout_for
 from unisono.train.export.graph import whole_model
-from unisono.train.export.quantised import BITS, QuantisedWeights, quantise_folder
+from unisono.train.export.quantised import BITS, quantise_folder, quantised_weights
 from unisono.train.export.stored import StoredWeights
 
 PATTERN = "2:4"
@@ -158,8 +159,10 @@ def shrink(
     layout = files_layout(config, weights)
     elements = sum(math.prod(shape) for shape in weights.shapes.values())
     before = elements * (weights.dtype or torch.float32).itemsize
-    files = quantise_folder(out, layout, quantise) if quantise else {}
-    disk: Weights = QuantisedWeights(out) if quantise else open_folder(out)
+    files = {}
+    if quantise:
+        files = quantise_folder(out, layout, quantise, shapes_there(layout_for(config, weights)).keys())
+    disk: Weights = quantised_weights(out) if quantise else open_folder(out)
     model, _ = whole_model(config, data, weights)
     batches = _batches(recipe, config, data, weights.dtype)
     losses: list[float | None] = [_loss(model, batches)]

@@ -1,15 +1,18 @@
 """Weights in 8 or 4 bits on a disk, and back.
 
+In 8 bits they lie as `transformers` loads them (`int8.py`). What it does not load lies in a form of ours: 4 bits, which
+it computes on GPUs alone, and matrices kept as [inputs, outputs], such as GPT-2's.
+
 `quantised.safetensors` holds, of a matrix NAME of the library's, `NAME.numbers` and `NAME.scale`; all others as they
 were. numbers: int8 [outputs, inputs], or uint8 [outputs, inputs / 2], where a byte holds the numbers + 8 of two inputs,
 the first one low. scale [outputs, groups]: by what the numbers of so many inputs are multiplied. `quantised.json` says
 the bits, and which matrices the library keeps as [inputs, outputs]; here outputs come first.
 
-A folder with these has no model.safetensors, so nobody takes it for a whole one.
+Such a folder has no model.safetensors, so nobody takes it for a whole one.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from unisono.models.folder import (
 from unisono.models.hf.names import Layout, Shape
 from unisono.models.weights import Weights, shapes_there, sources_of
 from unisono.spec.quiet import importing
+from unisono.train.export.int8 import Int8Weights, said_in, write_int8
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 WEIGHTS, ABOUT = "quantised.safetensors", "quantised.json"
@@ -68,15 +72,29 @@ def unpacked(two: Tensor, inputs: int) -> Tensor:
     return both.to(torch.int8) - 8
 
 
-def quantise_folder(folder: Path, layout: Layout, kind: str) -> dict[str, Any]:
-    """Write the folder's weights anew with the matrices of its blocks in 8 or 4 bits, and remove the old files. Returns
-    quantised: how many matrices, group: inputs with one scale at 4 bits. Raises OSError."""
+def quantise_folder(folder: Path, layout: Layout, kind: str, modules: Collection[str]) -> dict[str, Any]:
+    """Write the folder's weights anew with the matrices of its blocks in 8 or 4 bits, and remove the old files.
+
+    modules: names of weights in the library's modules. What has another name in its files stays whole: it is made of
+    several there, as Mixtral's experts, or is no plain layer, as its routers. Returns quantised: how many matrices,
+    group: inputs with one scale at 4 bits, files. Raises OSError.
+    """
     whole, there, bits = open_folder(folder), shapes_there(layout), BITS[kind]
     old = [*folder.glob("model*.safetensors"), *folder.glob(INDEX)]
     chosen: dict[str, bool] = {}  # their matrices → whether they are kept as [inputs, outputs]
     for theirs, made_of in sources_of(layout).items():
-        if len(there[theirs]) == 2 and all(ours.startswith("blocks.") for ours, _ in made_of):
+        if (
+            theirs in modules
+            and len(there[theirs]) == 2
+            and all(ours.startswith("blocks.") for ours, _ in made_of)
+        ):
             chosen[theirs] = made_of[0][1].turned
+    if bits == 8 and not any(chosen.values()):
+        files = write_int8(folder, chosen.keys())
+        for file in old:
+            if file.name not in files:
+                file.unlink()
+        return {"quantised": len(chosen), "group": None, "files": files}
     last: dict[str, tuple[Tensor, Tensor]] = {}
 
     def matrix(name: str) -> Tensor:
@@ -124,7 +142,7 @@ class QuantisedWeights(Weights):
             shapes = {name: tuple(map(int, shape)) for name, shape in about["matrices"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(folder / ABOUT, error) from error
-        self.where, self._turned, self._matrices = str(folder), turned, shapes
+        self.where, self._turned, self.matrices = str(folder), turned, shapes
         self._stored = SafetensorsWeights([folder / WEIGHTS], str(folder))
         whole = {n: s for n, s in self._stored.shapes.items() if not n.endswith((".numbers", ".scale"))}
         self.shapes: Mapping[str, Shape] = {**whole, **shapes}
@@ -138,7 +156,7 @@ class QuantisedWeights(Weights):
         return (unpacked(held, inputs) if self.bits == 4 else held), scale
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
-        if name not in self._matrices:
+        if name not in self.matrices:
             return self._stored.box(name, start, shape)
         if self._last is None or self._last[0] != name:
             numbers, scale = self.parts(name)
@@ -152,25 +170,35 @@ class QuantisedWeights(Weights):
         return self._stored.box(name, (0,) * len(shape), shape).clone()
 
 
+def quantised_weights(folder: Path) -> Weights:
+    """The folder's tensors as whole ones, whichever form it has. Raises UsageError W01."""
+    return Int8Weights(folder) if said_in(folder) else QuantisedWeights(folder)
+
+
 def load_quantised(folder: str | Path) -> nn.Module:
     """The folder's model of `transformers`, in evaluation mode: linear layers compute with torchao's tensors of these
-    numbers, what the library keeps as [inputs, outputs] (GPT-2) with whole ones. Raises UsageError W01."""
+    numbers. What the library keeps as [inputs, outputs] or renames computes with whole ones. Raises UsageError W01."""
+    if said_in(Path(folder)):
+        with importing():
+            from transformers import AutoModelForCausalLM
+
+            return AutoModelForCausalLM.from_pretrained(folder)
     weights = QuantisedWeights(Path(folder))
     dtype = weights._whole(next(n for n in weights._stored.shapes if n.endswith(".scale"))).dtype
+    state = {name: weights.box(name, (0,) * len(shape), shape) for name, shape in weights.shapes.items()}
     with importing():
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
-    state = {name: weights.box(name, (0,) * len(shape), shape) for name, shape in weights.shapes.items()}
-    lacking, odd = model.load_state_dict(state, strict=False)
-    tied = set(model._tied_weights_keys or ())
-    if odd or set(lacking) - tied:
-        raise unreadable(
-            Path(folder), ValueError(f"tensors do not fit: {sorted({*odd, *lacking} - tied)[:3]}")
+        config = AutoConfig.from_pretrained(folder)
+        kind: Any = AutoModelForCausalLM._model_mapping[type(config)]  # type: ignore[index]
+        model, report = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True
         )
-    model.tie_weights()
-    for name in weights._matrices:
-        layer = model.get_submodule(name.removesuffix(".weight"))
+    if odd := sorted({*report["missing_keys"], *report["unexpected_keys"]}):
+        raise unreadable(Path(folder), ValueError(f"tensors do not fit: {odd[:3]}"))
+    layers = dict(model.named_modules())
+    for name in weights.matrices:
+        layer = layers.get(name.removesuffix(".weight"))
         if isinstance(layer, nn.Linear):
             numbers, scale = weights.parts(name)
             made = quantised_layer(
