@@ -201,6 +201,26 @@ def test_weights_that_no_run_begins_from_are_not_passed_over(tmp_path: Path) -> 
         ModelConfig(kind=kind).begins_from()
 
 
+def test_a_context_beyond_the_model_is_told_at_once(tmp_path: Path) -> None:
+    kind = f"hf:{written('llama', tmp_path / 'config')}"
+    (found,) = ModelConfig(kind=kind, context=32).problems()
+    assert (found.code, found.where) == ("C22", "model.context") and "16" in str(found)
+    assert not list(ModelConfig(kind=kind, context=16).problems())
+
+
+def test_pickled_weights_and_bytes(tmp_path: Path, threads: Any) -> None:
+    """A folder with pytorch_model.bin alone begins a run; one on bytes is exported with their tokenizer."""
+    model, there = saved("llama", tmp_path)
+    (there / "model.safetensors").unlink()
+    torch.save(model.state_dict(), there / "pytorch_model.bin")
+    text = recipe(tmp_path, there).model_dump_json()
+    threads(steps, 1, text=text, plan="dp=1", count=0, folder=str(tmp_path / "run"))
+    export(tmp_path / "run", out=tmp_path / "out")
+    assert torch.allclose(logits(loaded(tmp_path / "out")), logits(model), rtol=0, atol=0)
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert sorted(words("To be é")["input_ids"]) == sorted("To be é".encode())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("mixtral", "int8"), ("mixtral", "int4"), ("qwen3", "int8"), ("gemma2", "int8")]

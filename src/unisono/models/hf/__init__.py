@@ -74,6 +74,11 @@ class HFConfig(ModelConfig):
             described(self.kind)
         except UsageError as error:
             yield Problem(error.code, error.what, error.where, error.fix)
+            return
+        longest = size(self.described, "max_position_embeddings", "n_positions")
+        if self.context and 0 < longest < self.context:
+            what = f"context {self.context} is longer than the {longest} positions of {self.kind}"
+            yield Problem("C22", what, "model.context", f"--model.context {longest}")
 
     def deals(self, axis: str) -> Sequence[DealtSize] | None:
         found = self.described
