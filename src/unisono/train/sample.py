@@ -11,6 +11,7 @@ from torch import nn
 from unisono import config
 from unisono.config import Recipe
 from unisono.spec.errors import UsageError
+from unisono.spec.training import IGNORED
 from unisono.train.build import model_of
 from unisono.train.checkpoint import read_full, tensor_names
 from unisono.train.data.dataset import Corpus
@@ -65,8 +66,11 @@ def sample(
     if sum(p.numel() for p in model.parameters()) > LARGEST:  # before its weights are read
         return None
     _load(model, folder)
-    tokens = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus)
-    return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed))
+    if (asked := _question(corpus)) is not None:
+        tokens, end = asked
+    else:
+        tokens, end = list(corpus.encode(start)) if _encodes(corpus.encode, start) else _first(corpus), None
+    return corpus.decode(_draw(model, recipe.model.window, tokens, length, 0.8, recipe.seed, end))
 
 
 def _encodes(encode: Callable[[str], Sequence[int]], text: str) -> bool:
@@ -82,6 +86,19 @@ def _first(corpus: Corpus) -> list[int]:
     return corpus.train.fetch(np.zeros(1, dtype=np.int64))[0][0, :4].tolist()
 
 
+def _question(corpus: Corpus) -> tuple[list[int], int] | None:
+    """(what stands before the first answer that is held out, the token that ends that answer), where answers count
+    and nothing else does."""
+    held = corpus.val if corpus.val is not None and len(corpus.val) else corpus.train
+    inputs, targets = (each[0].tolist() for each in held.fetch(np.zeros(1, dtype=np.int64)))
+    counts = [target != IGNORED for target in targets]
+    if counts[0] or True not in counts:
+        return None
+    first = counts.index(True)
+    after = counts.index(False, first) if False in counts[first:] else len(counts)
+    return inputs[: first + 1], targets[after - 1]
+
+
 def _load(model: nn.Module, folder: Path) -> None:
     """Gives the whole model the weights of a checkpoint."""
     names = [name for name in tensor_names(folder) if name.startswith("model/")]
@@ -95,12 +112,21 @@ def _load(model: nn.Module, folder: Path) -> None:
 
 @torch.no_grad()
 def _draw(
-    model: nn.Module, window: int, tokens: list[int], length: int, temperature: float, seed: int
+    model: nn.Module,
+    window: int,
+    tokens: list[int],
+    length: int,
+    temperature: float,
+    seed: int,
+    end: int | None = None,
 ) -> list[int]:
-    """`tokens`, and `length` more drawn from softmax(logits / temperature); the likeliest ones where it is 0."""
+    """`tokens`, and `length` more drawn from softmax(logits / temperature); the likeliest ones where it is 0. Fewer if
+    `end` is drawn."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(length):
         logits = model(torch.tensor([tokens[-window:]]))[0, -1].float()
         chances = (logits / temperature).softmax(-1) if temperature else (logits == logits.max()).float()
         tokens.append(int(torch.multinomial(chances, 1, generator=generator)))
+        if tokens[-1] == end:
+            break
     return tokens
