@@ -271,3 +271,14 @@ def test_keys_of_a_users_own_kind_mean_nothing_to_others(write) -> None:
     write("net.py", "def net(vocab):\n    pass\n")
     write("own.toml", '[model]\nkind = "net.py:net"\nwidth = 16\n')
     assert problems("own.toml")["own.toml:3"].code == "C01"
+
+
+def test_a_folder_of_runs_means_its_newest(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "mine" / "20260101-000000-abcd"
+    run.mkdir(parents=True)
+    (run / "config.resolved.toml").write_text('name = "mine"\nseed = 7\n')
+    for place in (run, run.parent):
+        assert config.load(place).recipe.seed == 7
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigProblems, match=r"config\.resolved\.toml"):
+        config.load(tmp_path / "elsewhere")

@@ -31,6 +31,7 @@ from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.finder import executed
 from unisono.spec.frames import of_user
 from unisono.spec.model import kind_of
+from unisono.spec.runs import CONFIG, run_folder
 from unisono.spec.words import meant
 
 
@@ -101,15 +102,13 @@ def _source_layer(source: str, problems: list[Problem]) -> Layer:
         problems.append(Problem("C03", f"{source} is Python, but no function is named", source, fix))
         return {}
     if Path(source).is_dir():
-        run = Path(source, "config.resolved.toml")
-        if run.exists():
-            return file_layer(run, problems)
+        with suppress(UsageError):  # told below: a recipe's file is as good as a run
+            run = run_folder(source) / CONFIG  # as export and --resume take it
+            if run.exists():
+                return file_layer(run, problems)
         problems.append(
             Problem(
-                "C03",
-                f"{source} is a folder without config.resolved.toml",
-                source,
-                "name a recipe file or a run folder",
+                "C03", f"{source} is a folder without {CONFIG}", source, "name a recipe file or a run folder"
             )
         )
         return {}

@@ -2,6 +2,7 @@
 torch.export."""
 
 import json
+import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -195,3 +196,23 @@ def test_what_has_no_adapters(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run(tmp_path / "run", to="adapter", out=tmp_path / "out")
     assert caught.value.code == "F06"
+
+
+@pytest.mark.parametrize(
+    "to", ["torch", *(pytest.param(to, marks=pytest.mark.slow) for to in ("hf", "adapter", "onnx"))]
+)
+def test_an_export_that_cannot_be_written_leaves_nothing(to: str, tmp_path: Path) -> None:
+    """A limit on the size of files fails a write half-way, as a full disk does."""
+    trained(tmp_path / "run", KINDS["llama"] | {"d_model": 64}, rank=8)
+    mine = tmp_path / "out" / "mine"
+    mine.parent.mkdir()
+    mine.touch()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(UsageError) as caught:
+            run(tmp_path / "run", to=to, out=tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (caught.value.code, caught.value.where) == ("F02", str(tmp_path / "out"))
+    assert list((tmp_path / "out").iterdir()) == [mine]

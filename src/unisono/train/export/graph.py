@@ -1,6 +1,8 @@
 """A trained model as one graph, for programs that know nothing of ours: ONNX, or a program of `torch.export`."""
 
+import io
 import json
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from unisono.config import DataConfig, ModelConfig
 from unisono.models.build import build as build_model
+from unisono.observe.files import write_all
 from unisono.spec.errors import UsageError
 from unisono.spec.layout import Anatomy
 from unisono.spec.model import Facts
@@ -54,8 +57,34 @@ def write_onnx(out: Path, config: ModelConfig, data: DataConfig, weights: Stored
 def write_program(out: Path, config: ModelConfig, data: DataConfig, weights: StoredWeights) -> dict[str, Any]:
     """`model.pt2`, for `torch.export.load(...).module()(inputs)`. Raises UsageError F07; OSError."""
     program, inputs = _program(config, data, weights)
-    torch.export.save(program, out / "model.pt2")
+    with (out / "model.pt2").open("wb", buffering=0) as file:
+        kept = PatientFile(file)
+        torch.export.save(program, kept)  # type: ignore[arg-type]
+        if kept.error is not None:
+            raise kept.error
     return _about(out, ["model.pt2"], inputs, config)
+
+
+class PatientFile(io.RawIOBase):
+    """A file that takes whatever is written, and keeps the error of the first write that failed: torch ends the process
+    where a write raises."""
+
+    def __init__(self, file: FileIO) -> None:
+        super().__init__()
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self.error is None:
+            try:
+                write_all(self.file.fileno(), view)
+            except OSError as error:
+                self.error = error
+        return view.nbytes
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.file.seek(offset, whence)
 
 
 def no_graph(why: str) -> UsageError:

@@ -50,7 +50,7 @@ def write_int8(folder: Path, matrices: Collection[str]) -> list[str]:
             last.clear()
             shape = whole.shapes[name]
             made = torchao_tensor(whole.box(name, (0,) * len(shape), shape).clone())
-            last[name] = flattened({name: made})[0]
+            last[name] = flattened({name: made})[0]  # type: ignore[arg-type]
         return last[name][which]
 
     entries: list[Outgoing] = []
@@ -58,7 +58,7 @@ def write_int8(folder: Path, matrices: Collection[str]) -> list[str]:
     for name, shape in whole.shapes.items():
         first = whole.box(name, (0,) * len(shape), shape)
         empty = torch.empty(shape, dtype=first.dtype, device="meta")
-        parts, said = flattened({name: torchao_tensor(empty) if name in matrices else empty})
+        parts, said = flattened({name: torchao_tensor(empty) if name in matrices else empty})  # type: ignore[dict-item]
         about[name] = said[name]
         for which, x in parts.items():
             make = partial(part, name, which) if name in matrices else partial(torch.clone, first)
