@@ -99,8 +99,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=800, help="of the teacher (800)")
-    parser.add_argument("--student-steps", type=int, default=400, help="of each student (400)")
+    parser.add_argument("--steps", type=int, default=500, help="of the teacher (500)")
+    parser.add_argument("--student-steps", type=int, default=250, help="of each student (250)")
     parser.add_argument("--batch", type=int, default=32, help="samples of 128 bytes a step (32)")
     parser.add_argument(
         "--eval-batches", type=int, default=16, help="batches that a loss is measured on (16)"
