@@ -157,6 +157,7 @@ def write_tensors(
     entries: Sequence[Outgoing],
     limit: int = FILE_BYTES,
     single: str = SINGLE,
+    *,
     about: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Write one file called `single`, or numbered ones of at most `limit` bytes and their index; returns their names.
