@@ -59,17 +59,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    _set_aside(item.config)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    _set_aside(item.config, nextitem is not None and nextitem.path != item.path)
 
 
 IMPORTED = pytest.StashKey[int]()
 
 
-def _set_aside(config: pytest.Config) -> None:
+def _set_aside(config: pytest.Config, between_modules: bool = False) -> None:
     """What was imported stays to the end, a million objects with torch: the collector need not walk through them. A
-    full collection took a third of a second, and parts of the product ask for one for each model."""
-    if len(sys.modules) >= config.stash.get(IMPORTED, 0) + 20:
+    full collection took a third of a second, and parts of the product ask for one for each model. Between modules what
+    is left is caches, which stay too."""
+    if between_modules or len(sys.modules) >= config.stash.get(IMPORTED, 0) + 20:
         gc.collect()
         gc.freeze()
         config.stash[IMPORTED] = len(sys.modules)
