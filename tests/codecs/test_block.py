@@ -14,9 +14,9 @@ SHAPES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)
 @given(SHAPES, st.floats(0.05, 1.0))
 @settings(max_examples=40, deadline=None)
 def test_in_so_many_steps_everything_is_sent_exactly_once(shapes, ratio) -> None:
-    meeting = Meeting(f"block:ratio={ratio}", shapes)
+    meeting = Meeting(f"block:ratio={ratio},dense=0", shapes)
     grads = [grad.abs() + 1 for grad in drawn(meeting.numel, 1, 2)]
-    turns = CODECS.read(f"block:ratio={ratio}").turns
+    turns = CODECS.read(f"block:ratio={ratio},dense=0").turns
     assert turns == pytest.approx(1 / ratio, abs=1)
     total = sum(meeting.step(grads) for _ in range(turns))
     assert torch.allclose(total, grads[0] + grads[1], rtol=1e-15)
@@ -31,7 +31,7 @@ def test_a_share_that_divides_one_takes_that_many_turns() -> None:
 
 def test_the_rows_that_weigh_most_together_are_added_up() -> None:
     shapes = [(10, 6), (9,), (4, 3, 2), (0, 5)]
-    meeting = Meeting("block:ratio=0.3,kind=rows", shapes, replicas=3)
+    meeting = Meeting("block:ratio=0.3,kind=rows,dense=0", shapes, replicas=3)
     grads = drawn(meeting.numel, 1, 2, 3)
     grads[0][6:12] = 100.0  # the second row: two replicas that are not alike
     grads[1][6:12] = -99.0

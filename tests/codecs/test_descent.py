@@ -16,7 +16,9 @@ def descended(text: str, steps: int = 300) -> float:
     targets = [torch.randn(ROWS, 60, generator=lot, dtype=torch.float64) for _ in range(2)]
     square = sum(a.T @ a for a in maps)
     best = sum(b @ a for a, b in zip(maps, targets, strict=True)) @ torch.linalg.inv(square)
-    meeting = Meeting(text, [(ROWS, COLUMNS)], replicas=2)
+    member, plus, mark = text.partition("+")
+    small = "" if member.startswith(("plain", "powersgd")) else ",dense=0"
+    meeting = Meeting(f"{member}{small}{plus}{mark}", [(ROWS, COLUMNS)], replicas=2)
     weight = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
     for step in range(steps):
         grads = [((weight @ a.T - b) @ a).view(-1) for a, b in zip(maps, targets, strict=True)]

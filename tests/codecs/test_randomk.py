@@ -27,7 +27,7 @@ def test_its_mean_over_seeds_is_the_gradient() -> None:
     total = torch.zeros(76, dtype=torch.float64)
     grads = drawn(76, 1, 2)
     for seed in range(seeds):
-        total += Meeting(f"randomk:ratio={ratio},unbiased=true", shapes, seed=seed).step(grads)
+        total += Meeting(f"randomk:ratio={ratio},unbiased=true,dense=0", shapes, seed=seed).step(grads)
     whole = grads[0] + grads[1]
     spread = whole.abs() * (5 / seeds) ** 0.5  # of the mean: each is drawn with a chance of about a fifth
     assert bool(((total / seeds - whole).abs() < 5 * spread).all())
@@ -42,7 +42,7 @@ def test_every_element_is_as_likely_as_any_other_of_its_stretch() -> None:
 
 
 def test_replicas_send_the_same_places_and_sums_are_exact_there() -> None:
-    meeting = Meeting("randomk:ratio=0.1", [(40, 30), (7,), (0, 2)], replicas=3, seed=5)
+    meeting = Meeting("randomk:ratio=0.1,dense=0", [(40, 30), (7,), (0, 2)], replicas=3, seed=5)
     seen = []
     for step in range(3):
         grads = drawn(meeting.numel, step, step + 10, step + 20)

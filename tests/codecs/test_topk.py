@@ -22,7 +22,7 @@ def largest_of(x: torch.Tensor, kept: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["exact", "sampled", "chunked"])
 @pytest.mark.parametrize("ratio", [0.01, 0.3, 1.0])
 def test_each_parameter_keeps_exactly_its_largest(kind: str, ratio: float) -> None:
-    meeting = Meeting(f"topk:ratio={ratio},kind={kind}", SHAPES, replicas=3)
+    meeting = Meeting(f"topk:ratio={ratio},kind={kind},dense=0", SHAPES, replicas=3)
     grads = drawn(meeting.numel, 1, 2, 3)
     total = meeting.step(grads)
     want = []
@@ -34,7 +34,7 @@ def test_each_parameter_keeps_exactly_its_largest(kind: str, ratio: float) -> No
 
 
 def test_a_chunk_keeps_its_own_largest() -> None:
-    meeting = Meeting("topk:ratio=0.01,kind=chunked", [(3 * CHUNK + 100,), (50,)], replicas=2)
+    meeting = Meeting("topk:ratio=0.01,kind=chunked,dense=0", [(3 * CHUNK + 100,), (50,)], replicas=2)
     grads = drawn(meeting.numel, 1, 2)
     total = meeting.step(grads)
     sizes = [CHUNK, CHUNK, CHUNK, 100, 50]
@@ -105,3 +105,14 @@ def test_a_hundredth_in_chunks_costs_four_bytes_an_element_that_is_sent() -> Non
     work = CODECS.read("topk:ratio=0.01,kind=chunked,values=bf16").work(shapes, 4, 4)
     plain = CODECS.read("plain").work(shapes, 4, 4)
     assert work.sent / plain.sent < 0.0205
+
+
+@pytest.mark.parametrize("text", ["topk", "topk:kind=chunked", "threshold", "randomk", "block", "block:kind=rows"])
+def test_norms_biases_and_small_tensors_go_whole(text: str) -> None:
+    shapes = [(50, 40), (40,), (3, 5), (0, 4), (5000,)]
+    meeting = Meeting(text, shapes, replicas=2)
+    for step in range(2):
+        grads = drawn(meeting.numel, step, step + 10)
+        total, whole = meeting.step(grads), grads[0] + grads[1]
+        assert torch.allclose(total[2000:], whole[2000:], rtol=1e-15, atol=1e-15)
+        assert total[:2000].count_nonzero() <= 400

@@ -1,4 +1,4 @@
-"""How values and places of a bucket's chosen elements lie in the bytes that a replica gives. No torch.
+"""What sparse codecs have in common: how many elements are sent, and how these lie in bytes. No torch.
 
 A place takes two bytes. Where the elements are sorted, it counts from the beginning of its span of 65,536 elements,
 and a tally says how many of them each span has. Where each chunk sends a number of elements that is known, no tally is
@@ -7,7 +7,12 @@ needed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
+from typing import ClassVar
+
+from pydantic import Field
+
+from unisono.codecs import Codec
 
 SPAN = 1 << 16
 CHUNK = 4096
@@ -19,13 +24,25 @@ def kept_of(numel: int, ratio: float) -> int:
     return min(numel, max(1, ceil(ratio * numel)))
 
 
-def chunks_of(numels: Sequence[int]) -> list[tuple[int, int]]:
-    """(begin, length) in the bucket of each parameter's chunks; none reaches into the next parameter."""
-    found, begin = [], 0
-    for numel in numels:
-        found += [(begin + at, min(CHUNK, numel - at)) for at in range(0, numel, CHUNK)]
-        begin += numel
-    return found
+class Sparse(Codec):
+    """A codec that sends a share of each parameter's elements."""
+
+    biased: ClassVar[bool] = True
+    tells: ClassVar[bool] = True
+    sparse: ClassVar[bool] = True
+
+    ratio: float = Field(default=0.01, gt=0, le=1, description="share of the elements that are sent")
+    dense: int = Field(
+        default=256, ge=0, description="parameters of fewer elements, or of one dim, go whole; 0: none does"
+    )
+
+    def share(self, shape: Sequence[int]) -> float:
+        """Of a parameter's elements, what is sent: all of a norm or a bias, which are few and matter much."""
+        return 1.0 if self.dense and (len(shape) < 2 or prod(shape) < self.dense) else self.ratio
+
+    def kept(self, shape: Sequence[int]) -> int:
+        """How many elements of a parameter are sent."""
+        return kept_of(prod(shape), self.share(shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from unisono.codecs import BucketMemory, Codec, Coder, Exchange, Sent, Sum
-from unisono.codecs._parcel import kept_of
+from unisono.codecs import BucketMemory, Coder, Exchange, Sent, Sum
+from unisono.codecs._parcel import Sparse, kept_of
 from unisono.spec.work import Call, Work
 
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
 
-class Stretches(Codec):
+class Stretches(Sparse):
     """A stretch of each parameter in turn, or the rows that weigh most in all replicas together.
 
     - `kind=cyclic` cuts each parameter into F = 1/ratio stretches; step s sends stretch s mod F.
     - `kind=rows` first adds up the squared norms of each matrix's rows, then the rows that have the largest of these
-      sums. Vectors are sent whole.
+      sums. A vector is one row.
 
     Sums need no places, so bytes do not grow with the number of replicas. What is not sent is lost, unless error
     feedback keeps it (`+ef`).
@@ -32,11 +32,8 @@ class Stretches(Codec):
     name = "block"
     main = "ratio"
     linear = True
-    biased = True
-    tells = True
-    sparse = True
 
-    ratio: float = Field(0.1, gt=0, le=1, description="share of the elements, or rows, that are sent")
+    ratio: float = Field(default=0.1, gt=0, le=1, description="share of the elements, or rows, that are sent")
     kind: Literal["cyclic", "rows"] = Field("cyclic", description="stretches in turn, or rows by their norms")
 
     @property
@@ -47,12 +44,20 @@ class Stretches(Codec):
     def rows(self, shape: Sequence[int]) -> tuple[int, int]:
         """(rows of a parameter, how many of them are sent); a vector is one row."""
         rows = shape[0] if len(shape) > 1 and prod(shape) else 1
-        return rows, kept_of(rows, self.ratio)
+        return rows, kept_of(rows, self.share(shape))
+
+    def part(self, shape: Sequence[int], step: int) -> tuple[int, int]:
+        """(begin, end) of the stretch of a parameter that a step sends."""
+        numel, turn = prod(shape), step % self.turns
+        if self.share(shape) == 1.0:
+            return 0, numel
+        return -(-turn * numel // self.turns), -(-(turn + 1) * numel // self.turns)
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         numel = sum(map(prod, shapes))
         if self.kind == "cyclic":
-            sums = [numel / self.turns + 1]
+            shares = (1 if self.share(shape) == 1.0 else 1 / self.turns for shape in shapes)
+            sums = [1 + sum(share * prod(shape) for share, shape in zip(shares, shapes, strict=True))]
         else:
             rows = [self.rows(shape) for shape in shapes]
             kept = (n * prod(shape) // m for shape, (m, n) in zip(shapes, rows, strict=True))
@@ -77,13 +82,11 @@ class StretchCoder(Coder):
 
         from unisono.codecs._sparse import spans, told
 
-        turns, numels = self.member.turns, [shape.numel() for shape in shapes]
-        turn, body = memory.step % turns, grad[: sum(numels)]
-        parts = [
-            slice(begin + -(-turn * x.numel() // turns), begin + -(-(turn + 1) * x.numel() // turns))
-            for begin, x in spans(body, numels)
-        ]
-        sent = torch.cat([*(body[part] for part in parts), told(body)])
+        parts = []
+        for shape, (begin, _) in zip(shapes, spans(grad, [shape.numel() for shape in shapes]), strict=True):
+            first, last = self.member.part(shape, memory.step)
+            parts.append(slice(begin + first, begin + last))
+        sent = torch.cat([*(grad[part] for part in parts), told(grad)])
         yield Sent(lambda: _filled(torch.zeros_like(grad), parts, sent))
         total = yield Sum(sent)
         return _filled(grad.zero_(), parts, total).add_(total[-1])

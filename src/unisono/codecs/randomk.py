@@ -7,15 +7,15 @@ from zlib import crc32
 
 from pydantic import Field
 
-from unisono.codecs import BucketMemory, Codec, Coder, Exchange, Sent, Sum
-from unisono.codecs._parcel import kept_of
+from unisono.codecs import BucketMemory, Coder, Exchange, Sent, Sum
+from unisono.codecs._parcel import Sparse
 from unisono.spec.work import Call, Work
 
 if TYPE_CHECKING:
     from torch import Size, Tensor, device
 
 
-class RandomK(Codec):
+class RandomK(Sparse):
     """Elements by lot, the same ones on all replicas, so that they are added up without their places.
 
     Each parameter is cut into as many stretches as elements are sent, of one length but for one element; of each
@@ -27,11 +27,7 @@ class RandomK(Codec):
     name = "randomk"
     main = "ratio"
     linear = True
-    biased = True
-    tells = True
-    sparse = True
 
-    ratio: float = Field(0.01, gt=0, le=1, description="share of the elements that are sent")
     unbiased: bool = Field(False, description="multiply what is sent, so that its mean is the gradient")
 
     @property
@@ -39,9 +35,8 @@ class RandomK(Codec):
         return max(1.0, ceil(1 / self.ratio) - 1.0) if self.unbiased else 1.0
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
-        numels = [prod(shape) for shape in shapes]
-        sent = sum(kept_of(numel, self.ratio) for numel in numels) * itemsize
-        moved = 2 * sum(numels) * itemsize  # whether all is finite, and zeros before the sum
+        sent = sum(map(self.kept, shapes)) * itemsize
+        moved = 2 * sum(map(prod, shapes)) * itemsize  # whether all is finite, and zeros before the sum
         return Work((Call("dp", "all_reduce", 2 * (sent + itemsize) * (dp - 1) // dp),), moved=moved)
 
     def bind(self) -> "RandomKCoder":
@@ -62,9 +57,10 @@ class RandomKCoder(Coder):
         from unisono.codecs._sparse import spans, told
 
         found, lengths = [], []
-        for (begin, x), name in zip(spans(grad, [s.numel() for s in shapes]), memory.names, strict=True):
+        begins = (begin for begin, _ in spans(grad, [shape.numel() for shape in shapes]))
+        for begin, shape, name in zip(begins, shapes, memory.names, strict=True):
             lot = crc32(f"{memory.seed} {memory.step} {name}".encode())
-            places, stretches = drawn(x.numel(), kept_of(x.numel(), self.member.ratio), lot, grad.device)
+            places, stretches = drawn(shape.numel(), self.member.kept(shape), lot, grad.device)
             found.append(places + begin)
             lengths.append(stretches)
         places, values = torch.cat(found), grad[torch.cat(found)]

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from unisono.codecs import Codec
-from unisono.codecs._parcel import Parcel, kept_of
+from unisono.codecs._parcel import Parcel, Sparse
 from unisono.spec.work import Call, Work
 
 if TYPE_CHECKING:
     from unisono.codecs.threshold.live import ThresholdCoder
 
 
-class Threshold(Codec):
+class Threshold(Sparse):
     """Elements of at least a magnitude, as values and places; the magnitude is given, or told every 32nd step.
 
     What is sent has one length on all replicas: `ratio` of the elements. Where more are above the threshold the largest
@@ -26,30 +25,30 @@ class Threshold(Codec):
 
     name = "threshold"
     main = "tau"
-    biased = True
-    tells = True
-    sparse = True
 
     tau: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="least magnitude that is sent; 0: by samples"
     )
-    ratio: float = Field(0.02, gt=0, le=1, description="share of the elements that are sent at most")
+    ratio: float = Field(default=0.02, gt=0, le=1, description="share of the elements that are sent at most")
     every: int = Field(32, ge=1, description="steps for which a threshold by samples is kept")
     values: Literal["plain", "bf16"] = Field("plain", description="values as they are, or in 2 bytes")
 
-    def parcel(self, numels: Sequence[int], width: int) -> Parcel:
-        """What is sent of a bucket of parameters with so many elements, of `width` bytes each."""
-        kept = sum(kept_of(numel, self.ratio) for numel in numels)
-        return Parcel(sum(numels), kept, 2 if self.values == "bf16" else width)
+    def sampled(self, shape: Sequence[int]) -> bool:
+        """Whether this parameter has a threshold that is told from samples."""
+        return not self.tau and self.share(shape) < 1 and prod(shape) > 0
+
+    def parcel(self, shapes: Sequence[Sequence[int]], width: int) -> Parcel:
+        """What is sent of a bucket of parameters with these shapes, of `width` bytes an element."""
+        kept = sum(map(self.kept, shapes))
+        return Parcel(sum(map(prod, shapes)), kept, 2 if self.values == "bf16" else width)
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
-        numels = [prod(shape) for shape in shapes]
-        calls = [Call("dp", "all_gather", self.parcel(numels, itemsize).nbytes * (dp - 1))]
-        if not self.tau:
-            agreed = 2 * len(shapes) * itemsize * (dp - 1) // dp
+        parcel, thresholds = self.parcel(shapes, itemsize), sum(map(self.sampled, shapes))
+        calls = [Call("dp", "all_gather", parcel.nbytes * (dp - 1))]
+        if thresholds:
+            agreed = 2 * thresholds * itemsize * (dp - 1) // dp
             calls.append(Call("dp", "all_reduce", agreed, 1 / self.every))
-        kept = 0 if self.tau else len(shapes) * itemsize
-        return Work(tuple(calls), kept=kept, moved=3 * sum(numels) * itemsize)
+        return Work(tuple(calls), kept=thresholds * itemsize, moved=3 * parcel.numel * itemsize)
 
     def bind(self) -> "ThresholdCoder":
         from unisono.codecs.threshold.live import ThresholdCoder

@@ -6,7 +6,6 @@ import torch
 from torch import Size, Tensor
 
 from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent, Sum
-from unisono.codecs._parcel import kept_of
 from unisono.codecs._sparse import above, added, capped, packed, spans, spread, threshold
 from unisono.codecs.threshold import Threshold
 
@@ -20,25 +19,35 @@ class ThresholdCoder(Coder):
         self.member = member
 
     def alike(self, name: str, like: Tensor) -> Mapping[str, Tensor]:
-        return {} if self.member.tau else {"tau": like.new_zeros((), dtype=like.grad_dtype or like.dtype)}
+        if not self.member.sampled(like.shape):
+            return {}
+        return {"tau": like.new_zeros((), dtype=like.grad_dtype or like.dtype)}
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
-        member, numels = self.member, [shape.numel() for shape in shapes]
-        if not member.tau and memory.step % member.every == 0:
-            told = [threshold(x, kept_of(x.numel(), member.ratio) / 2) for _, x in spans(grad, numels)]
+        member, parts = self.member, list(spans(grad, [shape.numel() for shape in shapes]))
+        kept = [member.kept(shape) for shape in shapes]
+        taus = [alike.get("tau") for alike in memory.alike]
+        if memory.step % member.every == 0 and any(tau is not None for tau in taus):
+            told = [
+                threshold(x, n / 2)
+                for (_, x), n, tau in zip(parts, kept, taus, strict=True)
+                if tau is not None
+            ]
             agreed = yield Sum(torch.stack(told) / memory.replicas)
             agreed.nan_to_num_(0.0, 0.0)  # nothing would be above infinity, not even what overflowed
-            for tau, kept in zip(agreed, memory.alike, strict=True):
-                kept["tau"].copy_(tau)
-        parcel, found, values = member.parcel(numels, grad.itemsize), [], []
-        for (begin, x), kept in zip(spans(grad, numels), memory.alike, strict=True):
-            least = kept.get("tau", grad.new_full((), member.tau))
-            places, count = capped(x, above(x, least), kept_of(x.numel(), member.ratio))
+            for tau, new in zip((tau for tau in taus if tau is not None), agreed, strict=True):
+                tau.copy_(new)
+        found, values = [], []
+        for (begin, x), n, tau in zip(parts, kept, taus, strict=True):
+            least = grad.new_full((), member.tau) if tau is None else tau
+            places = torch.arange(n, device=x.device) if n == x.numel() else above(x, least)
+            places, count = capped(x, places, n)
             values.append(x[places])
             values[-1][count:] = 0
             found.append(places + begin)
         places, sent = torch.cat(found), torch.cat(values)
         sent = sent.bfloat16() if member.values == "bf16" else sent
+        parcel = member.parcel(shapes, grad.itemsize)
         rows = yield Gather(packed(sent, places, parcel))
         yield Sent(lambda: spread(sent, places, grad.new_zeros(parcel.numel)))
         return added(rows, parcel, sent.dtype, grad)

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from unisono.codecs import Codec
-from unisono.codecs._parcel import Parcel, chunks_of, kept_of
+from unisono.codecs._parcel import CHUNK, Parcel, Sparse, kept_of
 from unisono.spec.work import Call, Work
 
 if TYPE_CHECKING:
     from unisono.codecs.topk.live import TopKCoder
 
 
-class TopK(Codec):
+class TopK(Sparse):
     """The largest elements of each parameter, as values and places; bytes grow with the number of replicas.
 
     Each replica gives a share of its elements to all: (dp - 1) · ratio · elements · (2 + bytes of a value) bytes, which
@@ -28,27 +27,28 @@ class TopK(Codec):
 
     name = "topk"
     main = "ratio"
-    biased = True
-    tells = True
-    sparse = True
 
-    ratio: float = Field(0.01, gt=0, le=1, description="share of the elements that are sent")
     kind: Literal["exact", "chunked", "sampled"] = Field(
         "sampled", description="largest of a parameter, of each 4,096, or by a threshold"
     )
     values: Literal["plain", "bf16"] = Field("plain", description="values as they are, or in 2 bytes")
 
-    def parcel(self, numels: Sequence[int], width: int) -> Parcel:
-        """What is sent of a bucket of parameters with so many elements, of `width` bytes each."""
-        chunked = self.kind == "chunked"
-        parts = [length for _, length in chunks_of(numels)] if chunked else numels
+    def regions(self, shape: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(begin, length, elements that are sent) of each part of a parameter that chooses for itself."""
+        numel, share = prod(shape), self.share(shape)
+        length = CHUNK if self.kind == "chunked" else max(1, numel)
+        sizes = ((at, min(length, numel - at)) for at in range(0, numel, length))
+        return [(at, size, kept_of(size, share)) for at, size in sizes]
+
+    def parcel(self, shapes: Sequence[Sequence[int]], width: int) -> Parcel:
+        """What is sent of a bucket of parameters with these shapes, of `width` bytes an element."""
+        kept = sum(kept for shape in shapes for _, _, kept in self.regions(shape))
         width = 2 if self.values == "bf16" else width
-        return Parcel(sum(numels), sum(kept_of(part, self.ratio) for part in parts), width, not chunked)
+        return Parcel(sum(map(prod, shapes)), kept, width, self.kind != "chunked")
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
-        numels = [prod(shape) for shape in shapes]
-        parcel = self.parcel(numels, itemsize)
-        read = 3 * sum(numels) * itemsize  # magnitudes are made, compared, and the sum begins with zeros
+        parcel = self.parcel(shapes, itemsize)
+        read = 3 * parcel.numel * itemsize  # magnitudes are made, compared, and the sum begins with zeros
         return Work((Call("dp", "all_gather", parcel.nbytes * (dp - 1)),), moved=read)
 
     def bind(self) -> "TopKCoder":

@@ -7,7 +7,7 @@ import torch
 from torch import Size, Tensor
 
 from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent
-from unisono.codecs._parcel import CHUNK, chunks_of, kept_of
+from unisono.codecs._parcel import CHUNK, kept_of
 from unisono.codecs._sparse import added, largest, packed, sampled, spans, spread
 from unisono.codecs.topk import TopK
 
@@ -19,10 +19,9 @@ class TopKCoder(Coder):
         self.member = member
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
-        numels = tuple(shape.numel() for shape in shapes)
-        parcel = self.member.parcel(numels, grad.itemsize)
-        base = _base(numels, self.member.ratio, grad.device) if self.member.kind == "chunked" else None
-        chosen = list(self._chosen(grad, numels))
+        parcel = self.member.parcel(shapes, grad.itemsize)
+        base = None if parcel.tallied else _base(self.member, tuple(shapes), grad.device)
+        chosen = list(self._chosen(grad, shapes))
         places = torch.cat([places for places, _ in chosen])
         values = torch.cat([values for _, values in chosen])
         sent = values.bfloat16() if self.member.values == "bf16" else values
@@ -30,41 +29,52 @@ class TopKCoder(Coder):
         yield Sent(lambda: spread(sent, places, grad.new_zeros(parcel.numel)))
         return added(rows, parcel, sent.dtype, grad, base)
 
-    def _chosen(self, grad: Tensor, numels: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """(places in the bucket, values) of each parameter or of the chunks of one; a place that only fills up has
-        the value 0."""
-        kind, ratio = self.member.kind, self.member.ratio
-        for begin, x in spans(grad, numels):
-            kept = kept_of(x.numel(), ratio)
-            if kind == "exact":
-                places, count = largest(x, kept), kept
-            elif kind == "sampled":
-                places, count = sampled(x, kept)
-            else:
-                places = by_chunks(x, ratio)
-                count = places.numel()
+    def _chosen(self, grad: Tensor, shapes: Sequence[Size]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(places in the bucket, values) of each parameter; a place that only fills up has the value 0."""
+        choose = CHOICES[self.member.kind]
+        for (begin, x), shape in zip(spans(grad, [s.numel() for s in shapes]), shapes, strict=True):
+            places, count = choose(x, self.member.share(shape))
             values = x[places]
             values[count:] = 0
             yield places + begin, values
 
 
-def by_chunks(x: Tensor, ratio: float) -> Tensor:
-    """Places of the largest magnitudes of each chunk of x [n], chunk by chunk."""
+def exactly(x: Tensor, share: float) -> tuple[Tensor, int]:
+    """(places of the largest magnitudes of x [n], how many of them mean something)."""
+    kept = kept_of(x.numel(), share)
+    return largest(x, kept), kept
+
+
+def by_threshold(x: Tensor, share: float) -> tuple[Tensor, int]:
+    """As `exactly`."""
+    return sampled(x, kept_of(x.numel(), share))
+
+
+def by_chunks(x: Tensor, share: float) -> tuple[Tensor, int]:
+    """Of the largest magnitudes of each chunk of x [n], chunk by chunk."""
     whole = x.numel() // CHUNK * CHUNK
     found = [torch.arange(0, device=x.device)]
     if whole:
         rows = x[:whole].view(-1, CHUNK).abs()
         begins = torch.arange(0, whole, CHUNK, device=x.device).unsqueeze(1)
-        found.append((rows.topk(kept_of(CHUNK, ratio), sorted=False).indices + begins).view(-1))
+        found.append((rows.topk(kept_of(CHUNK, share), sorted=False).indices + begins).view(-1))
     if rest := x.numel() - whole:
-        found.append(largest(x[whole:], kept_of(rest, ratio)) + whole)
-    return torch.cat(found)
+        found.append(largest(x[whole:], kept_of(rest, share)) + whole)
+    places = torch.cat(found)
+    return places, places.numel()
+
+
+CHOICES = {"exact": exactly, "sampled": by_threshold, "chunked": by_chunks}
 
 
 @cache
-def _base(numels: tuple[int, ...], ratio: float, device: torch.device) -> Tensor:
+def _base(member: TopK, shapes: tuple[Size, ...], device: torch.device) -> Tensor:
     """Where in the bucket the chunk begins from which each place that is sent counts."""
-    chunks = chunks_of(numels)
-    begins = torch.tensor([begin for begin, _ in chunks], dtype=torch.int64, device=device)
-    counts = torch.tensor([kept_of(length, ratio) for _, length in chunks], dtype=torch.int64, device=device)
-    return begins.repeat_interleave(counts)
+    begins, counts, begin = [], [], 0
+    for shape in shapes:
+        for at, _, kept in member.regions(shape):
+            begins.append(begin + at)
+            counts.append(kept)
+        begin += shape.numel()
+    chunks = torch.tensor(begins, dtype=torch.int64, device=device)
+    return chunks.repeat_interleave(torch.tensor(counts, dtype=torch.int64, device=device))
