@@ -107,7 +107,9 @@ def test_a_hundredth_in_chunks_costs_four_bytes_an_element_that_is_sent() -> Non
     assert work.sent / plain.sent < 0.0205
 
 
-@pytest.mark.parametrize("text", ["topk", "topk:kind=chunked", "threshold", "randomk", "block", "block:kind=rows"])
+@pytest.mark.parametrize(
+    "text", ["topk", "topk:kind=chunked", "threshold", "randomk", "block", "block:kind=rows"]
+)
 def test_norms_biases_and_small_tensors_go_whole(text: str) -> None:
     shapes = [(50, 40), (40,), (3, 5), (0, 4), (5000,)]
     meeting = Meeting(text, shapes, replicas=2)
