@@ -25,7 +25,7 @@ def recipe(name: str, *, tokens: bool, loss: str | None = None) -> Recipe:
     return Recipe(
         seed=3,
         model=ModelConfig(kind=f"{FILE}:{name}", **keys),
-        data=DataConfig(source="stdlib" if tokens else "digits"),
+        data=DataConfig(source=f"text:{FILE}" if tokens else "digits"),
         train=TrainConfig(
             steps=3, global_batch=8, micro_batch=2, lr=1e-2, clip=0.5, dtype="float64", loss=loss
         ),
@@ -40,8 +40,8 @@ def held(of: Recipe, *texts: str) -> None:
         assert proof.bit_identical or proof.fidelity == "ROUNDING", proof
 
 
-def test_a_gated_mixer_is_one_device_under_tp() -> None:
-    held(recipe("mixer", tokens=True), "tp=2")
+def test_a_gated_mixer_is_one_device_under_tp_with_keys_of_memory() -> None:
+    held(recipe("mixer", tokens=True), "tp=2 recompute=full offload=optimizer")
 
 
 @pytest.mark.slow
@@ -61,8 +61,39 @@ def test_foreign_models_of_pictures_are_one_device(name: str, plans: tuple[str, 
 @pytest.mark.slow
 def test_foreign_models_go_through_timetables_and_are_computed_again() -> None:
     of = recipe("hand", tokens=True)
-    held(of, "pp=2 schedule=zb1p", "pp=3 schedule=gpipe recompute=full")
+    held(of, "pp=2 schedule=zb1p recompute=full", "pp=3 schedule=gpipe recompute=full")
     held(of, "tp=2 pp=2 schedule=interleaved:v=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plans"),
+    [
+        ("hand", ("pp=2 schedule=dualpipev", "dp=2 offload=optimizer", "pp=2 offload=params")),
+        (
+            "unet",
+            ("pp=2 schedule=dualpipev recompute=full", "shard=2 zero=1 blocks=0-2:recompute=full;3-6:zero=2"),
+        ),
+        ("unet", ("pp=2 tp=2 schedule=interleaved:v=2 recompute=full",)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_foreign_models_under_keys_of_memory(name: str, plans: tuple[str, ...]) -> None:
+    held(recipe(name, tokens=name == "hand"), *plans)
+
+
+@pytest.mark.slow
+def test_foreign_models_in_bf16_are_one_device_in_bf16() -> None:
+    of = recipe("unet", tokens=False)
+    of = of.model_copy(update={"train": of.train.model_copy(update={"dtype": "float32"})})
+    for proof in prove(of, [Plan.parse(f"{text} precision=bf16") for text in ("dp=2", "pp=2")], steps=1):
+        assert proof.passed, proof
+
+
+def test_what_a_graph_does_not_name_is_refused() -> None:
+    with pytest.raises(UnisonoError, match="no positions that could be dealt") as caught:
+        prove(recipe("mixer", tokens=True), [Plan.parse("cp=2 precision=fp64")], steps=1)
+    assert caught.value.code == "P12" and caught.value.fix
 
 
 @pytest.mark.slow

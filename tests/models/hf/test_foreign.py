@@ -220,10 +220,14 @@ def test_dropout_is_that_of_one_device(tmp_path) -> None:
         ("mixtral", "shard=2 tp=2 cp=2 ep=2"),
         ("qwen2", "tp=2 cp=2 cp_kind=gather"),
         ("mistral", "shard=2 cp=2 offload=activations"),
+        ("llama", "pp=2 schedule=dualpipev micros=4 recompute=selective"),
+        ("qwen3", "cp=2 cp_kind=ulysses shard=2 offload=optimizer"),
+        ("llama", "pp=2 shard=2 blocks=0-1:recompute=full;2-3:zero=2"),
     ],
 )
 def test_plans_are_one_device(family: str, plan: str, tmp_path) -> None:
-    (proof,) = prove(recipe(family, tmp_path), [Plan.parse(f"{plan} precision=fp64")], steps=2)
+    layers = {"num_hidden_layers": 4} if "dualpipev" in plan or "blocks" in plan else {}
+    (proof,) = prove(recipe(family, tmp_path, **layers), [Plan.parse(f"{plan} precision=fp64")], steps=2)
     assert proof.passed, proof
 
 
