@@ -91,7 +91,7 @@ class _Stretch:
         pushed: Mapping[str, Tensor] = {} if twin is None else read_full(twin)
         wanted = read_full(right)
         learnt = {n.removeprefix("optim/").rpartition("/")[0] for n in wanted if n.startswith("optim/")}
-        furthest = _furthest(pushed, wanted, learnt)
+        furthest, still = _furthest(pushed, wanted, learnt), _still(wanted, self.terms.bounds.grad)
         for name, want in wanted.items():
             if name not in state:
                 text = f"{name} is not in the checkpoint"
@@ -100,7 +100,8 @@ class _Stretch:
                 error, top = _gap(state[name], want), want.double().abs().max().item() or 1.0
                 bounds = self.terms.bounds
                 apart = (ROW + 1) * bounds.kept * name.startswith("model/")
-                follows = name.startswith("model/") and name.removeprefix("model/") not in learnt
+                own = name.removeprefix("model/")
+                follows = own != name and (own not in learnt or own in still)
                 push = max(_gap(pushed[name], want), top * furthest * follows) if twin else 0.0
                 room = self.spread * (push + top * (bounds.unit + apart)) if twin else 0.0
                 if not error <= room or self.terms.exact:
@@ -151,6 +152,14 @@ def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt
         if want.numel():
             found = max(found, _gap(pushed[f"model/{name}"], want) / (want.abs().max().item() or 1.0))
     return found
+
+
+def _still(wanted: Mapping[str, Tensor], bound: float) -> set[str]:
+    """Parameters whose gradients have been mere rounding, by the mean of them that an optimiser keeps."""
+    ends = ("/exp_avg", "/momentum_buffer")
+    tops = {n: x.abs().max().item() for n, x in wanted.items() if n.endswith(ends) and x.numel()}
+    least = bound * max(tops.values(), default=0.0)
+    return {n.removeprefix("optim/").rpartition("/")[0] for n, top in tops.items() if top <= least}
 
 
 def _apart(a: Any, b: float) -> float:
