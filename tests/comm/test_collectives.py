@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from unisono.comm.collectives import COLLECTIVES
-from unisono.comm.collectives.memory import live as memory
+from unisono.comm.collectives.memory import mapping as memory
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
 from unisono.observe.span import Recorder

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.comm.collectives.memory import live as memory
-from unisono.comm.collectives.memory.live import Meeting, part_of
+from unisono.comm.collectives.memory import mapping as memory
+from unisono.comm.collectives.memory.live import Meeting
+from unisono.comm.collectives.memory.mapping import part_of
 from unisono.comm.mesh import Mesh, Shape
 from unisono.observe.span import Recorder
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from unisono.comm.collectives import Algorithm, Collective, Pending
 from unisono.comm.collectives.engine import Engine
-from unisono.comm.collectives.memory import InMemory
+from unisono.comm.collectives.memory import InMemory, passes
 from unisono.comm.collectives.messages import SMALL, Messages
 from unisono.programs.collectives import ROOTED
 
@@ -31,8 +31,9 @@ class Auto(Collective):
 class AutoAlgorithm(Algorithm):
     """Chooses an algorithm for each operation, alike on all ranks.
 
-    GPUs: the engine. CPUs: gathers and small sums by messages. CPUs of one host: whole gradient buffers in memory,
-    exchanges by the engine, which wakes fewer threads and is as quick there. Of several hosts: exchanges by messages.
+    GPUs: the engine. CPUs: gathers and small sums by messages. CPUs of one host: whole gradient buffers in memory, and
+    whatever is large and waited for at once; smaller exchanges by the engine, which wakes fewer threads and is as quick
+    there. Of several hosts: exchanges by messages.
     """
 
     def __init__(self, member: Collective, pg: "ProcessGroup", axis: str) -> None:
@@ -62,6 +63,8 @@ class AutoAlgorithm(Algorithm):
     def pick(self, op: str, x: "Tensor", later: bool = False) -> Algorithm:
         if self._messages is None or self._is_apart(x) or op in ROOTED:
             return self._engine
+        if not later and (memory := self._passing(op, x)) is not None:
+            return memory
         if op == "all_gather":
             return self._messages
         if op == "all_to_all":
@@ -75,13 +78,22 @@ class AutoAlgorithm(Algorithm):
         return self.pick("all_reduce", x, True).all_reduce(x, op)
 
     def all_gather(self, out: "Tensor", part: "Tensor", later: bool = False) -> Pending:
-        return self.pick("all_gather", part).all_gather(out, part, later)
+        return self.pick("all_gather", part, later).all_gather(out, part, later)
 
     def exchange(self, out: "Tensor", x: "Tensor") -> Pending:
         return self.pick("all_to_all", x).exchange(out, x)
 
     def reduce_scatter(self, out: "Tensor", x: "Tensor") -> None:
-        self._engine.reduce_scatter(out, x) if self._is_apart(x) else super().reduce_scatter(out, x)
+        if self._is_apart(x):
+            self._engine.reduce_scatter(out, x)
+        elif (memory := self._passing("reduce_scatter", x)) is not None:
+            memory.reduce_scatter(out, x)
+        else:
+            super().reduce_scatter(out, x)
+
+    def _passing(self, op: str, x: "Tensor") -> "MemoryAlgorithm | None":
+        """What is in memory that all members see, if x is worth its passing through it."""
+        return self._memory if passes(op, x) and self.near(x.device) else None
 
     @property
     def rooted(self) -> Algorithm:
@@ -91,7 +103,10 @@ class AutoAlgorithm(Algorithm):
         if self._messages is None:
             return f"engine ({self.pg.name()}): ranks of {self.axis} are on GPUs"
         if self._near:
-            return f"memory: ranks of {self.axis} are on one host and see each other's memory"
+            return (
+                f"memory for whole buffers and what is large, messages for the rest: ranks of {self.axis} are on one "
+                "host and see each other's memory"
+            )
         if self._near is None:
             return "messages for small sums and gathers, engine for the rest: ranks are on CPUs"
         return f"engine for large sums, messages for the rest: ranks of {self.axis} do not see each other's memory"

@@ -112,18 +112,19 @@ def _reduced(each: Sequence[Tensor], op: Any) -> Tensor:
     return torch.stack(tuple(each)).amax(0) if op == dist.ReduceOp.MAX else torch.stack(tuple(each)).amin(0)
 
 
-def agreed(pg: dist.ProcessGroup) -> InFlight:
-    """A pending operation that ends when every member has begun it."""
-    return start_gather(torch.zeros(pg.size()), torch.zeros(1), pg)
+def agreed(pg: dist.ProcessGroup, tag: int = 0) -> InFlight:
+    """A pending operation that ends when every member has begun it. tag: tells it apart from others under way."""
+    words = torch.zeros(pg.size()).split(1)
+    return _start(words, [torch.zeros(1)] * pg.size(), pg, tag)
 
 
-def _start(into: Sequence[Tensor], parts: Sequence[Tensor], pg: dist.ProcessGroup) -> InFlight:
+def _start(into: Sequence[Tensor], parts: Sequence[Tensor], pg: dist.ProcessGroup, tag: int = 0) -> InFlight:
     """Part i goes to member i; what member i sends comes into place i."""
     if parts[0].numel() == 0:
         return InFlight([])
     index, size = pg.rank(), pg.size()
     others = [(index + i) % size for i in range(1, size)]
-    works = [pg.recv([into[i]], i, 0) for i in reversed(others)]
-    works += [pg.send([parts[i]], i, 0) for i in others]
+    works = [pg.recv([into[i]], i, tag) for i in reversed(others)]
+    works += [pg.send([parts[i]], i, tag) for i in others]
     into[index].copy_(parts[index].view(-1))
     return InFlight(works)

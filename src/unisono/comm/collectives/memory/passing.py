@@ -1,0 +1,198 @@
+"""Operations on any tensors through memory that all ranks of a host see: each member copies its own in, and reads what
+it needs of the others'. Over loopback the same bytes would be copied four times.
+
+Room for what passes is a ring of slots, each as large as the largest piece so far. An operation takes the next slot; a
+slot is free again when everybody has read what was in it. Nobody is asked: at most `AHEAD` pieces are under way, so
+who begins one has ended the `AHEAD`-th before it, for which all others had begun that one, and so had ended all that
+lay in the slot.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.comm.collectives import Pending
+from unisono.comm.collectives.memory.mapping import mapped, part_of
+from unisono.comm.collectives.messages.live import InFlight, agreed
+from unisono.comm.ring import Several
+from unisono.comm.tree import tree_sum
+
+AHEAD = 2  # pieces under way
+SLOTS = 2 * AHEAD
+PIECE = (
+    32 << 20
+)  # bytes of a member's tensor that pass at once: what the room of a group may grow to, by slot
+_WARM = 1 << 17  # bytes that are added up at once, in the CPU's second cache
+_TAGS = 1 << 20  # numbers that tell apart the words of operations under way; 0 is everybody else's
+
+Read = Callable[[Sequence[Tensor]], None]
+"""What a member does with everybody's piece, in the order of the members, once all are there."""
+
+
+@dataclass(slots=True)
+class Passing:
+    """A piece under way. A pending operation."""
+
+    each: Sequence[Tensor]
+    there: InFlight
+    read: Read
+    is_over: bool = False
+
+    def wait(self) -> None:
+        """Returns when this member has read. Raises what the group's messages raise where a member is gone or late."""
+        if not self.is_over:
+            self.there.wait()
+            with torch.no_grad():
+                self.read(self.each)
+            self.is_over = True
+
+
+class Room:
+    """What the members of a group share. Every member makes it and calls each method, in one order, or it hangs."""
+
+    def __init__(self, pg: dist.ProcessGroup) -> None:
+        self.pg, self._begun = pg, 0
+        self._slots: list[Sequence[Tensor]] = [()] * SLOTS
+        self._under_way: deque[Passing] = deque()
+
+    def all_gather(self, out: Tensor, part: Tensor) -> Pending:
+        """part [n] of every member → out [size · n], in which `part` may lie at its own place."""
+        index, places = self.pg.rank(), out.view(-1).chunk(self.pg.size())
+        if places[index].data_ptr() != part.data_ptr():
+            places[index].copy_(part.view(-1))
+
+        def taken(piece: slice) -> Read:
+            def read(each: Sequence[Tensor]) -> None:
+                for i in self._others():
+                    places[i][piece].copy_(each[i])
+
+            return read
+
+        return Several([self._pass(part.view(-1)[piece], taken(piece)) for piece in pieces(part)])
+
+    def exchange(self, out: Tensor, x: Tensor) -> Pending:
+        """x [size · n] → out [size · n]: part i is what member i has as this member's part."""
+        places = out.view(self.pg.size(), -1)
+
+        def taken(piece: slice) -> Read:
+            def read(each: Sequence[Tensor]) -> None:
+                for i in range(len(each)):
+                    places[i, piece].copy_(each[i])
+
+            return read
+
+        return self._dealt(x, taken)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Pending:
+        """This member's part of the sum of all x [size · n] into out [n], along the tree over the members."""
+
+        def added(piece: slice) -> Read:
+            def read(each: Sequence[Tensor]) -> None:
+                into = out.view(-1)[piece]
+                for warm in _warm(into):
+                    into[warm].copy_(tree_sum([x[warm] for x in each]))
+
+            return read
+
+        return self._dealt(x, added)
+
+    def all_reduce(self, x: Tensor, op: Any) -> Pending:
+        """Reduce x in place: a sum along the tree over the members, or the greatest or least. op: torch's ReduceOp."""
+        flat, index = x.view(-1), self.pg.rank()
+
+        def reduced(piece: slice, tag: int) -> Read:
+            def read(each: Sequence[Tensor]) -> None:
+                size, x = len(each), flat[piece]
+                own = part_of(x.numel(), index, size)
+                summed = [x[own] if i == index else each[i][own] for i in range(size)]
+                for warm in _warm(x[own]):
+                    total = _of([part[warm] for part in summed], op)
+                    x[own][warm].copy_(total)
+                    each[index][own][warm].copy_(total)
+                agreed(self.pg, tag + 1).wait()
+                for i in self._others():
+                    part = part_of(x.numel(), i, size)
+                    x[part].copy_(each[i][part])
+
+            return read
+
+        works = []
+        for piece in pieces(flat):
+            own = part_of(flat[piece].numel(), index, self.pg.size())
+            works.append(self._pass(flat[piece], reduced(piece, self._tag()), own))
+        return Several(works)
+
+    def _dealt(self, x: Tensor, read: Callable[[slice], Read]) -> Pending:
+        """x [size · n]: of everybody's, what is this member's part. read: of a piece of that part."""
+        size, index = self.pg.size(), self.pg.rank()
+        parts = x.view(size, -1)
+
+        def mine(piece: slice) -> Read:
+            act = read(piece)
+
+            def of_all(each: Sequence[Tensor]) -> None:
+                there = [whole.view(size, -1)[index] for whole in each]
+                there[index] = parts[index, piece]
+                act(there)
+
+            return of_all
+
+        own = slice(index, index + 1)
+        return Several([self._pass(parts[:, piece], mine(piece), own) for piece in pieces(parts[0], size)])
+
+    def _pass(self, x: Tensor, read: Read, own: slice = slice(0, 0)) -> Passing:
+        """Begin to pass x, of which nobody reads the rows `own` but this member, who has them."""
+        if len(self._under_way) == AHEAD:
+            self._under_way.popleft().wait()
+        at = self._begun % SLOTS
+        if not self._slots[at] or self._slots[at][0].numel() < x.nbytes:
+            self._slots[at] = self._grown(x.nbytes)
+        each = [place[: x.nbytes].view(x.dtype) for place in self._slots[at]]
+        place = each[self.pg.rank()].view(x.shape)
+        place[: own.start].copy_(x[: own.start])
+        place[own.stop :].copy_(x[own.stop :])
+        passing = Passing(each, agreed(self.pg, self._tag()), read)
+        self._begun += 1
+        self._under_way.append(passing)
+        return passing
+
+    def _grown(self, nbytes: int) -> Sequence[Tensor]:
+        room = mapped(self.pg, 1 << (nbytes - 1).bit_length() if nbytes > 1 else 1, torch.uint8)
+        if room is None:
+            raise RuntimeError("a member of the group sees the others' memory no more")
+        return room
+
+    def _tag(self) -> int:
+        """Of the next piece: two words, which no other piece under way has."""
+        return 2 + 2 * (self._begun % _TAGS)
+
+    def _others(self) -> Sequence[int]:
+        """All other members, the next one first, so that not all read from one."""
+        index, size = self.pg.rank(), self.pg.size()
+        return [(index + i) % size for i in range(1, size)]
+
+
+def pieces(x: Tensor, times: int = 1) -> list[slice]:
+    """Of x's elements, what passes at once if each takes the room of `times`."""
+    step = max(1, PIECE // (x.element_size() * times))
+    return [slice(at, min(at + step, x.numel())) for at in range(0, x.numel(), step)]
+
+
+def _warm(x: Tensor) -> list[slice]:
+    step = _WARM // x.element_size()
+    return [slice(at, at + step) for at in range(0, x.numel(), step)]
+
+
+def _of(each: Sequence[Tensor], op: Any) -> Tensor:
+    if op == dist.ReduceOp.SUM:
+        return tree_sum(each)
+    least = op == dist.ReduceOp.MIN
+    total = each[0]
+    for x in each[1:]:
+        total = torch.minimum(total, x) if least else torch.maximum(total, x)
+    return total
