@@ -8,13 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import COLLECTIVES
-from unisono.comm.group import Group
+from unisono.comm.collectives import COLLECTIVES, Algorithm, Pending
 from unisono.launch.context import RankContext
 from unisono.measure.benches import Row, compared, spread
 from unisono.measure.benches.collectives import PEER, least_bytes
 from unisono.measure.turns import agreed, in_turns
-from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
 from unisono.train.build import Place
 
@@ -39,32 +37,29 @@ class _Vectors:
 
 def rows(ctx: RankContext, place: Place, asked: Mapping[str, Any]) -> list[Row]:
     """One for each operation, size and algorithm; of an algorithm that cannot be had here, one that says why."""
-    groups: dict[str, Group] = {}
+    bound: dict[str, Algorithm] = {}
     found: list[Row] = []
-    world = dist.group.WORLD
+    world: Any = dist.group.WORLD
     for text in asked["members"]:
         try:
-            groups[text] = Group(
-                "dp", range(ctx.world), ctx.rank, world, Recorder(ctx.rank), collective=COLLECTIVES.read(text)
-            )
+            bound[text] = COLLECTIVES.read(text).bind(world, "dp")
         except UsageError as error:
             found.append({"algorithm": text, "skipped": error.what, "ratio_vs_gloo": None})
     for op in asked["ops"]:
         for nbytes in asked["sizes"]:
-            found += _row(op, _Vectors.of(nbytes, ctx.world, place.device), groups, ctx, place, asked)
+            found += _row(op, _Vectors.of(nbytes, ctx.world, place.device), bound, ctx, place, asked)
     return found
 
 
 def _row(
-    op: str, vectors: _Vectors, groups: Mapping[str, Group], ctx: RankContext, place: Place,
+    op: str, vectors: _Vectors, bound: Mapping[str, Algorithm], ctx: RankContext, place: Place,
     asked: Mapping[str, Any],
 ) -> list[Row]:  # fmt: skip
     ways: dict[str, Call] = {PEER: _theirs(op, vectors, ctx.rank, ctx.world)}
-    for text, group in groups.items():
-        call = _ours(op, vectors, group)
-        if call is not None:
-            ways[text] = call
-    sent = {PEER: None} | {text: _sent(groups[text], call) for text, call in ways.items() if text in groups}
+    sent: dict[str, int | None] = {PEER: None}
+    for text, algorithm in bound.items():
+        ways[text], mine = _ours(op, vectors, algorithm, ctx.rank)
+        sent[text] = round(agreed([float(mine)])[0])
     times = in_turns(ways, place.device, asked["seconds"])
     nbytes = vectors.whole.nbytes
     return [
@@ -77,13 +72,6 @@ def _row(
         }
         for text in ways
     ]  # fmt: skip
-
-
-def _sent(group: Group, call: Call) -> int:
-    """Bytes that the busiest rank sends in one call, as it counts them."""
-    before = sum(group.recorder.bytes().values())
-    call()
-    return round(agreed([float(sum(group.recorder.bytes().values()) - before)])[0])
 
 
 def _theirs(op: str, v: _Vectors, rank: int, size: int) -> Call:
@@ -106,26 +94,27 @@ def _theirs(op: str, v: _Vectors, rank: int, size: int) -> Call:
     return lambda: dist.gather(v.part, list(v.out.chunk(size)) if rank == 0 else None, 0)
 
 
-def _ours(op: str, v: _Vectors, group: Group) -> Call | None:
-    """As training calls it; None where groups of this version do not have the operation."""
-    match op:
-        case "all_reduce":
-            buffer = group.buffer(v.whole.numel(), v.whole)
-            return lambda: group.start_all_reduce(buffer).wait()
-        case "reduce_scatter":
-            return lambda: group.reduce_scatter(v.whole)
-        case "all_gather":
-            return lambda: group.gather_into(v.out, v.part)
-        case "all_to_all":
-            return lambda: group.start_exchange(v.whole)[1].wait()
-        case "broadcast":
-            return lambda: group.broadcast(v.whole)
-    method: Any = getattr(group, op, None)
-    if method is None:
-        return None
-    match op:
-        case "reduce":
-            return lambda: method(v.whole)
-        case "scatter":
-            return lambda: method(v.piece, v.whole if group.index == 0 else None)
-    return lambda: method(v.part)
+def _ours(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, int]:
+    """(what training calls, bytes that this rank sends in it)."""
+    x, first = v.part if op in ("all_gather", "gather") else v.whole, rank == 0
+    if op == "all_reduce":
+        x = algorithm.buffer(v.whole.numel(), v.whole)
+    by = algorithm.pick("all_to_all" if op == "reduce_scatter" else op, x, op == "all_reduce")
+    calls: dict[str, Callable[[], Pending | None]] = {
+        "all_reduce": lambda: by.all_reduce(x, dist.ReduceOp.SUM),
+        "reduce_scatter": lambda: algorithm.reduce_scatter(v.piece, x),
+        "all_gather": lambda: by.all_gather(v.out, x),
+        "all_to_all": lambda: by.exchange(v.out, x),
+        "broadcast": lambda: by.broadcast(x, 0),
+        "reduce": lambda: by.reduce(x, 0, dist.ReduceOp.SUM),
+        "scatter": lambda: by.scatter(v.piece, x if first else None, 0),
+        "gather": lambda: by.gather(v.out if first else None, x, 0),
+    }
+    begin, who = calls[op], algorithm if op == "reduce_scatter" else by
+
+    def call() -> None:
+        pending = begin()
+        if pending is not None:
+            pending.wait()
+
+    return call, who.sends(op, x)
