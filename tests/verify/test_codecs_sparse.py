@@ -89,8 +89,10 @@ def test_all_copies_stay_alike_beside_other_axes(threads, text, codec, inside) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_resumed_run_goes_on_exactly(threads, text, tmp_path, codec) -> None:  # noqa: F811
-    plan = f"dp=2 tp=2 codec={codec}"
+@pytest.mark.parametrize("inside", ["tp=2", "pp=2"])
+def test_a_resumed_run_goes_on_exactly(threads, text, tmp_path, codec, inside) -> None:  # noqa: F811
+    """On pp both uses of a tied weight have something left, each on its stage."""
+    plan = f"dp=2 {inside} codec={codec}"
     whole = threads(trained, 4, text=text, plan=plan, steps=6)
     threads(trained, 4, text=text, plan=plan, steps=3, folder=str(tmp_path))
     found = threads(trained, 4, text=text, plan=plan, steps=3, first=3, resume=str(latest(tmp_path)))

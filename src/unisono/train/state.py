@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,12 @@ def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> 
         prefix = f"sync/{at['dp'] if replica is None else replica}" if own else "sync"
         writes = own or at["dp"] == 0
         if slot is not None and value.shape == slot.master.shape:
-            box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and slot.counted(at))
+            # A second use of a tied weight has a gradient of its own, so what is kept of it is its own too.
+            wrote = replace(slot, alias=False).counted(at)
+            box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and wrote)
         else:
             name = f"{prefix}/{key}{_place(slot)}"
-            wrote = first if slot is None else slot.counted(at)
+            wrote = first if slot is None else replace(slot, alias=False).counted(at)
             box = Box(name, tuple(value.shape), (0,) * value.dim(), value, writes and wrote)
         kept.append((key, box))
     return kept
