@@ -1,7 +1,6 @@
 """The largest elements of a bucket on their way: chosen, packed, given to all, added up in one order."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import torch
 from torch import Size, Tensor
@@ -17,10 +16,11 @@ class TopKCoder(Coder):
 
     def __init__(self, member: TopK) -> None:
         self.member = member
+        self._bases: dict[tuple[Size, ...], Tensor] = {}  # by the shapes of a bucket
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
         parcel = self.member.parcel(shapes, grad.itemsize)
-        base = None if parcel.tallied else _base(self.member, tuple(shapes), grad.device)
+        base = None if parcel.tallied else self._base(tuple(shapes), grad.device)
         chosen = list(self._chosen(grad, shapes))
         places = torch.cat([places for places, _ in chosen])
         values = torch.cat([values for _, values in chosen])
@@ -28,6 +28,19 @@ class TopKCoder(Coder):
         rows = yield Gather(packed(sent, places, parcel, base))
         yield Sent(lambda: spread(sent, places, grad.new_zeros(parcel.numel)))
         return added(rows, parcel, sent.dtype, grad, base)
+
+    def _base(self, shapes: tuple[Size, ...], device: torch.device) -> Tensor:
+        """Where in the bucket the chunk begins from which each place that is sent counts."""
+        if shapes not in self._bases:
+            begins, counts, begin = [], [], 0
+            for shape in shapes:
+                for at, _, kept in self.member.regions(shape):
+                    begins.append(begin + at)
+                    counts.append(kept)
+                begin += shape.numel()
+            chunks = torch.tensor(begins, dtype=torch.int64, device=device)
+            self._bases[shapes] = chunks.repeat_interleave(torch.tensor(counts, device=device).long())
+        return self._bases[shapes]
 
     def _chosen(self, grad: Tensor, shapes: Sequence[Size]) -> Iterator[tuple[Tensor, Tensor]]:
         """(places in the bucket, values) of each parameter; a place that only fills up has the value 0."""
@@ -65,16 +78,3 @@ def by_chunks(x: Tensor, share: float) -> tuple[Tensor, int]:
 
 
 CHOICES = {"exact": exactly, "sampled": by_threshold, "chunked": by_chunks}
-
-
-@cache
-def _base(member: TopK, shapes: tuple[Size, ...], device: torch.device) -> Tensor:
-    """Where in the bucket the chunk begins from which each place that is sent counts."""
-    begins, counts, begin = [], [], 0
-    for shape in shapes:
-        for at, _, kept in member.regions(shape):
-            begins.append(begin + at)
-            counts.append(kept)
-        begin += shape.numel()
-    chunks = torch.tensor(begins, dtype=torch.int64, device=device)
-    return chunks.repeat_interleave(torch.tensor(counts, dtype=torch.int64, device=device))
