@@ -13,7 +13,7 @@ from unisono.comm.threads import run
 from unisono.observe.span import Recorder
 from unisono.spec.errors import UsageError
 
-NAMES = COLLECTIVES.names()
+NAMES = [name for name in COLLECTIVES.names() if COLLECTIVES.find(name).threaded]
 
 
 def dp_of(rank, ranks, text, recorder=None):
@@ -119,3 +119,12 @@ def test_only_dp_is_asked() -> None:
         return mesh.dp.algorithm.member.name, mesh.shard.algorithm.member.name
 
     assert set(run(4, others)) == {("engine", "auto")}
+
+
+def test_mpi_that_has_not_started_the_ranks_is_refused_by_all_in_words() -> None:
+    def refused(rank):
+        with pytest.raises(UsageError, match="collective=mpi") as error:
+            dp_of(rank, 2, "mpi")
+        return error.value.code, "collective=auto" in error.value.fix
+
+    assert run(2, refused) == [("P20", True)] * 2

@@ -12,7 +12,13 @@ from unisono.verify.conformance import families, family_of, held, word_of
 OWN = Path(__file__).with_name("own.py")
 STARTERS = OWN.with_name("starters.py")
 MINE = ("policy", "codec", "collective", "starter")
-MEMBERS = [(f, f"{word_of(f)}={name}") for f in families() if f.noun in MINE for name in f.names()]
+MEMBERS = [
+    (f, f"{word_of(f)}={name}")
+    for f in families()
+    if f.noun in MINE
+    for name in f.names()
+    if (f.noun, name) != ("collective", "mpi")  # needs mpirun: below
+]
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -22,6 +28,15 @@ def test_every_member_passes_its_suite(family, name: str, tmp_path: Path) -> Non
     judged = held(name, tmp_path)
     assert judged.faults == ()
     assert judged.suites == ("member", family.noun)
+
+
+@pytest.mark.slow
+def test_mpi_passes_its_suite_under_a_real_mpirun(tmp_path: Path) -> None:
+    try:
+        judged = held("collective=mpi", tmp_path)
+    except UsageError as lacking:
+        pytest.skip(f"{lacking.what}: {lacking.fix}")
+    assert judged.faults == ()
 
 
 @pytest.mark.parametrize("name", [n for f in families() if f.noun == "schedule" for n in f.names()])
@@ -82,7 +97,7 @@ def test_a_fault_planted_in_a_starter_is_found(name: str, words: str, tmp_path: 
 def test_a_name_of_several_members_is_told_apart_by_its_key() -> None:
     names = [name for family in families() for name in family.names()]
     several = sorted({name for name in names if names.count(name) > 1})
-    assert several == ["hf", "ring"], "a name has one meaning, but for those of the contract"
+    assert several == ["hf", "mpi", "ring"], "a name has one meaning, but for those of the contract"
     for name in several:
         with pytest.raises(UsageError, match=f"{name} is a member of several families") as error:
             family_of(name)

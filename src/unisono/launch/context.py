@@ -157,6 +157,9 @@ class RankContext:
 
 def flush_and_leave(code: int) -> NoReturn:
     """End this process at once. torch's own way out aborts at random when Gloo groups are alive."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if code == 0 and mpi is not None and not mpi.Is_finalized():
+        mpi.Finalize()  # else mpirun takes this rank for one that died, and ends the others
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -59,6 +59,11 @@ class Collective(Member, ABC):
         others. later: the caller has other work to do before it waits."""
         return self
 
+    def starter(self, size: int) -> tuple[str, ...]:
+        """The beginning of the command line that starts so many ranks between which it can be had; () where threads do.
+        Raises UsageError where this machine has none."""
+        return ()
+
     @abstractmethod
     def bind(self, pg: "ProcessGroup", axis: str) -> "Algorithm":
         """The live algorithm of one rank. Every member of the group calls it, or it hangs. Raises UsageError, on all

@@ -4,6 +4,9 @@ Ranks are threads of this process. What threads cannot have, such as MPI, is jud
 """
 
 import hashlib
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -27,6 +30,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 PARTS = (0, 1, 13, 6_000)
 """Elements of one rank's part: none, one, a prime, and so many that way and bytes are those of a large tensor."""
 LARGEST_PROGRAM = 9
+_TIMEOUT = 120.0  # seconds, of ranks that another program has started
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,11 @@ def faults(collective: Collective, folder: Path, text: str) -> Iterator[str]:
         yield from _of_programs(collective)
         served = [size for size in range(2, LARGEST_PROGRAM + 1) if _serves(collective, size)]
         sizes = sorted({size for size in sizes if size in served} or {*served[:3]})
-    for size in sizes if collective.threaded else ():
-        yield from on_threads(collective, size, THINNED)
+    for size in sizes:
+        if collective.threaded:
+            yield from on_threads(collective, size, THINNED)
+        else:
+            yield from _on_started(collective, size, folder / f"ranks{size}", text)
 
 
 def on_threads(collective: Collective, size: int, some: Sequence[OperationCase]) -> list[str]:
@@ -81,6 +88,27 @@ def on_threads(collective: Collective, size: int, some: Sequence[OperationCase])
         return compared(run(size, rank_judged))
     except Exception as error:
         return [f"{size} ranks: {type(error).__name__}: {error}"]
+
+
+def _on_started(collective: Collective, size: int, file: Path, text: str) -> list[str]:
+    """The same between ranks that the collective's own starter starts."""
+    command = [
+        *collective.starter(size),
+        sys.executable,
+        "-m",
+        f"{__package__}.collective_rank",
+        text,
+        str(file),
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return [f"{size} ranks: not over after {_TIMEOUT} s"]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    if done.returncode or not lines:
+        last = "; ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        return [f"{size} ranks: their program left with {done.returncode}: {last}"]
+    return json.loads(lines[-1])
 
 
 def compared(ranks: Sequence[Sequence[Judged]]) -> list[str]:
