@@ -7,6 +7,7 @@ import socket
 import struct
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def of_process(ctx, names, large):
     """What this rank saw of each, as plain values."""
     found = {}
     for name in names:
-        pg = dist.new_group(list(range(ctx.world)), use_local_synchronization=True)
+        pg: Any = dist.new_group(list(range(ctx.world)), use_local_synchronization=True)
         some = cases((LARGE,), (torch.float32,)) if large else cases(PARTS, DTYPES)
         seen = judged(COLLECTIVES.read(name), pg, some)
         found[name] = [[one.name, one.fault, one.bits] for one in seen]
@@ -86,7 +87,7 @@ def test_a_rank_plays_the_rounds_of_its_program(
     assert isinstance(member, ProgramCollective)
 
     def summed(rank):
-        pg = dist.new_group(list(range(ranks)), use_local_synchronization=True)
+        pg: Any = dist.new_group(list(range(ranks)), use_local_synchronization=True)
         member.bind(pg, "dp").all_reduce(torch.ones(720), dist.ReduceOp.SUM).wait()
 
     run(ranks, summed)
@@ -116,7 +117,7 @@ def carried() -> int:
 def on_the_wire(ctx, name, op, numel):
     """Bytes that leave through this process's sockets in five operations, and those of the program."""
     member = COLLECTIVES.read(name)
-    pg = dist.new_group(list(range(ctx.world)), use_local_synchronization=True)
+    pg: Any = dist.new_group(list(range(ctx.world)), use_local_synchronization=True)
     algorithm = member.bind(pg, "dp")
     whole, part = torch.ones(numel), torch.ones(numel // ctx.world)
     out = torch.empty(numel)
