@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.library.explain import explained
+from unisono.library.letters import Letter, started
 from unisono.library.objects import from_main, of_each
 from unisono.library.small import Small
 
@@ -18,8 +19,8 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 
 @final
 class Ranks:
-    """Every rank calls each of these, but `print`, or the others wait. Values are plain ones, tensors and arrays, in
-    lists, tuples and dicts."""
+    """Every rank calls each of these, but `print` and messages, or the others wait. Values are plain ones, tensors
+    and arrays, in lists, tuples and dicts."""
 
     def __init__(self, small: Small) -> None:
         self._small = small
@@ -59,6 +60,27 @@ class Ranks:
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, by rank."""
         return of_each(value, self._small)
+
+    @explained()
+    def send(self, x: Tensor, to: int, within: float | None = None) -> None:
+        """A tensor to one rank, which calls `recv`. within: seconds; HangError after them."""
+        started(self._small.group, x, to, within, sends=True).wait()
+
+    @explained()
+    def recv(self, out: Tensor, source: int, within: float | None = None) -> Tensor:
+        """What rank `source` sends into `out`, of the same size and dtype; returns it."""
+        started(self._small.group, out, source, within, sends=False).wait()
+        return out
+
+    @explained()
+    def isend(self, x: Tensor, to: int, within: float | None = None) -> Letter:
+        """As `send`, but returns at once; x must not change before `wait()` of what it returns."""
+        return started(self._small.group, x, to, within, sends=True)
+
+    @explained()
+    def irecv(self, out: Tensor, source: int, within: float | None = None) -> Letter:
+        """As `recv`, but returns at once; the tensor is there after `wait()` of what it returns."""
+        return started(self._small.group, out, source, within, sends=False)
 
     def sum(self, value: Any) -> Any:
         """Of a number, or of a tensor element by element: a new tensor."""

@@ -18,7 +18,7 @@ PARTS = (0, 1, 13, 6_000, 70_001)
 
 
 def main(name: str, file: str) -> None:
-    from mpi4py import MPI
+    from mpi4py import MPI  # type: ignore[import-not-found]
 
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD
