@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import re
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.train.data.chats import chats
+from tests.train.data.chats import chats, tokenizer
 from tests.train.data.test_load import refused
 from unisono.config import DataConfig, ModelConfig
 from unisono.spec.training import IGNORED
@@ -19,6 +20,7 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Permuted
 from unisono.train.data.load import load
 from unisono.train.data.packing import PackedWindows, packed
+from unisono.train.sample import _question
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
@@ -124,6 +126,25 @@ def test_chats_are_packed_and_texts_are_a_stream(tmp_path: Path):
     assert stream.decode is not None and "user: w" in stream.decode(
         stream.train.fetch(np.arange(1))[0][0].tolist()
     )
+
+
+def test_a_folder_without_a_template_is_told(tmp_path: Path):
+    pytest.importorskip("tokenizers")
+    source = chats(tmp_path / "a.jsonl", 40)
+    bare = opened(source, tmp_path, tokenizer=tokenizer(tmp_path / "bare", template=""))
+    assert any("no chat template" in line for line in bare.told)
+    assert not any("template" in line for line in opened(source, tmp_path).told)
+
+
+def test_what_ends_a_run_on_chats_begins_with_a_question_that_is_held_out(tmp_path: Path):
+    corpus = opened(chats(tmp_path / "a.jsonl", 40), tmp_path)
+    asked = _question(corpus)
+    assert asked is not None and corpus.decode is not None
+    assert re.fullmatch(r"user: w+\nassistant: ", corpus.decode(asked[0]))
+    inputs, targets = corpus.val.fetch(np.arange(1))
+    held = targets[0][targets[0] != IGNORED].tolist()
+    assert asked[1] in held and inputs[0, : len(asked[0])].tolist() == asked[0]
+    assert _question(opened(chats(tmp_path / "a.jsonl", 40), tmp_path, answers_only=False)) is None
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path):

@@ -100,6 +100,11 @@ def _windows(
         told.append(
             f"{without + more:,} stretches of a window's length have no answer in them and were left out"
         )
+    folder = folder_of(data.tokenizer)
+    if made.marks is not None and folder is not None and not folder.templated():
+        told.append(
+            f"{data.tokenizer} has no chat template: of a chat, each message is a line, role: content"
+        )
     hashed = [made.tokens, made.ends, *([] if made.marks is None else [made.marks])]
     return Corpus(
         train=train,
