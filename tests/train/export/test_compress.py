@@ -121,3 +121,11 @@ def test_what_cannot_be_asked(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             run(tmp_path, **more)
         assert caught.value.code == "F08"
+
+
+def test_float64_is_not_quantised(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    trained(tmp_path / "run", KINDS["llama"])
+    with pytest.raises(UsageError, match="float64") as caught:
+        run(tmp_path / "run", out=tmp_path / "out", quantise="int8", dtype="float64")
+    assert caught.value.code == "F08" and not (tmp_path / "out").exists()

@@ -17,7 +17,7 @@ from unisono.spec.source import SOURCES
 from unisono.train.checkpoint import latest, load
 from unisono.train.export.adapter import write_adapter
 from unisono.train.export.card import write_card
-from unisono.train.export.compress import Pruned, check, ending, share_of, shrink, summary
+from unisono.train.export.compress import Pruned, check, check_dtype, ending, share_of, shrink, summary
 from unisono.train.export.graph import write_onnx, write_program
 from unisono.train.export.own import write_own
 from unisono.train.export.stored import StoredWeights
@@ -121,6 +121,7 @@ def run(
     wanted = getattr(torch, dtype) if dtype else None
     target = Path(out) if out else Path(run_dir) / f"export-{to}{ending(prune, quantise)}"
     weights = StoredWeights(folder, scale, wanted)
+    check_dtype(quantise, weights.dtype)
     what = Exported(Path(run_dir), folder, state, model, data, weights, prune, quantise)
     try:
         with filled(target, _WEIGHTS if to == "hf" else ()) as aside:

@@ -139,6 +139,17 @@ def check(to: str, prune: str | None, quantise: str | None) -> None:
             ) from None
 
 
+def check_dtype(quantise: str | None, dtype: torch.dtype | None) -> None:
+    """Raises UsageError F08 where torchao makes no numbers of these."""
+    if quantise and dtype == torch.float64:
+        raise UsageError(
+            "weights of float64 are not quantised",
+            code="F08",
+            where="--quantise, train.dtype",
+            fix="--dtype float32",
+        )
+
+
 def shrink(
     out: Path,
     written: Sequence[str],
@@ -220,7 +231,11 @@ def _loss(model: nn.Module, batches: list[Any]) -> float | None:
         x = model.stem(leaf.inputs, noise)  # type: ignore[operator]
         for block in model.blocks:  # type: ignore[union-attr]
             x = block(x, noise)  # type: ignore[operator]
-        loss += float(model.loss(model.head(x), leaf.targets))  # type: ignore[operator]
+        logits = model.head(x)  # type: ignore[operator]
+        wide = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # of bf16, two digits would be seen
+        loss += float(model.loss(wide, leaf.targets))  # type: ignore[operator]
         count += leaf.targets.numel() / leaf.scale
     return loss / count
 
