@@ -7,6 +7,7 @@ small machine get its cores: a library that spins would keep them. Sums of 16-bi
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ _SOON = 2e-5  # seconds between two questions at first, which grow to fifty time
 def bound(member: Collective, pg: dist.ProcessGroup, axis: str) -> "MpiAlgorithm":
     """The algorithm between the members of a group. Raises UsageError, on all ranks alike, where MPI is not there or
     has not started them."""
-    mpi, lacks = None, ""
+    mpi: Any = None
+    lacks = ""
     try:
-        from mpi4py import MPI as mpi
+        mpi = import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         lacks = f"mpi4py cannot be used: {str(error).splitlines()[0]}"
     if mpi is not None and (mpi.COMM_WORLD.size, mpi.COMM_WORLD.rank) != (
