@@ -119,7 +119,7 @@ def _known(ask: Question) -> None:
     plan = ask.plan
     strange = {"sync"} if getattr(member("sync", plan.sync), "virtual", 1) > 1 else set()
     strange |= {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
-    strange |= {*machine(ask.cluster).unmeasured(plan)} | ({"codec"} if choice(plan.codec).marks else set())
+    strange |= {*machine(ask.cluster).unmeasured(plan)}
     if ask.cluster.host is not None and attending(ask.model) is None:
         strange |= {"cp", "ep"}
     if not is_uniform(plan) and (attending(ask.model) is None or _puts_away(plan)):

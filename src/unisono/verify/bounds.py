@@ -46,6 +46,11 @@ s * sqrt(t), while their errors may add up to t * s / 254. Relative to the resul
 to the bound of the gradient. Parameters that are gathered in int8 are held to one device that rounds its own alike:
 with them nothing changes but the order of sums.
 
+**A codec** on `dp` says how far an element of its sum may be off, over the largest of its parameter (`Codec.lost`).
+That is added to the bound of the gradient. With error feedback, what a step did not send comes in a later one, and that
+is an error too, of both; such a bound may be above 1. A proof with a codec shows that the sum is no further off than
+said; what was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
+
 **Products in eight bits.** Under `precision=bf16:fp8` both sides round alike, so where no layer is cut nothing changes
 but the order of sums. What the rounding itself may be is held to one device, product by product (`verify/float8.py`).
 
@@ -133,9 +138,9 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     if inside or beside_like(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
-    lost = codec.error if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
+    lost = codec.lost(plan.dp) if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
     if plan.wires.scatter and plan.shard > 1:
         lost += math.sqrt(sizes.leaves) * INT8
-    grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves) + lost
+    grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)
     kept = ULP if plan.arithmetic.stochastic else 0.0
-    return Bounds(min(1.0, inside), min(1.0, grad), unit, spread, lost, kept)
+    return Bounds(min(1.0, inside), min(1.0, grad) + lost, unit, spread, lost, kept)

@@ -49,9 +49,10 @@ class FedCodec(Around):
     owed: ClassVar[bool] = True  # type: ignore[override]
 
     def lost(self, dp: int) -> float:
-        """What is missing now, and what comes late of the step before, which was encoded with its own remains."""
+        """What is missing now, and what comes late, which was encoded with remains of its own. Of what is hardly ever
+        sent, no more is late than what was not among the largest before."""
         inner = self.inner.lost(dp)
-        return inner if inner >= 1.0 else inner * (2.0 + inner / (1.0 - inner))
+        return 2.0 * inner + 1.0 if inner >= 0.5 else inner * (2.0 + inner / (1.0 - inner))
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         nbytes = sum(map(prod, shapes)) * itemsize

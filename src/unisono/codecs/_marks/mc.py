@@ -76,6 +76,10 @@ class CorrectedCodec(Around):
             why = f"{what} has a momentum of {chosen.momentum:g} of its own: there would be two"
             yield Problem("P23", why, f"{where}, train.momentum", "--train.momentum 0")
 
+    def lost(self, dp: int) -> float:
+        """A velocity is up to 1 / (1 - momentum) gradients."""
+        return (2.0 * self.inner.lost(dp) + 1.0) / (1.0 - self.momentum)
+
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         nbytes = sum(map(prod, shapes)) * itemsize
         return self.more(self.inner.work(shapes, itemsize, dp), 2 * nbytes, 9 * nbytes)

@@ -1,0 +1,99 @@
+"""Codecs in training: beside every other axis, through checkpoints and other numbers of replicas, under fp16."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.test_gradients import started, text  # noqa: F401
+from unisono.train.checkpoint import latest, save
+from unisono.train.state import kept_of, pieces_of, restore
+from unisono.train.step import train_step
+
+pytestmark = pytest.mark.timeout(240)
+
+CODECS = ("int8:block=64", "int4+ef", "topk:ratio=0.05+ef", "powersgd:r=2+ef")
+
+
+def trained(ctx, text, plan, steps=4, first=0, folder=None, resume=None, **train):  # noqa: F811
+    """Some steps on one rank; losses, weights, what is kept."""
+    live, feed = started(ctx, text, "gpt", plan, **train)
+    if resume is not None:
+        restore(live, Path(resume))
+    assert live.step == first
+    reports = []
+    while live.step < first + steps:
+        reports.append(train_step(live, feed.fetch(live.step, live.leaves)))
+    if folder is not None:
+        boxes = [*pieces_of(live), *kept_of(live)]
+        save(Path(folder), live.step, boxes, {"step": live.step}, rank=ctx.rank, world=ctx.world, token="t")
+    own = {key: x.clone() for key, x in live.sync.state().items() if live.sync.own(key)}
+    return {
+        "at": live.mesh.at,
+        "losses": [report.loss for report in reports if not report.again],
+        "again": sum(report.again for report in reports),
+        "weights": {slot.name: slot.master.detach().clone() for slot in live.local.slots},
+        "own": own,
+        "state": {key: x.clone() for key, x in live.sync.state().items()},
+    }
+
+
+def alike(some, others) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[key], others[key]) for key in some)
+
+
+def replicas_agree(results) -> bool:
+    """Ranks that differ in dp alone hold the same weights, bit by bit."""
+    first = {}
+    for result in results:
+        place = tuple((axis, at) for axis, at in result["at"].items() if axis != "dp")
+        if not alike(first.setdefault(place, result["weights"]), result["weights"]):
+            return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("plan", "ranks"), [("dp=2 micros=4", 2), ("dp=2 pp=2", 4), ("dp=2 tp=2", 4), ("dp=2 shard=2", 4)]
+)
+def test_it_trains_inside_every_layout_and_goes_on_where_it_was(codec, plan, ranks, text, tmp_path, threads):  # noqa: F811
+    plan = f"{plan} codec={codec}"
+    whole = threads(trained, ranks, text=text, plan=plan, steps=4)
+    assert replicas_agree(whole)
+    plain = threads(trained, ranks, text=text, plan=plan.replace(f" codec={codec}", ""), steps=4)
+    assert whole[0]["losses"][0] == plain[0]["losses"][0] and whole[0]["losses"] != plain[0]["losses"]
+    assert whole[0]["losses"] == pytest.approx(plain[0]["losses"], rel=0.1)
+    threads(trained, ranks, text=text, plan=plan, steps=2, folder=str(tmp_path))
+    then = threads(trained, ranks, text=text, plan=plan, steps=2, first=2, resume=str(latest(tmp_path)))
+    for one, other in zip(then, whole, strict=True):
+        assert alike(one["weights"], other["weights"]) and alike(one["state"], other["state"])
+
+
+@pytest.mark.parametrize("codec", ["int4+ef", "int4+ef21", "topk:ratio=0.05+ef"])
+@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4)])
+def test_with_another_dp_nothing_of_what_is_kept_is_lost(codec, before, after, text, tmp_path, threads):  # noqa: F811
+    was = threads(trained, before, text=text, plan=f"dp={before} codec={codec}", folder=str(tmp_path))
+    here = str(latest(tmp_path))
+    now = threads(trained, after, text=text, plan=f"dp={after} codec={codec}", steps=0, first=4, resume=here)
+    assert any(x.any() for x in was[0]["own"].values())
+    for key in was[0]["own"]:
+        then, kept = (sum(result["own"][key] for result in results) for results in (was, now))
+        torch.testing.assert_close(kept, then, rtol=1e-9, atol=1e-12)
+    plan = f"dp={after} codec={codec}"
+    more = threads(trained, after, text=text, plan=plan, steps=2, first=4, resume=here)
+    assert replicas_agree(more) and more[0]["losses"][-1] < was[0]["losses"][0]
+
+
+@pytest.mark.parametrize("codec", ["int8:block=64", "int4+ef", "topk:ratio=0.05+ef"])
+def test_a_step_that_overflowed_under_fp16_leaves_no_trace(codec, text, threads):  # noqa: F811
+    train = {"dtype": "float32", "eps": 1e-6}
+    small, large = (
+        threads(trained, 2, text=text, plan=f"dp=2 codec={codec} precision=fp16:scale={scale}", **train)
+        for scale in (1 << 10, 1 << 24)
+    )
+    assert large[0]["again"] > 0 == small[0]["again"] and replicas_agree(large)
+    assert large[0]["losses"] == pytest.approx(small[0]["losses"], rel=1e-3)
+    if codec.endswith("+ef"):
+        for key, x in small[0]["own"].items():
+            torch.testing.assert_close(large[0]["own"][key], x, rtol=0.05, atol=2e-4)
