@@ -10,7 +10,6 @@ from unisono.comm import threads
 from unisono.config import DataConfig, ModelConfig, Recipe, Resolved, TrainConfig, resolve
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
-from unisono.plan.grammar import member
 from unisono.plan.grid import columns_of
 from unisono.planner import kinds
 from unisono.planner.alike import is_uniform
@@ -23,7 +22,6 @@ from unisono.planner.work.calls import calls, leafwise, sent
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer, transformer
 from unisono.spec.model import Facts
-from unisono.sync.canonical import Canonical
 from unisono.train.build import build, feeds
 from unisono.train.data.dataset import Corpus, Images, TokenWindows
 from unisono.train.session import place_of
@@ -144,18 +142,9 @@ def said(kind: str, plan: Plan) -> list[Sent]:
     ]
 
 
-def priced(plans: list[Plan]) -> list[Plan]:
-    """Without those whose layers are computed by virtual shards."""
-    return [
-        plan
-        for plan in plans
-        if not isinstance(one := member("sync", plan.sync), Canonical) or one.virtual == 1
-    ]
-
-
 def built(kind: str) -> list[Plan]:
     """Of networks those that play all blocks alike: others have no price."""
-    plans = priced(covering(recipe(kind), least=100 if kind == "llama" else 0))
+    plans = covering(recipe(kind), least=100 if kind == "llama" else 0)
     return [plan for plan in plans if KINDS[kind].attends or is_uniform(plan)]
 
 
@@ -182,9 +171,9 @@ def held(kind: str, plan: Plan) -> None:
 
 
 FEW = {
-    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2", "tp=2:chunks=2 pp=2", "tp=2:chunks=2 recompute=full dp=2", "shard=2 zero=3 blocks=0:zero=1", "tp=2 blocks=1:tp=1,recompute=full", "cp=2 tp=2 blocks=0:tp=1", "shard=2 zero=2 pp=2 blocks=0:zero=3;1:recompute=full", "shard=2 tp=2 zero=1 blocks=0:tp=1", "tp=2x2", "dp=2 tp=2x3 recompute=full", "tp=2x2 pp=2 shard=2", "tp=2x2 cp=2"],
-    "tied": ["cp=2 dp=2 pp=2", "cp=2 cp_kind=ulysses recompute=selective", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params", "tp=2x2 recompute=full", "dp=3 tp=2x2 sync=canonical"],
-    "untied": ["dp=3 pp=2 sync=canonical", "tp=3x2 precision=bf16", "tp=2x2 recompute=full precision=bf16"],
+    "llama": ["cp=3", "cp=2 tp=2 cp_kind=gather recompute=full", "cp=2 shard=2 cp_kind=ulysses zero=1", "dp=2 tp=2", "shard=2 zero=1 dp=2", "shard=2 pp=2 recompute=full", "dp=2 pp=2 schedule=dualpipe", "shard=2 tp=2", "shard=2 zero=3:wire=int8,prefetch=2", "tp=2:chunks=2 pp=2", "tp=2:chunks=2 recompute=full dp=2", "shard=2 zero=3 blocks=0:zero=1", "tp=2 blocks=1:tp=1,recompute=full", "cp=2 tp=2 blocks=0:tp=1", "shard=2 zero=2 pp=2 blocks=0:zero=3;1:recompute=full", "shard=2 tp=2 zero=1 blocks=0:tp=1", "tp=2x2", "dp=2 tp=2x3 recompute=full", "tp=2x2 pp=2 shard=2", "tp=2x2 cp=2", "dp=3 tp=2 sync=canonical:shards=2 recompute=full"],
+    "tied": ["cp=2 dp=2 pp=2", "cp=2 cp_kind=ulysses recompute=selective", "cp=2 dp=3 sync=canonical", "dp=3 sync=canonical", "tp=2 pp=2 recompute=full", "dp=2 collective=messages", "shard=2 pp=2 schedule=zbv", "dp=3 shard=2 sync=canonical zero=1", "dp=2 shard=2 zero=2:scatter=int8 precision=bf16:params", "tp=2x2 recompute=full", "dp=3 tp=2x2 sync=canonical", "dp=3 cp=2 sync=canonical:shards=2 recompute=selective", "dp=3 tp=2 pp=2 sync=canonical:shards=4 precision=bf16"],
+    "untied": ["dp=3 pp=2 sync=canonical", "dp=3 cp=2 shard=2 sync=canonical:shards=4", "tp=3x2 precision=bf16", "tp=2x2 recompute=full precision=bf16"],
     "experts": ["shard=2 ep=2", "tp=2", "tp=4 ep=2 dp=2", "cp=2 tp=2 ep=2", "shard=4 ep=2 pp=2"],
     "shared": ["tp=2 ep=2 pp=2", "cp=2 shard=2 ep=2", "shard=4 ep=2 dp=2 recompute=full"],
     "balanced": ["tp=2 ep=2", "cp=2 tp=2 recompute=full", "cp=3 shard=2", "tp=3"],
@@ -205,7 +194,7 @@ def test_what_is_priced_is_what_is_sent(kind: str, text: str) -> None:
 def test_devices_are_priced_for_what_is_sent(kind: str) -> None:
     """Bytes by axis: of the fullest row what meets once a step, else of the mean one. Experts on devices are priced as
     other programs send their tokens."""
-    plans = priced(covered(kind))
+    plans = covered(kind)
     single = [one for one in plans if len(of(one.schedule).placement(2)) == 2]  # one stage a rank
     for plan in single:
         if without_price(kind, plan):

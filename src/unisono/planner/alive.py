@@ -14,7 +14,7 @@ from unisono.plan import Plan
 from unisono.plan.away import away_of
 from unisono.planner.alike import as_dealt, in_order
 from unisono.planner.cuts import rows_of
-from unisono.planner.machines.order import owners
+from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import Memory, RowShare, in_one_piece, share_of, states_of_ours
 from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
@@ -175,13 +175,13 @@ def _moments(
     """(bytes beside the weights, of gradients, of activations)."""
     e = 2 if plan.precision in ("bf16", "fp16") else int(ITEM)
     sizes = given.micro_batch, plan.tp, plan.cp, e
-    micros, unit = given.micros, given.unit
+    micros, unit, shards = given.micros, given.unit, virtual_of(plan)
     held = in_flight(plan.schedule, given.row, plan.pp, micros)
     blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
     ways = in_order(model, plan, given.row)
-    whole = held * blocks.kept + share.stem * held * kept.stem_bytes(model, *sizes)
+    whole = held * blocks.kept + share.stem * held * kept.stem_bytes(model, *sizes, shards=shards)
     heads = 1.0 + float(of(plan.schedule).heaped) * (held - 1.0)
-    head = share.head * kept.head_bytes(model, *sizes) * heads
+    head = share.head * kept.head_bytes(model, *sizes, shards=shards) * heads
     loss = share.head * kept.loss_bytes(model, *sizes)
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
@@ -189,7 +189,8 @@ def _moments(
     added = own.added if waits else 0.0
     ends, late, widest = ITEM * share.ends, float(waits), given.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * given.micro_batch * model.context * model.d_model / plan.tp / plan.cp
+    carry = ITEM * given.micro_batch * model.context * model.d_model / plan.cp
+    carry /= plan.tp if shards == 1 else 1  # by which positions are whole on tp
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
     behind = whole + head * (heads - 1.0) / heads
@@ -207,7 +208,7 @@ def _moments(
     for weights, under in blocks.between:
         grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
         found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
-    fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes)
+    fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes, shards=shards)
     if in_one_piece(plan, own.own):
         everything = own.own - own.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
@@ -236,7 +237,7 @@ def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> floa
     no other rank of cp has wait for none there."""
     if plan.dp > 1:
         return own.dealt
-    if plan.cp == 1 or plan.shard > 1:
+    if plan.cp == 1 or plan.shard > 1 or virtual_of(plan) > 1:
         return ITEM * share.alone / own.among  # of blocks that tp leaves whole, over tp
     alone = (
         model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
@@ -284,7 +285,7 @@ def _kept(model: Transformer, way: Plan, micro_batch: int, e: int, sparse: float
         return 0.0
     return kept.block_bytes(
         model, micro_batch=micro_batch, tp=way.tp, cp=way.cp, ep=way.ep, cp_kind=way.cp_kind,
-        recompute=mode or way.recompute, itemsize=e, composed=True, sparse=sparse,
+        recompute=mode or way.recompute, itemsize=e, composed=True, sparse=sparse, shards=virtual_of(way),
     )  # fmt: skip
 
 

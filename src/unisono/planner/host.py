@@ -16,14 +16,13 @@ from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.host import Host
-from unisono.planner.machines.order import stride
+from unisono.planner.machines.order import dealers, stride
 from unisono.planner.memory import MemoryVerdict
 from unisono.planner.parts import Price
 from unisono.planner.question import Question
 from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
 from unisono.planner.work.calls import buckets
-from unisono.planner.work.inside import dealers
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork, Transfer
 from unisono.programs.pipeline import Placed, Timetable

@@ -6,9 +6,9 @@ from unisono.plan import Plan
 from unisono.planner.alike import as_dealt
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.host import Host
+from unisono.planner.machines.order import dealers
 from unisono.planner.memory import Memory, at_peak, in_one_piece, states_of_ours
 from unisono.planner.timetables import in_flight
-from unisono.planner.work.inside import dealers
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import RowWork
 

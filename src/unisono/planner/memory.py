@@ -15,7 +15,7 @@ from unisono.plan.ranges import ranges_of
 from unisono.planner.alike import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device
-from unisono.planner.machines.order import owners
+from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.source import Source
 from unisono.planner.stack import Stack
 from unisono.planner.timetables import chunks, copies, in_flight, of
@@ -213,7 +213,8 @@ def end_elements(model: Transformer, plan: Plan, stem: bool, head: bool) -> floa
 
 def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """What one micro-batch keeps on a rank."""
-    if isinstance(plan.tp, Grid) or (stack.autograd and model.latent is None):  # nobody else plays grids
+    # Nobody else plays grids, or computes by virtual shards.
+    if isinstance(plan.tp, Grid) or virtual_of(plan) > 1 or (stack.autograd and model.latent is None):
         return _kept_by_us(model, plan, stack, micro_batch)
     item, fused, shared = ITEM[plan.precision], stack.fused_attention, stack.sequence_parallel
 
@@ -360,21 +361,25 @@ def item_of(plan: Plan, stack: Stack) -> int:
 def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> Kept:
     """Activations of our own GPT."""
     item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
+    shards = {"shards": virtual_of(plan)} if own is row_kept else {}
 
     def block(recompute: str) -> float:
         return own.block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, cp_kind=plan.cp_kind,
-            recompute=recompute, itemsize=item, composed=stack.composed,
+            recompute=recompute, itemsize=item, composed=stack.composed, **shards,
         )  # fmt: skip
 
     sizes = micro_batch, plan.tp, plan.cp, item
-    full = plan.recompute == "full"
+    # Fused attention keeps no scores that could be left out; that of virtual shards writes them.
+    modes = ("full", "selective") if virtual_of(plan) > 1 else ("full",)
+    mode, whole = plan.recompute if plan.recompute in modes else "none", block("none")
+    live = {"full": whole, "selective": whole - block(mode)}.get(mode, 0.0)
     met = grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0
     return Kept(
-        block=block("full" if full else "none"),
-        live=(block("none") if full else 0.0) + met,
-        stem=own.stem_bytes(model, *sizes),
-        head=own.head_bytes(model, *sizes, composed=stack.composed),
+        block=block(mode),
+        live=live + met,
+        stem=own.stem_bytes(model, *sizes, **shards),
+        head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
         loss=own.loss_bytes(model, *sizes),
         owed=own.owed_bytes(model, *sizes),
     )

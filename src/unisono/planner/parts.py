@@ -1,6 +1,6 @@
 """What a price is made of: passes, rows, traffic, and the step that they add up to."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from unisono.plan import Plan
@@ -50,7 +50,7 @@ class Price:
 class Kernels:
     """Passes over one block, `more` what the backward one computes a second time, and seconds of stem and head,
     (forward, backward), for one micro-batch: what needs the shapes of kernels, the dear part of a price. products: of
-    the head's seconds, both ways. rims: what both send on tp, where that counts: it is in their seconds."""
+    the head's seconds, both ways. rims: what both send, by axis, where that counts: it is in their seconds."""
 
     ahead: PassSeconds
     back: PassSeconds
@@ -58,7 +58,7 @@ class Kernels:
     stem: tuple[float, float]
     head: tuple[float, float]
     products: float = 0.0
-    rims: Traffic = field(default_factory=Traffic)
+    rims: Mapping[str, Traffic] = field(default_factory=dict)
 
     @property
     def totals(self) -> "Totals":

@@ -10,7 +10,7 @@ from unisono.planner.collectives import all_reduce, bus, message
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster, Device
-from unisono.planner.machines.order import owners, stride
+from unisono.planner.machines.order import owners, stride, virtual_of
 from unisono.planner.memory import RowShare, by_zero, item_of
 from unisono.planner.parts import (
     Passes,
@@ -182,7 +182,8 @@ def met(plan: Plan, cluster: Cluster, stack: Stack, share: RowShare) -> dict[str
     if late:
         item = wires.scattered(plan, stack.reduce_bytes)
         parts["shard"] = _added(_dealt(plan, cluster, stack, some, item) for some in late)
-    if plan.cp > 1 and plan.shard == 1:
+    # By virtual shards each pass has added up its own.
+    if plan.cp > 1 and plan.shard == 1 and virtual_of(plan) == 1:
         net = bus(cluster, stride(plan, "cp", cluster.order), plan.cp, stack.dp_bus)
         # Experts that ep has dealt to all of cp's ranks are each on one of them.
         whole = share.blocks + share.ends + (share.routed if plan.ep < plan.cp * plan.tp else 0.0)

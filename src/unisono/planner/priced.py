@@ -114,11 +114,10 @@ def _puts_away(plan: Plan) -> bool:
 
 
 def _known(ask: Question) -> None:
-    """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; layers by virtual
-    shards, whose many small products nobody counts; and what was never measured on the machine."""
+    """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; and what was never
+    measured on the machine."""
     plan = ask.plan
-    strange = {"sync"} if getattr(member("sync", plan.sync), "virtual", 1) > 1 else set()
-    strange |= {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
+    strange = {key for key in ("sync", "codec", "collective") if member(key, getattr(plan, key)) is None}
     strange |= {*machine(ask.cluster).unmeasured(plan)}
     if ask.cluster.host is not None and attending(ask.model) is None:
         strange |= {"cp", "ep"}

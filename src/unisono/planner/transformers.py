@@ -1,6 +1,7 @@
 """A transformer on devices: what each row of the pipeline takes for one micro-batch, of what its passes do."""
 
 from collections.abc import Iterator
+from functools import reduce
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
@@ -10,7 +11,7 @@ from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
 from unisono.planner.machines.cluster import Cluster
-from unisono.planner.machines.order import stride
+from unisono.planner.machines.order import stride, virtual_of
 from unisono.planner.memory import Memory, item_of, of_row, rows_seen, share_of
 from unisono.planner.parts import Blocks, Detail, Kernels, KindOfBlock, Passes, Rows, Totals, owned
 from unisono.planner.stack import Stack
@@ -37,7 +38,7 @@ def kernels(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micr
         (_end(stem[0]), _end(stem[1])),
         (_end(head[0]), _end(head[1])),
         sum(one.arithmetic for one in head),
-        sum((one.talk.get("tp", Traffic()) for one in (*stem, *head)), Traffic()),
+        reduce(joined, (one.talk for one in (*stem, *head)), {}),
     )
 
 
@@ -124,7 +125,8 @@ def passes(
         model.n_layer / plan.pp * micros,
         micros / plan.pp,
     )
-    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims - each.kernels.rims.exposed
+    ends_ = sum(each.rows.stem) + sum(each.rows.head) - each.blocks.rims
+    ends_ -= sum(traffic.exposed for traffic in each.kernels.rims.values())
     return Passes(
         rows=each.rows,
         handed=message_bytes(model, plan, stack, micro_batch),
@@ -149,6 +151,8 @@ def _send(model: Transformer, plan: Plan, cluster: Cluster, stack: Stack, micro_
 
 def message_bytes(model: Transformer, plan: Plan, stack: Stack, micro_batch: float) -> float:
     whole = micro_batch * model.context / plan.cp * model.d_model * item_of(plan, stack)
+    if virtual_of(plan) > 1:  # by which positions are whole on tp
+        return whole
     return whole / plan.tp if stack.scatter_gather or stack.sequence_parallel else whole
 
 
@@ -168,8 +172,7 @@ def inside_blocks(
             (sent, seconds), _ = gathering.total(model, kind.plan, cluster, stack, alone)
             made["shard"] = Traffic(sent * many, seconds * many, kind.blocks.shard * many)
         found = joined(found, made)
-    if each.kernels.rims.seconds:
-        found["tp"] += each.kernels.rims * (micros / plan.pp)
+    found = joined(found, {axis: own * (micros / plan.pp) for axis, own in each.kernels.rims.items()})
     if gathering.deals(plan):
         _, rims = gathering.total(model, plan, cluster, stack)
         own = Traffic(*(micros / plan.pp * part for part in (*rims, each.blocks.rims)))

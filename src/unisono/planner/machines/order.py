@@ -4,6 +4,7 @@ Ranks are numbered along the axes of an order, the innermost first: neighbours i
 """
 
 from unisono.plan import Plan
+from unisono.plan.grammar import member
 from unisono.plan.grid import columns_of
 
 Order = tuple[str, ...]  # of all axes, the innermost first
@@ -22,14 +23,27 @@ def stride(plan: Plan, axis: str, order: Order = USUAL) -> int:
     return apart
 
 
+def virtual_of(plan: Plan) -> int:
+    """Virtual shards by which every layer is computed, 1: layers as they are."""
+    return getattr(member("sync", plan.sync), "virtual", 1)
+
+
+def dealers(plan: Plan) -> int:
+    """Ranks that deal out parameters and their states: those of shard, and with them those of cp, unless virtual shards
+    have added up what these make."""
+    if plan.shard == 1:
+        return 1
+    return plan.shard * (plan.cp if virtual_of(plan) == 1 else 1)
+
+
 def owners(plan: Plan, order: Order = USUAL) -> tuple[int, int]:
     """(ranks that deal out what ZeRO shares, how far apart they are): those of shard and of cp, whose ranks have the
     same weights, as (shard x cp) meshes of FSDP and Megatron's distributed optimiser do; one rank where shard is 1."""
-    if plan.shard == 1:
+    ranks = dealers(plan)
+    if ranks == 1:
         return 1, 1
-    own = [axis for axis in ("shard", "cp") if getattr(plan, axis) > 1]
+    own = [axis for axis in ("shard", "cp")[: 1 if ranks == plan.shard else 2] if getattr(plan, axis) > 1]
     outer = max(stride(plan, axis, order) * getattr(plan, axis) for axis in own)
-    ranks = plan.shard * plan.cp
     return ranks, outer // ranks
 
 

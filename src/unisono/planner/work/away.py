@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.plan.away import again_of, away_of
-from unisono.planner.machines.order import owners
+from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import share_of
-from unisono.planner.work import kept
+from unisono.planner.work import kept, virtual_kept
 from unisono.planner.work.stage import ITEM
 from unisono.planner.work.transformer import Transformer
 
@@ -63,6 +63,7 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
             "cp": plan.cp,
             "ep": plan.ep,
             "cp_kind": plan.cp_kind,
+            "shards": virtual_of(plan),
         }
 
         def block(mode: str) -> float:
@@ -71,8 +72,12 @@ def copied(model: Transformer, plan: Plan, micro_batch: int, row: int, composed:
         rest = layers - again.full - again.selective
         left = again.full * block("full") + again.selective * block("selective") + rest * block("none")
         # The loss is made of what the head gives, and lies outside of it.
-        head = kept.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed)
-        head -= micro_batch * model.context / plan.cp * (wide * model.vocab / plan.tp + 8)
+        shards = virtual_of(plan)
+        head = kept.head_bytes(model, micro_batch, plan.tp, plan.cp, e, composed, shards)
+        lost = wide * model.vocab / plan.tp + 8
+        if shards > 1:
+            lost = virtual_kept.classified(model, plan.tp, e, shards)
+        head -= micro_batch * model.context / plan.cp * lost
         left += share.head * head
         back += left
     return Copied(left, ahead, back, step)

@@ -7,14 +7,16 @@ mask and softmax, and dropout of the scores.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
+from unisono.planner.machines.order import virtual_of
 from unisono.planner.source import Source
 from unisono.planner.timetables import of
-from unisono.planner.work import grids, sparse
-from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work import grids, sparse, virtual
+from unisono.planner.work.stage import ITEM, OURS, Habits, MatrixProduct, PartPass, Transfer
 from unisono.planner.work.transformer import Transformer, crossings
 
 _COUNTED = Source(
@@ -37,6 +39,8 @@ def own_list(model: Transformer, habits: Habits) -> bool:
 def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool) -> PartPass:
     """One pass over one block; of dense and sparse blocks the mean. Backwards, without recomputation, each product has
     two of its own size."""
+    if virtual_of(plan) > 1:
+        return _by_shards(model, plan, habits, micro_batch, backward=backward)
     tokens, item = _tokens(model, plan, micro_batch), ITEM[plan.precision]
     grid = isinstance(plan.tp, Grid)
     products = tuple(grids.products(model, plan, micro_batch) if grid else _products(model, plan, tokens))
@@ -78,8 +82,31 @@ def block(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *,
     )
 
 
+def _by_shards(
+    model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, backward: bool
+) -> PartPass:
+    """The same by virtual shards: positions are whole on tp, and attention is written out."""
+    products = tuple(virtual.products(model, plan, micro_batch))
+    if backward:
+        products = tuple(one for product in products for one in product.gradients)
+    made, whole = virtual.scores(model, plan, micro_batch), replace(OURS, sequence_parallel=False)
+    tokens = _tokens(model, plan, micro_batch)
+    return PartPass(
+        products=products,
+        scores=tuple(one._replace(times=2.0 * one.times) for one in made) if backward else made,
+        moved=_moved(model, plan, whole, tokens, backward)
+        + virtual.moved(model, plan, micro_batch, backward),
+        masks=_masks(model, plan, whole, tokens),
+        kernels=(BACKWARD_LAUNCHES if backward else FORWARD_LAUNCHES)
+        + virtual.kernels(model, plan, habits, backward),
+        calls=tuple(virtual.block_calls(model, plan, micro_batch, backward)),
+    )
+
+
 def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
     """What the backward pass of one block computes once more: nothing, the scores, or the whole forward pass."""
+    if virtual_of(plan) > 1:
+        return _again_by_shards(model, plan, habits, micro_batch)
     if plan.recompute == "full":
         ahead = block(model, plan, habits, micro_batch, backward=False)
         others = tuple(call for call in ahead.calls if call.told != "tp")
@@ -95,11 +122,30 @@ def again(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) ->
     return PartPass(calls=sent)
 
 
+def _again_by_shards(model: Transformer, plan: Plan, habits: Habits, micro_batch: float) -> PartPass:
+    """The same by virtual shards, whose scores are always written."""
+    calls = tuple(virtual.again_calls(model, plan, micro_batch))
+    if plan.recompute == "full":
+        return block(model, plan, habits, micro_batch, backward=False).like(calls=calls)
+    if plan.recompute != "selective":
+        return PartPass()
+    made = virtual.attention(model, plan, micro_batch)
+    return PartPass(
+        scores=virtual.scores(model, plan, micro_batch), moved=made.moved, kernels=made.kernels, calls=calls
+    )
+
+
 def stem(model: Transformer, plan: Plan, micro_batch: float, *, backward: bool) -> PartPass:
     """The embedding: rows read and added, or gradients scattered."""
     moved = _tokens(model, plan, micro_batch) * model.d_model * ITEM[plan.precision]
+    many = 0.0
+    if virtual_of(plan) > 1:  # each shard of the rank looks all tokens up
+        own = virtual.shards_of(model, plan, micro_batch)
+        moved, many = moved * own.features, virtual.end_kernels(own, head=False, backward=backward)
     return PartPass(
-        moved=moved * (8 if backward else 4), calls=_end_calls(model, plan, micro_batch, backward, stem=True)
+        moved=moved * (8 if backward else 4),
+        kernels=many,
+        calls=_end_calls(model, plan, micro_batch, backward, stem=True),
     )
 
 
@@ -109,6 +155,12 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
     rows, columns = (plan.tp.rows, plan.tp.columns) if isinstance(plan.tp, Grid) else (1, plan.tp)
     times = 2.0 if backward else 1.0
     product = MatrixProduct(tokens / rows, model.d_model, model.vocab / columns, times=times)
+    many = 0.0
+    if virtual_of(plan) > 1:
+        product = virtual.head_product(model, plan, micro_batch)
+        product = product._replace(times=times * product.times)
+        own = virtual.shards_of(model, plan, micro_batch)
+        many = virtual.end_kernels(own, head=True, backward=backward)
     if habits.fused_loss:  # cast, and one kernel; their gradient
         moved = 6 if backward else 14
     else:  # in fp32, kernel by kernel: cast, maximum, difference, exponential, sum, quotient; their gradient
@@ -116,6 +168,7 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
     return PartPass(
         products=(product,),
         moved=tokens * model.vocab / plan.tp * moved,
+        kernels=many,
         calls=_end_calls(model, plan, micro_batch, backward, stem=False),
     )
 
@@ -123,7 +176,10 @@ def head(model: Transformer, plan: Plan, habits: Habits, micro_batch: float, *, 
 def _end_calls(
     model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool
 ) -> tuple[Transfer, ...]:
-    """Of a grid, in which whole tables meet; in one row what an end sends is little beside the blocks'."""
+    """Of a grid, in which whole tables meet, and of virtual shards; in one row what an end sends is little beside the
+    blocks'."""
+    if virtual_of(plan) > 1:
+        return tuple(virtual.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))
     if not isinstance(plan.tp, Grid):
         return ()
     return tuple(grids.end_calls(model, plan, micro_batch, backward, stem=stem, head=not stem))

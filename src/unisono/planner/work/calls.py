@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
+from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work import networks, passes, tables
 from unisono.planner.work.dealt import TOLD, expert_rows, without_experts
-from unisono.planner.work.inside import StageElements, dealers, item, leafwise, of_pass, summed
+from unisono.planner.work.inside import StageElements, item, leafwise, of_pass, summed
 from unisono.planner.work.networks import Network
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
@@ -155,14 +156,15 @@ def _told(
     if plan.dp > 1:
         yield Transfer("dp", "all_gather", WIDE * places * plan.dp, later=True)
     if plan.inner > 1:
-        yield Transfer("replica", "all_reduce", WIDE * (_squares(model, apart) + places))
+        yield Transfer("replica", "all_reduce", WIDE * (_squares(model, apart) * virtual_of(plan) + places))
     if isinstance(model, Transformer) and model.experts and not model.apart and plan.world > 1:
         routers = model.experts.layers(0, model.n_layer)
         yield Transfer("world", "all_reduce", WIDE * routers * (model.experts.count + TOLD))
 
 
 def _squares(model: Transformer | Network, rows: bool) -> int:
-    """Squared norms that a replica adds up: one for each tensor of the model, or for each row of each."""
+    """Squared norms that a replica adds up: one for each tensor of the model, or for each row of each, which virtual
+    shards cut into as many."""
     if isinstance(model, Network):
         if not rows:
             return sum(part.tensors for part in model.workload.parts)

@@ -8,8 +8,9 @@ from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.plan.grid import Grid
 from unisono.planner.alike import Alike
+from unisono.planner.machines.order import dealers, virtual_of
 from unisono.planner.memory import in_one_piece
-from unisono.planner.work import grids, tables, wires
+from unisono.planner.work import grids, tables, virtual, wires
 from unisono.planner.work.blocks import context_again, filled, own_context_calls, own_tensor_calls
 from unisono.planner.work.channels import DealtPart
 from unisono.planner.work.dealt import again_calls, layer_calls, leaf_calls, without_experts
@@ -72,7 +73,10 @@ def of_pass(
         if alike.tp < plan.tp:  # the ranks of tp deal positions as those of cp do
             made = [call._replace(axis="cp+tp" if plan.cp > 1 else "tp") for call in made]
         found += [call._replace(times=blocks * call.times) for call in made]
-    if own.attends and isinstance(plan.tp, Grid):
+    if own.attends and virtual_of(plan) > 1:
+        ends = {"stem": own.stem, "head": own.head}
+        found += virtual.end_calls(model, plan, micro_batch, backward, **ends)
+    elif own.attends and isinstance(plan.tp, Grid):
         ends = {"stem": own.stem, "head": own.head}
         found += grids.end_calls(model, plan, micro_batch, backward, **ends)
     elif own.attends and plan.tp > 1:
@@ -87,6 +91,9 @@ def of_pass(
 def _of_block(model: Any, plan: Plan, micro_batch: int, backward: bool) -> list[Transfer]:
     """Of one block that is played as the plan says, beside its weights."""
     found: list[Transfer] = []
+    if virtual_of(plan) > 1:
+        found += virtual.block_calls(model, plan, micro_batch, backward)
+        return [*found, *(virtual.again_calls(model, plan, micro_batch) if backward else ())]
     if isinstance(plan.tp, Grid):
         found += grids.block_calls(model, plan, micro_batch, backward)
         if backward and plan.recompute == "full":
@@ -147,14 +154,11 @@ def _of_ends(
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)
 
 
-def dealers(plan: Plan) -> int:
-    """Ranks that deal out parameters and their states: those of shard, and with them those of cp."""
-    return plan.shard * plan.cp if plan.shard > 1 else 1
-
-
 def summed(plan: Plan, elements: float, alone: float) -> list[tuple[str, float]]:
     """(axis, elements) of gradients of which each rank has a part of the sum, after a step's last pass. alone: of all
-    elements, those that every rank of tp has."""
+    elements, those that every rank of tp has. By virtual shards each pass has added up its own."""
+    if virtual_of(plan) > 1:
+        return []
     seen = plan.cp if plan.shard == 1 else 1
     whole = "+".join(axis for axis, ranks in (("cp", seen), ("tp", plan.tp)) if ranks > 1)
     parts = [("cp", elements - alone)] if seen > 1 else []

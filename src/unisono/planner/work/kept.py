@@ -9,6 +9,8 @@ CPU with PyTorch 2.13, and held to that by tests/models/test_kept.py.
 """
 
 from unisono.plan import Plan
+from unisono.planner.machines.order import virtual_of
+from unisono.planner.work import virtual_kept
 from unisono.planner.work.dealt import INDEX
 from unisono.planner.work.experts import Experts, matrices
 from unisono.planner.work.transformer import Transformer
@@ -16,13 +18,19 @@ from unisono.planner.work.transformer import Transformer
 
 def block_bytes(
     model: Transformer, *, micro_batch: int, tp: int = 1, cp: int = 1, ep: int = 1, recompute: str = "none",
-    itemsize: int = 4, composed: bool = False, cp_kind: str = "ring", sparse: float | None = None,
+    itemsize: int = 4, composed: bool = False, cp_kind: str = "ring", sparse: float | None = None, shards: int = 1,
 ) -> float:  # fmt: skip
     """Bytes of one block and one micro-batch on one rank.
 
     itemsize: of what products compute with; below 4 it is autocast. composed: RMS norms of several kernels, as on a
-    CPU, which keep one tensor more. sparse: how much of it has experts, the mean of all blocks if None.
+    CPU, which keep one tensor more. sparse: how much of it has experts, the mean of all blocks if None. shards: virtual
+    ones by which it is computed.
     """
+    if shards > 1:
+        return virtual_kept.block_bytes(
+            model, micro_batch=micro_batch, shards=shards, normed=_norm(model, max(4, itemsize), composed), tp=tp,
+            cp=cp, recompute=recompute, itemsize=itemsize,
+        )  # fmt: skip
     tokens, h, e, wide = _tokens(model, micro_batch, cp), model.d_model, itemsize, max(4, itemsize)
     if recompute == "full":
         return tokens * wide * h / tp
@@ -47,6 +55,10 @@ def block_bytes(
 def attention_bytes(model: Transformer, micro_batch: int, plan: Plan, itemsize: int) -> float:
     """Of these bytes what is left while the gradients of attention are made."""
     e, wide = itemsize, max(4, itemsize)
+    if (shards := virtual_of(plan)) > 1:
+        norm = _norm(model, wide, True) + e * model.d_model
+        attended = virtual_kept.attended_bytes(model, micro_batch, shards, plan.tp, plan.cp, e, False)
+        return _tokens(model, micro_batch, plan.cp) * norm + attended
     attended = attended_bytes(model, e, False, plan.cp, plan.cp_kind)
     norm = _norm(model, wide, True) / plan.tp
     return _tokens(model, micro_batch, plan.cp) * (norm + e * model.d_model + attended / plan.tp)
@@ -89,8 +101,13 @@ def head_bytes(
     cp: int = 1,
     itemsize: int = 4,
     composed: bool = False,
+    shards: int = 1,
 ) -> float:
     """Bytes of the last norm, the classifier and the loss: what they keep."""
+    if shards > 1:
+        normed = _norm(model, max(4, itemsize), composed)
+        sizes = {"shards": shards, "normed": normed, "tp": tp, "cp": cp, "itemsize": itemsize}
+        return virtual_kept.head_bytes(model, micro_batch, **sizes)
     tokens, e, wide = _tokens(model, micro_batch, cp), itemsize, max(4, itemsize)
     # The log-probabilities, and the targets of 8 bytes.
     kept = _norm(model, wide, composed) / tp + e * model.d_model + wide * model.vocab / tp + 8
@@ -109,8 +126,13 @@ def owed_bytes(model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, i
     return _tokens(model, micro_batch, cp) * itemsize * (model.d_model + model.vocab / tp)
 
 
-def stem_bytes(model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 4) -> float:
+def stem_bytes(
+    model: Transformer, micro_batch: int, tp: int = 1, cp: int = 1, itemsize: int = 4, shards: int = 1
+) -> float:
     """Bytes of the tokens, and of the embedding's dropout mask."""
+    if shards > 1:
+        sizes = {"shards": shards, "tp": tp, "cp": cp, "itemsize": itemsize}
+        return virtual_kept.stem_bytes(model, micro_batch, **sizes)
     wide = max(4, itemsize)
     return _tokens(model, micro_batch, cp) * (8 + (wide * model.d_model / tp if model.noisy else 0.0))
 

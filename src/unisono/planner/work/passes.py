@@ -6,9 +6,12 @@ from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner.alike import Alike, in_rows, in_stages, is_uniform
 from unisono.planner.cuts import rows_of, stages_of
+from unisono.planner.machines.order import virtual_of
 from unisono.planner.memory import kept_in, passing, share_in
 from unisono.planner.source import Source
 from unisono.planner.timetables import ends, of
+from unisono.planner.work import virtual
+from unisono.planner.work.blocks import again as made_again
 from unisono.planner.work.blocks import block
 from unisono.planner.work.dealt import held_experts
 from unisono.planner.work.inside import StageElements, leafwise, with_step
@@ -34,14 +37,15 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
     last, tp, (dealt, whole) = len(counts) - 1, plan.tp, model.block_parameters
     # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
     once = last == 0 and not leafwise(plan)
-    handed = float(model.context * model.d_model / tp / plan.cp)
+    by_shards = virtual_of(plan) > 1  # positions are whole on tp, and every pass adds up its own
+    handed = float(model.context * model.d_model / (1 if by_shards else tp) / plan.cp)
     for place, (blocks, alike) in enumerate(zip(counts, in_stages(model, plan), strict=True)):
         stem, head = place == 0, place == last
         ends_ = [
             part for part, here in ((model.stem_parameters, stem), (model.head_parameters, head)) if here
         ]
         rim = sum(on_rank(tp, *end) for end in ends_) - (model.tied_elements / tp if once else 0)
-        apart = tp > 1 and not isinstance(tp, Grid)
+        apart = tp > 1 and not isinstance(tp, Grid) and not by_shards
         alone = blocks * whole + sum(rest for _, rest in ends_) if apart else 0.0
         alone += sum(one.blocks * dealt for one in alike if one.plan.tp < tp)
         kinds = tuple((one, dealt_elements(model, one.plan)) for one in alike)
@@ -76,6 +80,10 @@ def _stage(model: Transformer, plan: Plan, own: StageElements, micro_batch: int,
         forward = _counted(model, alike, blocks, micro_batch, backward=False)
         ahead, back = ahead + forward, back + _counted(model, alike, blocks, micro_batch, backward=True)
         again = again + (forward if alike.recompute == "full" else PassCounts())
+        if (
+            alike.recompute == "selective" and virtual_of(plan) > 1
+        ):  # else attention is fused, and nobody counts it
+            again = again + _attention_again(model, alike, blocks, micro_batch)
     ends_ = [_ends(model, plan, micro_batch, own.stem, own.head, way) for way in (False, True)]
     made = [with_step(model, plan, own, micro_batch, micros, backward=way) for way in (False, True)]
     return StageWork(
@@ -87,26 +95,38 @@ def _stage(model: Transformer, plan: Plan, own: StageElements, micro_batch: int,
     )
 
 
+def _attention_again(model: Transformer, plan: Plan, layers: float, micro_batch: int) -> PassCounts:
+    work = made_again(model, plan, OURS, micro_batch)
+    flops = sum(one.flops for one in work.scores)
+    return PassCounts(attention=layers * flops, elementwise=layers * work.moved, launch=layers * work.kernels)
+
+
 def _counted(
     model: Transformer, plan: Plan, layers: float, micro_batch: int, *, backward: bool
 ) -> PassCounts:
     """What one pass over `layers` blocks computes."""
     work, tokens = block(model, plan, OURS, micro_batch, backward=backward), _tokens(model, plan, micro_batch)
-    drawn = work.masks + tokens * model.context * model.n_head / plan.tp if model.noisy else 0.0
+    weighed, beside = tokens * model.context * model.n_head / plan.tp, 0.0
+    if virtual_of(plan) > 1:
+        weighed = virtual.score_elements(model, plan, micro_batch)
+        beside = virtual.kernels(model, plan, OURS, backward)  # which are not among the usual ones
+    drawn = work.masks + weighed if model.noisy else 0.0
     return PassCounts(
         product=layers * sum(one.flops for one in work.products),
         # Half of both products of attention is masked, unless it is drawn.
-        attention=layers * work.fused * (2.0 if model.noisy else 1.0),
+        attention=layers * (work.fused * (2.0 if model.noisy else 1.0) + sum(p.flops for p in work.scores)),
         elementwise=layers * work.moved,
         weights=ITEM * layers * _read(model, plan) * (2.0 if backward else 1.0),
         noise=0.0 if backward else layers * drawn,
-        launch=layers * (work.kernels * STARTED[backward] + _pieces(plan) * PIECE[backward]),
+        launch=layers
+        * ((work.kernels - beside) * STARTED[backward] + beside + _pieces(plan) * PIECE[backward]),
     )
 
 
 def _read(model: Transformer, plan: Plan) -> float:
-    """Elements of a block's weights that products read: in a grid those of all ranks of a column."""
-    rows = plan.tp.rows if isinstance(plan.tp, Grid) else 1
+    """Elements of a block's weights that products read: in a grid those of all ranks of a column; by virtual shards
+    once for each stretch of the positions."""
+    rows = plan.tp.rows if isinstance(plan.tp, Grid) else max(1, virtual_of(plan) // plan.cp)
     return rows * block_elements(model, plan.tp)
 
 
@@ -117,8 +137,10 @@ def _tokens(model: Transformer, plan: Plan, micro_batch: float) -> float:
 
 def _pieces(plan: Plan) -> float:
     """Pieces of queries and keys that a rank of cp attends with one by one: of its own two stretches of positions
-    three, of every other rank's two (see parallel.attend). A rank of ulysses attends at once."""
-    return 0.0 if plan.cp == 1 or plan.cp_kind == "ulysses" else 2.0 * plan.cp + 1.0
+    three, of every other rank's two (see parallel.attend). A rank of ulysses attends at once; virtual shards have their
+    own."""
+    alone = plan.cp == 1 or plan.cp_kind == "ulysses" or virtual_of(plan) > 1
+    return 0.0 if alone else 2.0 * plan.cp + 1.0
 
 
 def _ends(
@@ -126,13 +148,18 @@ def _ends(
 ) -> PassCounts:
     """The same of stem and head."""
     n, h, tp, k = _tokens(model, plan, micro_batch), model.d_model, plan.tp, 2.0 if backward else 1.0
+    launch = (5.0 if backward else 3.0) * (stem + head)
+    if virtual_of(plan) > 1:
+        own = virtual.shards_of(model, plan, micro_batch)
+        for end in [False] * stem + [True] * head:
+            launch += virtual.end_kernels(own, head=end, backward=backward)
     return PassCounts(
         product=2.0 * k * n * h * model.vocab / tp if head else 0.0,
         elementwise=ITEM * n * h * (6 if backward else 4) * (stem + head) / tp,
         logits=ITEM * 3 * n * model.vocab / tp if head else 0.0,
         weights=ITEM * model.vocab * h / tp if head else 0.0,
         noise=n * h / tp if model.noisy and stem and not backward else 0.0,
-        launch=(5.0 if backward else 3.0) * (stem + head),
+        launch=launch,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from unisono.plan import Plan
 from unisono.plan.grid import columns_of
+from unisono.planner.machines.order import dealers
 from unisono.planner.source import Source
 
 ITEM: Annotated[dict[str, int], Source("specification", "bytes of the dtype")] = {
@@ -115,7 +116,7 @@ class Transfer(NamedTuple):
         if self.axis == "cut":
             return plan.tp // plan.ep
         if self.axis == "shard":  # ranks of cp deal out states with those of shard
-            return plan.shard * plan.cp if plan.shard > 1 else 1
+            return dealers(plan)
         if "+" in self.axis:
             return prod(getattr(plan, axis) for axis in self.axis.split("+"))
         if self.axis in ("experts", "expert"):

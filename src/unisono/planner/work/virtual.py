@@ -1,0 +1,293 @@
+"""What ranks compute and send where every layer is computed by virtual shards (`sync=canonical:shards=S`).
+
+Of S shards of each width, of the heads and of the vocabulary a rank of tp has S / tp, of S stretches of the positions a
+rank of cp has S / cp. Each product is made at the shape of one of each, and so is each call: what tp adds up crosses it
+by stretches, weights' gradients cross cp by shards, gathered and added along a tree. Positions are whole on tp.
+Of the ranks of cp the last one is counted, whose queries see most keys: the others wait for it.
+tests/planner/test_virtual.py holds products and kernels to what is started, tests/planner/test_calls.py calls to what
+is sent.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, NamedTuple
+
+from unisono.plan import Plan
+from unisono.planner.machines.order import virtual_of
+from unisono.planner.source import Source
+from unisono.planner.work.stage import ITEM, Habits, MatrixProduct, PartPass, Transfer
+from unisono.planner.work.transformer import Transformer
+
+_COUNTED = Source("specification", "kernels of parallel.virtual, counted")
+# Of attention that is written out: products, quotient, mask (of two), masking, softmax; backward those that these have.
+WRITTEN_KERNELS: Annotated[int, _COUNTED] = 7
+# That draw one mask of dropout; backward, of what it drops.
+MASK_KERNELS: Annotated[tuple[int, int], _COUNTED] = (79, 2)
+# Of a norm over squares that is no kernel of its own.
+COMPOSED_KERNELS: Annotated[tuple[int, int], _COUNTED] = (6, 14)
+# Elements that attention's kernels read and write of a score between its products.
+_SCORE: Annotated[tuple[float, float], _COUNTED] = (6.0, 7.0)
+_TERM = 3.0  # two read, their sum written
+_COPY = 2.0  # read and written
+
+
+class Shards(NamedTuple):
+    """Of one rank. count: of the model. features, stretches: that it has. tokens: of one stretch. keys: that the
+    queries of each of its stretches see."""
+
+    count: int
+    features: int
+    stretches: int
+    tokens: float
+    keys: tuple[int, ...]
+
+    @property
+    def each(self) -> int:
+        """Products that the rank makes of one of a layer's."""
+        return self.features * self.stretches
+
+
+def shards_of(model: Transformer, plan: Plan, micro_batch: float) -> Shards:
+    """Of the last rank of cp."""
+    count = virtual_of(plan)
+    stretch, own = model.context // count, count // plan.cp
+    keys = tuple(stretch * (place + 1) for place in range(count - own, count))
+    return Shards(count, count // plan.tp, own, micro_batch * stretch, keys)
+
+
+def columns_of(model: Transformer) -> list[tuple[int, int]]:
+    """(inner, columns) of a block's products that deal their outputs: each reads what a norm gives."""
+    ups = [(model.d_model, model.d_ff)] * (2 if model.gated else 1)
+    return [(model.d_model, model.qkv_width), *ups]
+
+
+def rows_of(model: Transformer) -> list[tuple[int, int]]:
+    """The same of those that deal their inputs, whose results tp adds up."""
+    return [(model.n_head * model.head_width, model.d_model), (model.d_ff, model.d_model)]
+
+
+def products(model: Transformer, plan: Plan, micro_batch: float) -> list[MatrixProduct]:
+    """Of a block, with weights: each at the shape of one virtual shard, as often as there are such."""
+    own = shards_of(model, plan, micro_batch)
+    found = [
+        MatrixProduct(own.tokens, inner, wide / own.count, times=own.each)
+        for inner, wide in columns_of(model)
+    ]
+    dealt = [
+        MatrixProduct(own.tokens, inner / own.count, wide, times=own.each) for inner, wide in rows_of(model)
+    ]
+    return [found[0], dealt[0], *found[1:], dealt[1]]
+
+
+def scores(model: Transformer, plan: Plan, micro_batch: float) -> tuple[MatrixProduct, ...]:
+    """Of attention, which is written out: of some heads and one stretch of queries with all keys up to its end."""
+    own, found = shards_of(model, plan, micro_batch), list[MatrixProduct]()
+    many, stretch, (inner, width) = model.n_head / own.count, own.tokens / micro_batch, model.score_widths
+    for keys in own.keys:
+        found.append(MatrixProduct(stretch, inner, keys, micro_batch * many, times=own.features))
+        found.append(MatrixProduct(stretch, keys, width, micro_batch * many, times=own.features))
+    return tuple(found)
+
+
+def score_elements(model: Transformer, plan: Plan, micro_batch: float) -> float:
+    """Scores that a rank writes in one pass over a block."""
+    own = shards_of(model, plan, micro_batch)
+    return own.tokens * sum(own.keys) * model.n_head / plan.tp
+
+
+def head_product(model: Transformer, plan: Plan, micro_batch: float) -> MatrixProduct:
+    """The classifier."""
+    own = shards_of(model, plan, micro_batch)
+    return MatrixProduct(own.tokens, model.d_model, model.vocab / own.count, times=own.each)
+
+
+def kernels(model: Transformer, plan: Plan, habits: Habits, backward: bool) -> float:
+    """That a block starts beside those of a block whose layers are as they are."""
+    own, wide = shards_of(model, plan, 1.0), len(columns_of(model))
+    f, p, each = own.features, own.stretches, own.each
+    written = habits.fused_attention and not model.noisy
+    attention = WRITTEN_KERNELS * each - (1 if written else WRITTEN_KERNELS)
+    composed = COMPOSED_KERNELS[backward] if model.rms and habits.composed else 1
+    found = float(attention + 2 * composed * (p - 1))
+    found += MASK_KERNELS[backward] * (each - 1) if model.noisy else 0
+    casts = 2 * (wide + 2) * (each - 1) if ITEM[plan.precision] < 4 else 0
+    products = (wide + 2) * (each - 1)
+    if backward:
+        return found + 2 * products + casts + _behind(model, plan, own)
+    joined = 2 + wide * (p + 1) + 2 + f + 1
+    return found + products + casts + joined + _copies(model, plan, own) + _terms(model, plan, own)
+
+
+def _copies(model: Transformer, plan: Plan, own: Shards) -> float:
+    """Kernels of a forward pass over a block that put a part in order: stretches, where there are several; a row
+    product's weights and inputs; keys and values, queries, keys that a stretch sees, each for its queries."""
+    f, p, each, wide = own.features, own.stretches, own.each, len(columns_of(model))
+    found = (4 + wide) * p * (p > 1) + 2 * (f + each) * (f > 1)
+    found += 5 * each + 1 - 2 * f  # the last stretch sees keys that are in order
+    found += 0 if f == 1 and plan.cp > 1 else 2 * f  # as those of one shard are that were gathered
+    usual = 4 if model.noisy else 3 if model.kv_heads != model.n_head else 0
+    return (
+        found - usual + (6 if plan.cp > 1 else 0)
+    )  # keys and values, gathered: before, on their way, behind
+
+
+def _terms(model: Transformer, plan: Plan, own: Shards) -> float:
+    """Kernels that add up a row product's terms, here and of the other ranks, and the bias."""
+    each = own.features - 1 + (plan.tp if plan.tp > 1 else 0) + bool(model.bias)
+    return 2 * own.stretches * each
+
+
+def _behind(model: Transformer, plan: Plan, own: Shards) -> float:
+    """Kernels of a backward pass over a block beside products and attention: copies, joins, sums of uses."""
+    f, p, each, wide = own.features, own.stretches, own.each, len(columns_of(model))
+    found = 4 * p * (p > 1) + 4 * each + (2 if plan.cp > 1 else 0) - bool(model.noisy)
+    found += 9 + 2 * wide + 2 * p + f + 2 * f * (p - 1)
+    found += wide * p * (f - 1 + (plan.tp if plan.tp > 1 else 0))
+    uses = sum(1 for _ in _uses(model, own)) + 2 * f
+    found += uses * (p - 1 + (plan.cp if plan.cp > 1 else 0))
+    if model.bias:
+        found += wide + wide * (each - 1) + 2 * (p - 1)
+    return found + (2 * (each - 1) if model.kv_heads != model.n_head else 0)
+
+
+def _uses(model: Transformer, own: Shards) -> Iterator[float]:
+    """Elements of each parameter of a block as stretches use it, each by itself: matrices by shards, and vectors. The
+    gradients of its uses are added up."""
+    for inner, columns in (*columns_of(model), *rows_of(model)):
+        yield from [inner * columns / own.count] * own.features
+    if model.bias:
+        for _, columns in columns_of(model):
+            yield from [columns / own.count] * own.features
+        yield from [float(columns) for _, columns in rows_of(model)]
+    yield from [float(model.d_model)] * (2 * _vectors(model))
+
+
+def _keys_used(model: Transformer, own: Shards) -> float:
+    """Elements of the keys, or the values, of one shard's heads and one sample, which every stretch uses too: for each
+    of its shards a rank has two such."""
+    return model.context * model.kv_width / own.count
+
+
+def _vectors(model: Transformer) -> int:
+    """Of one norm."""
+    return 2 if model.bias and not model.rms else 1
+
+
+def moved(model: Transformer, plan: Plan, micro_batch: float, backward: bool) -> float:
+    """Bytes that a block's kernels move beside those of a block in one row: copies, sums of terms and of uses, and what
+    attention writes."""
+    own, e, wide = shards_of(model, plan, micro_batch), ITEM[plan.precision], max(4, ITEM[plan.precision])
+    here, h, tp = own.tokens * own.stretches, model.d_model, plan.tp
+    apart, columns = own.stretches > 1, columns_of(model)
+    made = sum(some for _, some in columns) / tp
+    more = own.features - 1 + (tp - 1)
+    seen = micro_batch * sum(own.keys) * model.kv_width / tp
+    repeated = micro_batch * sum(own.keys) * model.n_head * model.head_width / tp
+    attended = _SCORE[backward] * score_elements(model, plan, micro_batch)
+    read = sum(inner for inner, _ in rows_of(model)) / tp
+    if backward:
+        uses = sum(_uses(model, own)) + 2 * own.features * micro_batch * _keys_used(model, own)
+        summed = _TERM * uses * (own.stretches - 1 + plan.cp - 1) * wide
+        found = len(columns) * h * more * _TERM * wide + _COPY * (made + read + 2 * h) * e
+        return here * found + summed + e * (attended + 2 * _TERM * (seen + repeated))
+    norms = 2 * _COPY * h * (1 + apart) * wide
+    taken = _COPY * (len(columns) * h * apart * wide + 2 * made * e)
+    given = (_COPY * read * (own.features > 1) + 2 * h * (_TERM * more + _COPY)) * e
+    weights = sum(inner * some for inner, some in rows_of(model)) / tp * _COPY * wide * (own.features > 1)
+    keys = _COPY * (2 * here * model.kv_width / tp + 2 * seen + 2 * repeated + 2 * here * h / tp)
+    casts = 0.0
+    if e < wide:  # of every use of weights and inputs
+        every = sum(inner * some for inner, some in (*columns, *rows_of(model))) / tp
+        casts = (e + wide) * (own.stretches * every + own.features * len(columns) * here * h)
+    return here * (norms + taken + given) + weights + e * (keys + attended) + casts
+
+
+def attention(model: Transformer, plan: Plan, micro_batch: float) -> PartPass:
+    """Of a forward pass over a block what recompute=selective makes once more, beside products and calls."""
+    own, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
+    many = (
+        (WRITTEN_KERNELS + 5) * own.each
+        + 2 * own.features
+        + (MASK_KERNELS[0] * own.each if model.noisy else 0)
+    )
+    seen = (
+        _COPY * 2 * micro_batch * sum(own.keys) * (model.kv_width + model.n_head * model.head_width) / plan.tp
+    )
+    return PartPass(moved=e * (seen + _SCORE[0] * score_elements(model, plan, micro_batch)), kernels=many)
+
+
+def block_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, again: bool = False
+) -> list[Transfer]:
+    """Of one block. again: of a pass that is computed again, which ends with the last tensor that is kept."""
+    own, e = shards_of(model, plan, micro_batch), ITEM[plan.precision]
+    found = list[Transfer]()
+    if plan.tp > 1:
+        whole = plan.tp * own.tokens * model.d_model
+        if backward:
+            nbytes = whole * _stored(plan)
+            found.append(Transfer("tp", "all_gather", nbytes, own.stretches * len(columns_of(model))))
+        else:
+            stops = 1 if again and not model.noisy else 0
+            found.append(Transfer("tp", "all_gather", whole * e, 2.0 * own.stretches - stops))
+    if plan.cp > 1 and backward:
+        found += (Transfer("cp", "all_gather", plan.cp * some * _stored(plan)) for some in _uses(model, own))
+        used = micro_batch * _keys_used(model, own) * e
+        found.append(Transfer("cp", "all_gather", plan.cp * used, 2.0 * own.features))
+    elif plan.cp > 1:
+        found += attention_calls(model, plan, micro_batch)
+    return found
+
+
+def attention_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
+    """Keys and values of all positions, which attention gathers."""
+    if plan.cp == 1:
+        return []
+    whole = micro_batch * model.context * model.kv_width / plan.tp * ITEM[plan.precision]
+    return [Transfer("cp", "all_gather", whole, 2.0)]
+
+
+def again_calls(model: Transformer, plan: Plan, micro_batch: float) -> list[Transfer]:
+    """What a backward pass sends for what it computes once more."""
+    if plan.recompute == "full":
+        return block_calls(model, plan, micro_batch, False, again=True)
+    return attention_calls(model, plan, micro_batch) if plan.recompute == "selective" else []
+
+
+def end_calls(
+    model: Transformer, plan: Plan, micro_batch: float, backward: bool, *, stem: bool, head: bool
+) -> Iterator[Transfer]:
+    """Of the ends of the model that are here."""
+    own, wide = shards_of(model, plan, micro_batch), float(max(4, ITEM[plan.precision]))
+    whole, table = plan.tp * own.tokens * model.d_model, model.vocab * model.d_model / own.count
+    if stem and backward and plan.cp > 1:
+        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), own.features)
+        if model.learned:
+            yield Transfer(
+                "cp", "all_gather", plan.cp * (model.rows or model.context) * model.d_model * _stored(plan)
+            )
+    if stem and not backward and plan.tp > 1:
+        yield Transfer("tp", "all_gather", whole * _stored(plan), own.stretches)
+    if head and backward and plan.tp > 1:
+        yield Transfer("tp", "all_gather", whole * _stored(plan), own.stretches)
+    if head and backward and plan.cp > 1:
+        yield Transfer("cp", "all_gather", plan.cp * table * _stored(plan), own.features)
+        yield Transfer("cp", "all_gather", plan.cp * model.d_model * _stored(plan), _vectors(model))
+    if head and not backward:
+        if plan.tp > 1:  # the largest logit, then the sum and the target's
+            yield Transfer("tp", "all_reduce", own.tokens * wide, own.stretches)
+            yield Transfer("tp", "all_gather", plan.tp * 2 * own.tokens * wide, own.stretches)
+        if plan.cp > 1:  # the loss
+            yield Transfer("cp", "all_gather", plan.cp * wide)
+
+
+def end_kernels(own: Shards, *, head: bool, backward: bool) -> float:
+    """That stem or head starts, for each stretch and for each shard of it."""
+    if head:  # a norm, a product, and of the loss largest, difference, target's, exponential, sum, quotient
+        return own.stretches * (2 + own.features * (6 if backward else 10))
+    return own.stretches * (1 + own.features * (2 if backward else 6))
+
+
+def _stored(plan: Plan) -> float:
+    """Bytes of a weight's gradient as uses make it, of what a table gives, and of what a norm does: fp32 under
+    autocast."""
+    return float(ITEM[plan.precision] if plan.arithmetic.narrow else max(4, ITEM[plan.precision]))
