@@ -11,12 +11,7 @@ from unisono.observe.span import Recorder
 from unisono.parallel.virtual.attention import VirtualCore
 from unisono.parallel.virtual.deal import VirtualDeal
 from unisono.plan import Plan
-from unisono.planner.clusters import cluster
-from unisono.planner.priced import price
-from unisono.planner.question import Question
-from unisono.planner.stack import stack
-from unisono.planner.work.transformer import transformer
-from unisono.spec.errors import ConfigProblems, UsageError
+from unisono.spec.errors import ConfigProblems
 from unisono.spec.model import Facts
 
 pytestmark = pytest.mark.timeout(300)
@@ -86,11 +81,3 @@ def test_attention_by_virtual_shards_is_the_models_own_to_rounding():
 def test_what_cannot_be_dealt_is_refused(plan, says):
     with pytest.raises(ConfigProblems, match=says):
         resolve(recipe(), Plan.parse(plan))
-
-
-def test_it_has_no_price():
-    with pytest.raises(UsageError, match="canonical:shards=4 has no price"):
-        planned = Plan.parse("tp=2 sync=canonical:shards=4 micros=1")
-        price(
-            Question(transformer(recipe().model, 258), planned, cluster("dgx-a100:1"), stack("plain"), 1, 1)
-        )

@@ -48,6 +48,9 @@ def counted(ctx: Any, told: Recipe, plan: str, bytes_: Counter[str]) -> None:
         ("micros=2 recompute=full offload=params{}", {}),
         ("micros=2 offload=params{}+activations", {}),
         ("offload=params{}", {"tie_embeddings": False, "bias": False}),
+        ("blocks=0-1:offload=activations{}", {}),
+        ("offload=optimizer{} blocks=0:offload=params{},recompute=full;2:offload=none", {}),
+        ("offload=activations{} sync=canonical:shards=4", {}),
     ],
 )
 def test_what_is_said_to_be_copied_is_copied(
@@ -60,7 +63,7 @@ def test_what_is_said_to_be_copied_is_copied(
         return true(self, there, source)
 
     monkeypatch.setattr(Lane, "copy", copy)
-    model, text = told(tmp_path, **sizes), plan.format(to)
+    model, text = told(tmp_path, **sizes), plan.replace("{}", to)
     threads(counted, 1, group=False, told=model, plan=text, bytes_=bytes_)
     got = resolve(model, text)
     told_ = replace(transformer(got.recipe.model, 256), states=2)

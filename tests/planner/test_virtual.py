@@ -18,7 +18,8 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.planner.alive import fullest
 from unisono.planner.clusters import cluster
-from unisono.planner.host import memory_on_host, price_on_host
+from unisono.planner.host import price_on_host
+from unisono.planner.host import verdict as on_cores
 from unisono.planner.priced import closed, price, verdict
 from unisono.planner.question import Question
 from unisono.planner.stack import stack
@@ -198,8 +199,11 @@ def test_shards_have_a_price_on_cores() -> None:
         for count in ("", ":shards=2")
     ]
     assert steps[0].step < steps[1].step and steps[0].comm["cp"].bytes < steps[1].comm["cp"].bytes
-    plan = Plan.parse("cp=2 sync=canonical:shards=2")
-    assert memory_on_host(sizes, plan, here(), micro_batch=4, micros=2)[1].total > 0.0
+    held = [
+        on_cores(Question(sizes, Plan.parse(text), here(), stack("plain"), 4, 2)).memory.activations
+        for text in ("cp=2 sync=canonical:shards=2", "cp=2 sync=canonical:shards=2 recompute=full")
+    ]
+    assert held[0] > held[1] > 0.0
 
 
 def test_ranks_of_cp_deal_no_states() -> None:

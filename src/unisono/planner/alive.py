@@ -20,7 +20,7 @@ from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept
 from unisono.planner.work.dealt import held_experts
-from unisono.planner.work.passes import ITEM, dealt_elements
+from unisono.planner.work.passes import ITEM, dealt_elements, each_block
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -99,11 +99,8 @@ class _Lying:
 
 def _parts(model: Transformer, plan: Plan, share: RowShare, row: int) -> list[tuple[Plan, float]]:
     """(bytes of weights before `shard` deals them, the plan that says how): of the ends, and of each block."""
-    experts, ways = held_experts(model, plan), in_order(model, plan, row)
-    blocks = ITEM * (share.blocks + (0.0 if experts.apart else share.routed))
-    weights = [dealt_elements(model, way) for way in ways]
-    each = blocks / sum(weights)  # of rows with two copies of their blocks, and of uneven ones the mean
-    return [(plan, ITEM * share.ends), *((way, each * one) for way, one in zip(ways, weights, strict=True))]
+    held = share.blocks + (0.0 if held_experts(model, plan).apart else share.routed)
+    return [(plan, ITEM * share.ends), *each_block(model, plan, ITEM * held, row)]
 
 
 def _lying(model: Transformer, plan: Plan, parts: Sequence[tuple[Plan, float]], held: _Held) -> _Lying:

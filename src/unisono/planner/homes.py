@@ -5,9 +5,12 @@ of an update all show. On a host of ranks it is a kernel like others, on the sam
 memory until the system writes them out, so both homes cost the same.
 """
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from unisono.plan.away import away_of
+from unisono.plan import Plan
+from unisono.plan.away import Away, away_in, away_of
+from unisono.plan.ranges import ranges_of, text_of
+from unisono.planner.alike import in_order, is_uniform
 from unisono.planner.alive import alive
 from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic
@@ -23,7 +26,7 @@ AXIS = "home"  # under which copies are told beside traffic
 
 def with_homes(got: Price, ask: Question) -> Price:
     """The price with what is copied. Raises UsageError where nobody has said how fast that is."""
-    if not away_of(ask.plan):
+    if not put_away(ask.plan):
         return got
     model, rows = _model(ask), range(ask.plan.pp)
     each = [copied(model, ask.plan, ask.micro_batch, row, ask.stack.composed) for row in rows]
@@ -37,17 +40,33 @@ def with_homes(got: Price, ask: Question) -> Price:
     return replace(got, step=got.step + took.exposed, comm={**got.comm, AXIS: took})
 
 
+def put_away(plan: Plan) -> Away:
+    """What lies elsewhere of any part of the model; of all parts in the same home."""
+    ranges = (one.says("offload") for one in ranges_of(plan.blocks))
+    every = (away_of(plan), *(away_in(text) for text in ranges if text is not None))
+    return Away(*(any(getattr(one, kind.name) for one in every) for kind in fields(Away)))
+
+
+def at_home(plan: Plan) -> Plan:
+    """The same with nothing elsewhere."""
+    ranges = tuple(
+        replace(one, said=tuple(pair for pair in one.said if pair[0] != "offload"))
+        for one in ranges_of(plan.blocks)
+    )
+    return replace(plan, offload="none", blocks=text_of(ranges))
+
+
 def verdict(ask: Question, found: MemoryVerdict) -> MemoryVerdict:
     """The fullest rank with what stays, by the ledger of what is alive; what a host's ranks put into its memory stays
     there. found: the verdict without offload."""
-    away = away_of(ask.plan)
+    away = put_away(ask.plan)
     if not away:
         return found
     model, slack = _model(ask), found.memory.slack / found.memory.allocated
     sizes = {"micro_batch": ask.micro_batch, "micros": ask.micros}
     rows = [alive(model, ask.plan, **sizes, row=row) for row in range(ask.plan.pp)]
     if ask.cluster.host and not away.on_disk:
-        plain = replace(ask.plan, offload="none")
+        plain = at_home(ask.plan)
         rows = [
             max(one, alive(model, plain, **sizes, row=row), key=lambda m: m.total)
             for row, one in enumerate(rows)
@@ -77,10 +96,10 @@ def _on_cores(each: list[Copied], ask: Question, pace: float) -> Traffic:
 
 def _on_device(each: list[Copied], ask: Question, got: Price) -> Traffic:
     """Of the row that shows most. A forward pass is a third of a micro-batch's computing, or a quarter where all of it
-    is computed again."""
+    is computed again; of some blocks, in between."""
     rate = _rate(ask)
     whole = got.busiest / ask.micros
-    ahead = whole / (4.0 if ask.plan.recompute == "full" else 3.0)
+    ahead = whole / (3.0 + _again(ask))
     found = list[Traffic]()
     for one in each:
         forward, back, step = (
@@ -91,6 +110,14 @@ def _on_device(each: list[Copied], ask: Question, got: Price) -> Traffic:
     return max(found, key=lambda traffic: (traffic.exposed, traffic.bytes))
 
 
+def _again(ask: Question) -> float:
+    """Of the model's blocks, those that are computed again wholly."""
+    if is_uniform(ask.plan) or attending(ask.model) is None:
+        return float(ask.plan.recompute == "full")
+    ways = [way for row in range(ask.plan.pp) for way in in_order(_model(ask), ask.plan, row)]
+    return sum(way.recompute == "full" for way in ways) / len(ways)
+
+
 def _rate(ask: Question) -> float:
     """Bytes/s of one device to its home and back, each way."""
     cluster = ask.cluster
@@ -98,7 +125,7 @@ def _rate(ask: Question) -> float:
         cluster.device.host * ask.stack.host_link,
         "host, bytes/s between a device and its host's memory",
     )
-    if rate and away_of(ask.plan).on_disk:
+    if rate and put_away(ask.plan).on_disk:
         node = cluster.loader.devices or cluster.node
         rate, missing = (
             min(rate, cluster.loader.bandwidth / node),

@@ -4,9 +4,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from unisono.plan import Plan
-from unisono.plan.away import away_of
 from unisono.plan.grammar import choice, member
-from unisono.plan.ranges import ALIKE, ranges_of
 from unisono.planner import devices, homes, host, unlike
 from unisono.planner.alike import is_uniform
 from unisono.planner.homes import with_homes
@@ -106,13 +104,6 @@ def settled(ask: Question) -> Question:
     return next((one for one in others if homes.verdict(one, where.verdict(one)).fits), last)
 
 
-def _puts_away(plan: Plan) -> bool:
-    """Whether blocks are not alike, and some of them lie elsewhere, which has no price."""
-    if plan.blocks != ALIKE and away_of(plan):
-        return True
-    return any((one.says("offload") or "none") != "none" for one in ranges_of(plan.blocks))
-
-
 def _known(ask: Question) -> None:
     """Raises UsageError for what has no price: policies, codecs and collectives that nothing plays; and what was never
     measured on the machine."""
@@ -121,7 +112,7 @@ def _known(ask: Question) -> None:
     strange |= {*machine(ask.cluster).unmeasured(plan)}
     if ask.cluster.host is not None and attending(ask.model) is None:
         strange |= {"cp", "ep"}
-    if not is_uniform(plan) and (attending(ask.model) is None or _puts_away(plan)):
+    if not is_uniform(plan) and attending(ask.model) is None:
         strange |= {"blocks", "recompute"} if choice(plan.recompute).options else {"blocks"}
     order = ("sync", "codec", "collective", "recompute", "blocks", "cp", "ep", "precision")
     for key in sorted(strange, key=order.index):

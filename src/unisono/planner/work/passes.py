@@ -4,7 +4,7 @@ from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
-from unisono.planner.alike import Alike, in_rows, in_stages, is_uniform
+from unisono.planner.alike import Alike, in_order, in_rows, in_stages, is_uniform
 from unisono.planner.cuts import rows_of, stages_of
 from unisono.planner.machines.order import virtual_of
 from unisono.planner.memory import kept_in, passing, share_in
@@ -61,6 +61,14 @@ def dealt_elements(model: Transformer, plan: Plan) -> float:
     own, (dealt, whole) = held_experts(model, plan), model.block_parameters
     routed = 0.0 if own.apart else own.matrices + own.biases
     return on_rank(plan.tp, dealt, whole) + model.sparse_share * routed
+
+
+def each_block(model: Transformer, plan: Plan, blocks: float, row: int) -> list[tuple[Plan, float]]:
+    """(the plan that plays all blocks so, its part of `blocks`, which are all of a row): of each block, by elements."""
+    ways = in_order(model, plan, row)
+    weights = [dealt_elements(model, way) for way in ways]
+    each = blocks / sum(weights)  # of rows with two copies of their blocks, and of uneven ones the mean
+    return [(way, each * one) for way, one in zip(ways, weights, strict=True)]
 
 
 def stages(model: Transformer, plan: Plan, micro_batch: int, micros: int) -> tuple[StageWork, ...]:
