@@ -18,8 +18,9 @@ from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import Memory, RowShare, in_one_piece, share_of, states_of_ours
 from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
-from unisono.planner.work import kept
+from unisono.planner.work import kept, virtual_kept
 from unisono.planner.work.dealt import held_experts
+from unisono.planner.work.inside import leafwise
 from unisono.planner.work.passes import ITEM, dealt_elements, each_block
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
@@ -184,6 +185,8 @@ def _moments(
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
     flat = _summed(model, plan, share, own)
     added = own.added if waits else 0.0
+    if leafwise(plan):  # of leaves that came, a partial sum for each level of their tree
+        added = own.dealt * (micros.bit_length() - 1)
     ends, late, widest = ITEM * share.ends, float(waits), given.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
     carry = ITEM * given.micro_batch * model.context * model.d_model / plan.cp
@@ -206,7 +209,7 @@ def _moments(
         grads = max(late * (ends + weights / own.among), (added + late * widest) * (micros > 1))
         found.append((some[1], flat + grads, sent + (held - 1.0) * blocks.kept + under))
     fewer = 0.0 if micros > held else blocks.kept + share.stem * kept.stem_bytes(model, *sizes, shards=shards)
-    if in_one_piece(plan, own.own):
+    if in_one_piece(plan, own.own, (way.zero for way in ways)):
         everything = own.own - own.apart
         # FSDP2 lets go of weights as they travelled when the next piece arrives, or backward begins.
         found.append((some[0], flat + everything, whole + head))
@@ -292,6 +295,8 @@ def _blocks(model: Transformer, plan: Plan, share: RowShare, micro_batch: int, e
     each = {way: _kept(model, way, micro_batch, e, mean) for way in set(ways)}
     tokens = micro_batch * model.context / high.cp
     working = tokens * ITEM * (model.d_ff + model.d_model) / high.tp
+    if virtual_of(plan) > 1:
+        working = virtual_kept.working_bytes(model, micro_batch, virtual_of(plan), high.tp, high.cp)
     made = ITEM * model.d_model * model.d_ff / high.tp
     if top and model.experts:
         # The result of each choice with its gradient, and the gradients of both factors that made it.

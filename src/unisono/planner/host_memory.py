@@ -60,7 +60,8 @@ def _moments(plan: Plan, micros: int, held: float, row: RowWork) -> list[tuple[f
     # The reducer's buffer is there from the first step on, with what a rank sees of the others' when it adds up its
     # part; it takes gradients a few at a time.
     flat = (2.0 - 1.0 / plan.dp) * own / dealers(plan) if plan.dp > 1 else 0.0
-    unit = own if in_one_piece(plan, own) else row.unit
+    zeros = [zero for zero, elements in row.by_zero(plan.zero) if elements]
+    unit = own if in_one_piece(plan, own, zeros) else row.unit
     moving = 2 * unit if plan.shard > 1 else row.widest if plan.dp > 1 else 0.0
     added = sum(
         ITEM * elements / (dealers(plan) if zero > 1 else 1) for zero, elements in row.by_zero(plan.zero)

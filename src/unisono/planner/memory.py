@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
-from unisono.plan.ranges import ranges_of
 from unisono.planner.alike import Alike, as_dealt, in_rows, is_uniform
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.cluster import Device
@@ -385,10 +384,11 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
     )
 
 
-def in_one_piece(plan: Plan, nbytes: float) -> bool:
-    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does."""
-    alike = all(one.says("zero") in (None, "1") for one in ranges_of(plan.blocks))
-    return plan.shard > 1 and plan.zero == 1 and alike and nbytes <= BUCKET
+def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
+    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
+    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    alike = all(zero == 1 for zero in (plan.zero, *zeros))
+    return plan.shard > 1 and alike and nbytes <= BUCKET
 
 
 def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:

@@ -312,7 +312,8 @@ def own_tensor_calls(
     ops = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
     # A product in chunks keeps its input once it has sent its output, so all of it is done again.
     stops = again and plan.chunks == 1
-    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], backward, stops))
+    wide = backward and not plan.arithmetic.narrow  # gradients of what norms give are as norms' weights
+    made = list(crossings(model, filled(model, plan, tokens), ITEM[plan.precision], wide, stops))
     behind = "backward" if backward else ""
     lent = 2 * plan.tp * tokens * model.kv_width / model.kv_heads * ITEM[plan.precision]
     return [

@@ -50,7 +50,7 @@ def calls(
     alone = sum(own.alone for own in here)
     elements = sum(own.inside + own.rim for own in here)
     if (
-        len(here) > 1
+        (len(here) > 1 or plan.arithmetic.narrow)
         and any(own.stem for own in here)
         and any(own.head for own in here)
         and not leafwise(plan)

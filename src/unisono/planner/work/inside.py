@@ -134,7 +134,7 @@ def pieces(plan: Plan, own: StageElements) -> tuple[list[tuple[int, float, float
     """(zero, elements, how many such) of what `shard` gathers at once of the blocks, and elements of the ends: a small
     stage under zero=1 is one piece."""
     whole = own.inside + own.rim
-    if in_one_piece(plan, item(plan) * whole):
+    if in_one_piece(plan, item(plan) * whole, (one.plan.zero for one, _ in own.kinds)):
         return [], whole
     zeros = [one.plan.zero for one, _ in own.kinds] or [plan.zero] * len(own.units)
     return [(zero, *unit) for zero, unit in zip(zeros, own.units, strict=True)], own.rim
@@ -143,12 +143,13 @@ def pieces(plan: Plan, own: StageElements) -> tuple[list[tuple[int, float, float
 def _of_ends(
     model: Transformer, plan: Plan, own: StageElements, micro_batch: int, backward: bool
 ) -> Iterator[Transfer]:
-    """Of stem and head, on tp."""
+    """Of stem and head, on tp. What the stem gives is as wide as its tables are held."""
     wide, narrow, tokens = item(plan), ITEM[plan.precision], micro_batch * model.context / plan.cp
     op, other = ("reduce_scatter", "all_gather") if backward else ("all_gather", "reduce_scatter")
     whole = filled(model, plan, tokens) * model.d_model
-    yield Transfer("tp", op, whole * (wide if backward else narrow), own.head).in_chunks(plan.chunks)
-    yield Transfer("tp", other, whole * wide, own.stem)
+    scattered = wires.carried(plan, wide) if backward else narrow
+    yield Transfer("tp", op, whole * scattered, own.head).in_chunks(plan.chunks)
+    yield Transfer("tp", other, whole * wires.carried(plan, wide), own.stem)
     if not backward and own.head:  # of the loss: the largest logit, then the sum and the target's
         yield Transfer("tp", "all_reduce", tokens * wide)
         yield Transfer("tp", "all_reduce", 2 * tokens * wide)

@@ -35,8 +35,8 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
     """What a rank of every stage has that one micro-batch passes."""
     counts, found = stages_of(model, plan.schedule, plan.pp), list[StageElements]()
     last, tp, (dealt, whole) = len(counts) - 1, plan.tp, model.block_parameters
-    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others.
-    once = last == 0 and not leafwise(plan)
+    # Uses of a tied weight in one stage are two gradients where their sum has to wait for others, or is rounded.
+    once = last == 0 and not leafwise(plan) and not plan.arithmetic.narrow
     by_shards = virtual_of(plan) > 1  # positions are whole on tp, and every pass adds up its own
     handed = float(model.context * model.d_model / (1 if by_shards else tp) / plan.cp)
     for place, (blocks, alike) in enumerate(zip(counts, in_stages(model, plan), strict=True)):

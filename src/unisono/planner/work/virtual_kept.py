@@ -41,6 +41,15 @@ def _weights(model: Transformer, features: int, stretches: int, tp: int, e: int,
     return e * sum(inner * columns for inner, columns in rows_of(model)) / tp * (features > 1)
 
 
+def working_bytes(model: Transformer, micro_batch: int, shards: int, tp: int, cp: int) -> float:
+    """Bytes of gradients on their way in a block's feed-forward layer: of what lies between its products, in parts and
+    joined; of the stream beside it; of its input as each shard makes one, and of weights as each stretch does, before
+    they are added up."""
+    tokens, h = micro_batch * model.context / cp, model.d_model
+    uses = tokens * (h + h * (shards // tp)) + shards // cp * h * model.d_ff / tp
+    return 4.0 * (2.0 * tokens * model.d_ff / tp + uses)
+
+
 def attended_bytes(
     model: Transformer, micro_batch: int, shards: int, tp: int, cp: int, e: int, selective: bool
 ) -> float:
