@@ -134,7 +134,17 @@ def test_what_is_far_too_large_is_said_in_tebibytes(capsys: pytest.CaptureFixtur
             ["--cluster", "dgx-a100", "--plan", "dp=8 offload=params:to=disk", "--train.global_batch", "8"],
             "loader.bandwidth",
         ),
-        (["--plan", "blocks=0:offload=params"], "blocks=alike"),
+        (
+            [
+                "--cluster",
+                "dgx-a100",
+                "--plan",
+                "dp=8 blocks=0:offload=params:to=disk",
+                "--train.global_batch",
+                "8",
+            ],
+            "loader.bandwidth",
+        ),
         (["--cluster", "dgx-a100", "--plan", "cp=3"], "cp=3 does not divide the context 64"),
         (["--cluster", "dgx-a100", "--plan", "cp=8 cp_kind=ulysses"], "cp_kind=ring"),
     ],

@@ -95,7 +95,8 @@ def counted(run: Any, leaves: Any) -> Kernels:
     with seen:
         train_step(run, leaves)
     many = len(leaves) * sum(len(stage.blocks) for stage in run.local.stages.values())
-    for found in (seen.started, seen.products):
+    counts: list[Any] = [seen.started, seen.products]
+    for found in counts:
         assert all(number % many == 0 for number in found.values())  # blocks and micro-batches are alike
         for key in found:
             found[key] //= many

@@ -15,13 +15,13 @@ from unisono.plan.away import away_of
 from unisono.planner.alike import as_dealt, in_order
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.order import owners, virtual_of
-from unisono.planner.memory import Memory, RowShare, in_one_piece, share_of, states_of_ours
+from unisono.planner.memory import Memory, RowShare, share_of, states_of_ours
 from unisono.planner.source import Source
 from unisono.planner.timetables import in_flight, of
 from unisono.planner.work import kept, virtual_kept
 from unisono.planner.work.dealt import held_experts
-from unisono.planner.work.inside import leafwise
-from unisono.planner.work.passes import ITEM, dealt_elements, each_block
+from unisono.planner.work.inside import in_one_piece, leafwise
+from unisono.planner.work.passes import ITEM, dealt_elements, each_block, handed_elements
 from unisono.planner.work.stage import Transfer
 from unisono.planner.work.transformer import Transformer
 
@@ -171,9 +171,8 @@ def _moments(
     model: Transformer, plan: Plan, share: RowShare, own: _Held, given: _Sizes
 ) -> list[tuple[float, float, float]]:
     """(bytes beside the weights, of gradients, of activations)."""
-    e = 2 if plan.precision in ("bf16", "fp16") else int(ITEM)
-    sizes = given.micro_batch, plan.tp, plan.cp, e
-    micros, unit, shards = given.micros, given.unit, virtual_of(plan)
+    e, shards = 2 if plan.precision in ("bf16", "fp16") else int(ITEM), virtual_of(plan)
+    (micros, unit), sizes = (given.micros, given.unit), (given.micro_batch, plan.tp, plan.cp, e)
     held = in_flight(plan.schedule, given.row, plan.pp, micros)
     blocks = _blocks(model, plan, share, given.micro_batch, e, given.row)
     ways = in_order(model, plan, given.row)
@@ -183,14 +182,10 @@ def _moments(
     loss = share.head * kept.loss_bytes(model, *sizes)
     # Sums have a buffer each. Those of replicas alone take gradients as they come; others, once all are there.
     waits = plan.dp == 1 or (plan.cp > 1 and plan.shard == 1) or plan.shard > 1
-    flat = _summed(model, plan, share, own)
-    added = own.added if waits else 0.0
-    if leafwise(plan):  # of leaves that came, a partial sum for each level of their tree
-        added = own.dealt * (micros.bit_length() - 1)
+    flat, added = _summed(model, plan, share, own), _added(plan, own, micros, waits)
     ends, late, widest = ITEM * share.ends, float(waits), given.widest
     # What a stage hands on stays until the next one has it, and what came for it until it is used.
-    carry = ITEM * given.micro_batch * model.context * model.d_model / plan.cp
-    carry /= plan.tp if shards == 1 else 1  # by which positions are whole on tp
+    carry = ITEM * given.micro_batch * handed_elements(model, plan)
     sent = carry * ((0 if share.head else micros + held + 1) if plan.pp > 1 else 0)
     whole += sent
     behind = whole + head * (heads - 1.0) / heads
@@ -243,6 +238,14 @@ def _summed(model: Transformer, plan: Plan, share: RowShare, own: _Held) -> floa
         model.experts and plan.ep * plan.tp > 1 and Transfer("experts", "all_reduce", 1.0).ranks(plan) == 1
     )
     return own.dealt - (ITEM * share.routed if alone else 0.0)
+
+
+def _added(plan: Plan, own: _Held, micros: int, waits: bool) -> float:
+    """Bytes of gradients from one micro-batch to the next: of leaves that came, a partial sum for each level of their
+    tree."""
+    if leafwise(plan):
+        return own.dealt * (micros.bit_length() - 1)
+    return own.added if waits else 0.0
 
 
 def _scattering(

@@ -7,8 +7,9 @@ from unisono.planner.alike import as_dealt
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.host import Host
 from unisono.planner.machines.order import dealers
-from unisono.planner.memory import Memory, at_peak, in_one_piece, states_of_ours
+from unisono.planner.memory import Memory, at_peak, states_of_ours
 from unisono.planner.timetables import in_flight
+from unisono.planner.work.inside import in_one_piece
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import RowWork
 

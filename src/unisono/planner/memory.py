@@ -251,7 +251,7 @@ def kept_in(
 
 def of_share(
     model: Transformer, plan: Plan, stack: Stack, share: RowShare, kept: Kept, held: float
-) -> Memory:  # fmt: skip
+) -> Memory:
     """Memory of a rank with this share and `held` micro-batches in flight.
 
     Of the plan only mesh, zero and precision are read: the rest may be arrays.
@@ -361,6 +361,7 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
     """Activations of our own GPT."""
     item, own = ITEM[plan.precision], grid_kept if isinstance(plan.tp, Grid) else row_kept
     shards = {"shards": virtual_of(plan)} if own is row_kept else {}
+    sizes = micro_batch, plan.tp, plan.cp, item
 
     def block(recompute: str) -> float:
         return own.block_bytes(
@@ -368,27 +369,18 @@ def _kept_by_us(model: Transformer, plan: Plan, stack: Habits, micro_batch: int)
             recompute=recompute, itemsize=item, composed=stack.composed, **shards,
         )  # fmt: skip
 
-    sizes = micro_batch, plan.tp, plan.cp, item
     # Fused attention keeps no scores that could be left out; that of virtual shards writes them.
     modes = ("full", "selective") if virtual_of(plan) > 1 else ("full",)
-    mode, whole = plan.recompute if plan.recompute in modes else "none", block("none")
+    mode, whole = (plan.recompute if plan.recompute in modes else "none"), block("none")
     live = {"full": whole, "selective": whole - block(mode)}.get(mode, 0.0)
-    met = grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0
     return Kept(
         block=block(mode),
-        live=live + met,
+        live=live + (grid_kept.meeting_bytes(model, *sizes) if own is grid_kept else 0.0),
         stem=own.stem_bytes(model, *sizes, **shards),
         head=own.head_bytes(model, *sizes, composed=stack.composed, **shards),
         loss=own.loss_bytes(model, *sizes),
         owed=own.owed_bytes(model, *sizes),
     )
-
-
-def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
-    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
-    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
-    alike = all(zero == 1 for zero in (plan.zero, *zeros))
-    return plan.shard > 1 and alike and nbytes <= BUCKET
 
 
 def _buffers(model: Transformer, plan: Plan, stack: Stack, blocks: float, ends: float) -> float:

@@ -3,6 +3,8 @@
 Ranks are numbered along the axes of an order, the innermost first: neighbours in rank order differ in that one.
 """
 
+from functools import cache
+
 from unisono.plan import Plan
 from unisono.plan.grammar import member
 from unisono.plan.grid import columns_of
@@ -25,7 +27,12 @@ def stride(plan: Plan, axis: str, order: Order = USUAL) -> int:
 
 def virtual_of(plan: Plan) -> int:
     """Virtual shards by which every layer is computed, 1: layers as they are."""
-    return getattr(member("sync", plan.sync), "virtual", 1)
+    return _virtual_in(plan.sync)
+
+
+@cache
+def _virtual_in(sync: str) -> int:
+    return getattr(member("sync", sync), "virtual", 1)
 
 
 def dealers(plan: Plan) -> int:

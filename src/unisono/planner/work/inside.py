@@ -1,6 +1,6 @@
 """What one rank of ours sends inside a pass of a stage: on tp, cp, shard. An axis that meets there adds its calls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from unisono.plan.grammar import member
 from unisono.plan.grid import Grid
 from unisono.planner.alike import Alike
 from unisono.planner.machines.order import dealers, virtual_of
-from unisono.planner.memory import in_one_piece
+from unisono.planner.memory import BUCKET
 from unisono.planner.work import grids, tables, virtual, wires
 from unisono.planner.work.blocks import context_again, filled, own_context_calls, own_tensor_calls
 from unisono.planner.work.channels import DealtPart
@@ -128,6 +128,12 @@ def _dealt(plan: Plan, own: StageElements, micros: int, backward: bool) -> Itera
         if backward:
             scatters = once if zero == 1 and not leafwise(plan) else 1.0
             yield Transfer("shard", scatter, scattered * elements, many * scatters)
+
+
+def in_one_piece(plan: Plan, nbytes: float, zeros: Iterable[int]) -> bool:
+    """Whether `shard` moves all weights of a stage, of so many bytes, at once: as parallel.shard does. zeros: what it
+    deals of the stage's blocks, where some are dealt otherwise than the plan says."""
+    return plan.shard > 1 and all(zero == 1 for zero in (plan.zero, *zeros)) and nbytes <= BUCKET
 
 
 def pieces(plan: Plan, own: StageElements) -> tuple[list[tuple[int, float, float]], float]:

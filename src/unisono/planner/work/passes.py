@@ -37,8 +37,7 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
     last, tp, (dealt, whole) = len(counts) - 1, plan.tp, model.block_parameters
     # Uses of a tied weight in one stage are two gradients where their sum has to wait for others, or is rounded.
     once = last == 0 and not leafwise(plan) and not plan.arithmetic.narrow
-    by_shards = virtual_of(plan) > 1  # positions are whole on tp, and every pass adds up its own
-    handed = float(model.context * model.d_model / (1 if by_shards else tp) / plan.cp)
+    by_shards, handed = virtual_of(plan) > 1, handed_elements(model, plan)  # every pass adds up its own
     for place, (blocks, alike) in enumerate(zip(counts, in_stages(model, plan), strict=True)):
         stem, head = place == 0, place == last
         ends_ = [
@@ -54,6 +53,11 @@ def held(model: Transformer, plan: Plan) -> list[StageElements]:
         parts = float(blocks), units, rim, alone, stem, head, handed, handed
         found.append(StageElements(*parts, kinds=() if uniform else kinds))
     return found
+
+
+def handed_elements(model: Transformer, plan: Plan) -> float:
+    """Of a sample, what goes from stage to stage: by virtual shards positions are whole on tp."""
+    return model.context * model.d_model / (plan.tp if virtual_of(plan) == 1 else 1) / plan.cp
 
 
 def dealt_elements(model: Transformer, plan: Plan) -> float:
