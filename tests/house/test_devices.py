@@ -13,6 +13,7 @@ WORDS = ("cuda", "nccl", "nvidia", "xpu", "mps", "rocm")
 # Who may use such words, and why.
 ALLOWED = {
     "config/models.py": "names of backends are part of the contract",
+    "lab/play.py": "a variable of the environment, set before torch looks at devices",
     "launch/agree.py": "a remedy, in words of the contract",
     "launch/crossing.py": "what backends say of a rank that left, in their own words",
     "launch/nursery.py": "a variable of the environment, for a process that has no torch yet",

@@ -9,7 +9,7 @@ from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageErro
 
 EXITS = {
     "UserCodeError": 1, "UsageError": 2, "VerifyMismatch": 3, "DoctorFault": 4, "Infeasible": 5, "HangError": 6,
-    "Stopped": 75, "Interrupted": 130, "ConfigProblems": 2,
+    "Stopped": 75, "Skipped": 77, "Interrupted": 130, "ConfigProblems": 2,
 }  # fmt: skip
 WORDS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=9)
 

@@ -1,7 +1,6 @@
 """What crosses `dp` in a step, as policy and codec say in their own files: bytes, seconds, what shows, how faithful."""
 
 from dataclasses import dataclass
-from math import prod
 
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
@@ -11,6 +10,7 @@ from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
 from unisono.planner.stack import Stack
 from unisono.planner.work.calls import leafwise, of_call
+from unisono.planner.work.coded import declared
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
@@ -62,28 +62,6 @@ def plain(plan: Plan) -> bool:
     ranks = max(2, plan.dp)
     whole = Work((Call("dp", "all_reduce", 2 * _PROBE * (ranks - 1) // ranks),))
     return whole == policy.work(_PROBE, ranks) == codec.work(((_PROBE // 4,),), 4, ranks)
-
-
-def declared(model: Transformer | Network, plan: Plan, item: float, elements: float) -> Work:
-    """What one rank does beside computing gradients of so many elements, of `item` bytes each. What the policy adds up
-    goes through the codec: its all-reduces are the codec's exchanges."""
-    policy, codec = member("sync", plan.sync), member("codec", plan.codec)
-    shapes = [tuple(map(round, shape)) for shape in model.matrices(plan.tp)[0]]
-    rest = round(model.matrices(plan.tp)[1]) - sum(map(prod, shapes))
-    coded = codec.work((*shapes, (max(1, rest),)), 4, plan.dp)
-    scale = elements / (sum(map(prod, shapes)) + max(1, rest)) * item / 4
-    own = policy.work(round(item * elements), plan.dp)
-    calls: list[Call] = []
-    often = 0.0
-    for call in own.calls:
-        if call.op == "all_reduce":
-            calls += [Call("dp", c.op, round(c.nbytes * scale), call.times * c.times) for c in coded.calls]
-            often += call.times
-        else:
-            calls.append(call)
-    flops, moved = (own_ + often * scale * coded_ for own_, coded_ in
-                    ((own.flops, coded.flops), (own.moved, coded.moved)))  # fmt: skip
-    return Work(tuple(calls), own.kept + round(scale * coded.kept), round(flops), round(moved))
 
 
 def traffic(

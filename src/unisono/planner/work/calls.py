@@ -15,6 +15,7 @@ from unisono.planner.memory import BUCKET
 from unisono.planner.source import Source
 from unisono.planner.timetables import copies, ends, of
 from unisono.planner.work import networks, passes, tables
+from unisono.planner.work.coded import declared
 from unisono.planner.work.dealt import TOLD, expert_rows, without_experts
 from unisono.planner.work.inside import StageElements, item, leafwise, of_pass, summed
 from unisono.planner.work.networks import Network
@@ -74,7 +75,7 @@ def calls(
         found.append(
             Transfer("pp", "send", carried(plan, item(plan)) * micro_batch * handed, count, later=True)
         )
-    found += _together(plan, meeting, near)
+    found += _together(model, plan, meeting, near)
     for own in here:
         for read in own.tables:
             found += tables.together(read, plan, micro_batch * micros, item(plan))
@@ -111,15 +112,17 @@ def _all_wait(plan: Plan) -> bool:
     return plan.cp > 1 and plan.shard == 1
 
 
-def _together(plan: Plan, meeting: Sequence[float], near: bool) -> Iterator[Transfer]:
+def _together(
+    model: Transformer | Network, plan: Plan, meeting: Sequence[float], near: bool
+) -> Iterator[Transfer]:
     """Gradients of replicas, as policy and codec have them meet, bucket by bucket. meeting: elements of those that wait
     for the same sum before."""
-    policy = member("sync", plan.sync)
-    if plan.dp == 1 or policy is None:
+    if plan.dp == 1 or member("sync", plan.sync) is None or member("codec", plan.codec) is None:
         return
+    size = item(plan)
     for some in meeting:
-        for nbytes in buckets(item(plan) * some, near):
-            for call in policy.work(round(nbytes), plan.dp).calls:
+        for nbytes in buckets(size * some, near):
+            for call in declared(model, plan, size, nbytes / size).calls:
                 yield of_call(call, plan.dp)
 
 

@@ -17,7 +17,7 @@ from unisono.comm.collectives import Collective, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.memory import passes
 from unisono.comm.collectives.memory.mapping import mapped, part_of
-from unisono.comm.collectives.memory.passing import Room
+from unisono.comm.collectives.memory.passing import SharedRoom
 from unisono.comm.collectives.messages.live import InFlight, agreed
 from unisono.comm.device import between_cpus, is_apart
 
@@ -57,7 +57,7 @@ class MemoryAlgorithm(EngineAlgorithm):
     def __init__(self, member: Collective, pg: dist.ProcessGroup) -> None:
         super().__init__(member, pg)
         self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
-        self._room = Room(pg)
+        self._room = SharedRoom(pg)
 
     def near(self, device: torch.device) -> bool:
         return not is_apart(device)

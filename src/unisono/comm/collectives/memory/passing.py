@@ -1,10 +1,10 @@
 """Operations on any tensors through memory that all ranks of a host see: each member copies its own in, and reads what
 it needs of the others'. Over loopback the same bytes would be copied four times.
 
-Room for what passes is a ring of slots, each as large as the largest piece so far. An operation takes the next slot; a
-slot is free again when everybody has read what was in it. Nobody is asked: at most `AHEAD` pieces are under way, so
-who begins one has ended the `AHEAD`-th before it, for which all others had begun that one, and so had ended all that
-lay in the slot.
+What passes has room in a ring of slots, each as large as the largest piece so far. An operation takes the next slot; it
+is free again when everybody has read what was in it. Nobody is asked: at most `AHEAD` pieces are under way, so who
+begins one has ended the `AHEAD`-th before it, for which all others had begun that one, and so had ended all that lay in
+the slot.
 """
 
 from collections import deque
@@ -52,7 +52,7 @@ class Passing:
             self.is_over = True
 
 
-class Room:
+class SharedRoom:
     """What the members of a group share. Every member makes it and calls each method, in one order, or it hangs."""
 
     def __init__(self, pg: dist.ProcessGroup) -> None:
