@@ -2,15 +2,8 @@
 
 from itertools import product
 
-import pytest
-
-from tests.planner.published import gpt
-from unisono.plan import Plan
 from unisono.planner.clusters import cluster
 from unisono.planner.collectives import all_reduce, bus, exchange
-from unisono.planner.simulate import Question, simulate
-from unisono.planner.stack import stack
-from unisono.spec.errors import UsageError
 
 KB, GB = 1e3, 1e9
 
@@ -38,12 +31,6 @@ def test_nothing_beats_the_bound_and_nothing_is_slower_than_a_ring() -> None:
 
 def test_small_messages_over_many_ranks_take_a_tree() -> None:
     assert seconds(64, KB, 8) < bus(cluster("dgx-a100:64"), 8, 64, 0.8).all_reduce(KB)
-
-
-def test_an_algorithm_that_nothing_plays_is_refused() -> None:
-    plan = Plan.parse("dp=8 collective=torus precision=bf16")
-    with pytest.raises(UsageError, match="collective=torus has no price"):
-        simulate(Question(gpt(24, 16, 2048, 1024), plan, cluster("dgx-a100:1"), stack("plain"), 1, 1))
 
 
 def test_heads_that_change_ranks_leave_a_node_by_each_ranks_own_card() -> None:

@@ -89,7 +89,7 @@ def test_fidelity_and_why_are_the_members_own() -> None:
     assert found is Fidelity.LOSSY and why.startswith(f"codec={OWN}:Largest: The largest elements of each")
 
 
-@pytest.mark.parametrize("words", ["sync=local_sgd:h=8", "sync=async", "collective=ring"])
+@pytest.mark.parametrize("words", ["sync=local_sgd:h=8", "sync=async"])
 def test_what_nothing_plays_has_no_price(words: str) -> None:
     with pytest.raises(UsageError) as caught:
         dp(words)

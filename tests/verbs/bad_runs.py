@@ -51,7 +51,7 @@ def small_head(vocab): return Own(7)
 def one_score(vocab): return Own(vocab, lambda y: y[:, 0])
 def broken_line(y): raise ValueError("boom")
 def on_one(y):
-    if os.environ["RANK"] == "1":
+    if y.sum() != 0 and os.environ["RANK"] == "1":  # of no graph, on no rank
         raise ValueError("boom on one")
     return y
 def exits(y): sys.exit(0)

@@ -7,9 +7,11 @@ NCCL do.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from unisono.planner import shape
 from unisono.planner.machines.cluster import Cluster
+from unisono.planner.source import Source
 from unisono.programs.collectives import Program
 from unisono.programs.collectives import price as program_price
 from unisono.programs.collectives.price import Hop, Topology
@@ -17,7 +19,11 @@ from unisono.spec.numbers import larger, smaller
 
 Programs = Callable[[str, int, int, int], Program]
 """Of an operation, ranks, a root and pieces."""
-_PLAYED, _PIECES = 64, 16
+_LIMITS = Source(
+    "specification", "how far programs are played for a price; larger groups are priced as rings"
+)
+_PLAYED: Annotated[int, _LIMITS] = 64
+_PIECES: Annotated[int, _LIMITS] = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,8 @@ def plain(plan: Plan) -> bool:
         return False
     ranks = max(2, plan.dp)
     whole = Work((Call("dp", "all_reduce", 2 * _PROBE * (ranks - 1) // ranks),))
-    return whole == policy.work(_PROBE, ranks) == codec.work(((_PROBE // 4,),), 4, ranks)
+    shape = (_PROBE // 2048, 512)  # of four bytes an element; a vector travels whole whatever the codec
+    return whole == policy.work(_PROBE, ranks) == codec.work((shape,), 4, ranks)
 
 
 def traffic(

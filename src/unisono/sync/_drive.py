@@ -106,8 +106,7 @@ class Drive:
     def _unscale(self, flat: Tensor, memory: BucketMemory, scale: Tensor) -> None:
         """Under fp16 an overflow of one replica reaches all, whatever of its gradients the codec would have sent; and
         what is kept of one step for the next is in units that no scale changes."""
-        if not bool(torch.isfinite(flat).all()):
-            flat.fill_(torch.nan)
+        flat.masked_fill_(~torch.isfinite(flat).all(), torch.nan)  # a device is not waited for
         if not self.kept.nothing:
             self.kept.hold(memory)
             flat.div_(scale)

@@ -24,6 +24,7 @@ from unisono.plan.checks import Batch
 from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
+from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Policy
 from unisono.train.clip import ByRow, ByTensor, Measure
 from unisono.train.flow import flowing, gradients_kind, unflushed
@@ -120,8 +121,11 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
 
 def _coder(replica: Replica) -> Coder:
     """The live codec, which draws by the run's seed and knows the scale of what it is given."""
-    coder = CODECS.read(replica.plan.codec).bind()
-    coder.seed, coder.scale = replica.seed, replica.update.scaler.factor
+    member = CODECS.read(replica.plan.codec)
+    coder = member.bind()
+    coder.seed = replica.seed
+    if member.fidelity is Fidelity.LOSSY:  # a plain sum carries an overflow to all by itself
+        coder.scale = replica.update.scaler.factor
     return coder
 
 
