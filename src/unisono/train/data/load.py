@@ -75,19 +75,24 @@ def in_memory(data: DataConfig) -> bool:
     return data.tokenizer in ("byte", "char") and data.packing in ("auto", "stream") and not data.separator
 
 
+def check_vocab(model: ModelConfig, tokens: int) -> None:
+    """Raises UsageError D08 where the model has room for fewer different tokens than the data has."""
+    vocab = model.sized(Facts()).vocab
+    if vocab is not None and vocab < tokens:
+        raise UsageError(
+            f"model.vocab is {vocab}, the data has {tokens} different tokens",
+            code="D08",
+            where="model.vocab",
+            fix="leave model.vocab out: it follows from the data",
+        )
+
+
 def text_corpus(
     texts: Sequence[documents.Document], origin: str, data: DataConfig, model: ModelConfig
 ) -> Corpus:
     """The corpus of documents as bytes or characters; the last of the tokens are held out."""
     text = tokens.as_bytes(texts) if data.tokenizer == "byte" else tokens.as_characters(texts)
-    vocab = model.sized(Facts()).vocab
-    if vocab is not None and vocab < text.vocab:
-        raise UsageError(
-            f"model.vocab is {vocab}, the data has {text.vocab} different tokens",
-            code="D08",
-            where="model.vocab",
-            fix="leave model.vocab out: it follows from the data",
-        )
+    check_vocab(model, text.vocab)
     cut = len(text.tokens) - int(len(text.tokens) * data.val_fraction)
     return corpus_of(text.tokens, cut, origin, model, text.vocab, text=text)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from unisono.config import DataConfig
 from unisono.spec.errors import UsageError
-from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.model import ModelConfig
 from unisono.train.data.dataset import Corpus, require_samples
-from unisono.train.data.load import corpus_of, fingerprint
+from unisono.train.data.load import check_vocab, corpus_of, fingerprint
 from unisono.train.data.tokenised.build import Tokens, tokenised
 from unisono.train.data.tokenised.cutters import NUL, folder_of
 from unisono.train.data.tokenised.order import Fields, TokenOrder
@@ -38,14 +38,7 @@ def token_corpus(
         kind, data.tokenizer, fields or Fields(), data.separator, data.answers_only, data.skip_bad, split
     )
     made = tokenised(order, places, data.cache, data.workers)
-    vocab = model.sized(Facts()).vocab
-    if vocab is not None and vocab < made.vocab:
-        raise UsageError(
-            f"model.vocab is {vocab}, the data has {made.vocab} different tokens",
-            code="D08",
-            where="model.vocab",
-            fix="leave model.vocab out: it follows from the data",
-        )
+    check_vocab(model, made.vocab)
     packing = _packing(data, model, made)
     text = _text(data.tokenizer, made)
     corpus = _stream(made, origin, data, model, text) if packing == "stream" else _windows(
