@@ -166,7 +166,9 @@ class _Step:
     def raw(self) -> Iterator[Divergence]:
         """Gradients before clipping, in the order in which backward makes them."""
         tolerance = self.gradient_tolerance
-        yield from self._tensors("raw", lambda key, want: torch.tensor(tolerance(key)), backward=True)
+        yield from self._tensors(
+            "raw", lambda key, want: torch.tensor(tolerance(key), dtype=torch.float64), backward=True
+        )
 
     def gradient_tolerance(self, key: str) -> float:
         """Absolute error that one gradient may have."""
