@@ -14,7 +14,7 @@ from itertools import combinations, product
 
 from unisono.config import Recipe
 from unisono.plan import Plan
-from unisono.plan.grammar import NAMED, member, played
+from unisono.plan.grammar import NAMED, played
 from unisono.plan.grid import Grid
 from unisono.plan.options import SAMPLES
 from unisono.verify.bounds import COMPUTE
@@ -110,8 +110,6 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
         values += (SHARDED,) if key == "sync" else ()
-        if key == "collective":  # one that a starter of its own has to begin is proven there
-            values = tuple(name for name in values if member(key, name).threaded)
         if key == "precision":
             values = _precisions(recipe, mesh, values)
         idle = {"schedule": mesh["pp"] == 1, "cp_kind": mesh["cp"] == 1, "codec": mesh["dp"] == 1,
