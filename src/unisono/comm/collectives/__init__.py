@@ -96,18 +96,23 @@ class ProgramCollective(Collective, ABC):
         from unisono.comm.rounds import ProgramAlgorithm
 
         if not between_cpus(pg):
-            raise UsageError(
-                f"collective={self.name} is played between CPUs, and the ranks of {axis} are on GPUs",
-                where="plan.collective",
-                fix="collective=auto, or collective=engine",
-                code="P20",
-            )
+            raise for_cpus(self.name, axis)
         try:
             self.program("all_reduce", pg.size())
         except ValueError as error:
             what = f"collective={self.name} cannot serve {axis}: {error}"
             raise UsageError(what, where="plan.collective", fix="other options of it", code="P20") from error
         return ProgramAlgorithm(self, pg)
+
+
+def for_cpus(name: str, axis: str) -> UsageError:
+    """P20: what ranks on CPUs alone can have is asked for between GPUs."""
+    return UsageError(
+        f"collective={name} is for ranks on CPUs, and those of {axis} are on GPUs",
+        where="plan.collective",
+        fix="collective=auto, or collective=engine",
+        code="P20",
+    )
 
 
 class Algorithm(ABC):

@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from unisono.comm.collectives import Collective
-from unisono.spec.errors import UsageError
+from unisono.comm.collectives import Collective, for_cpus
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -30,10 +29,5 @@ class Messages(Collective):
         from unisono.comm.device import between_cpus
 
         if not between_cpus(pg):
-            raise UsageError(
-                f"collective={self.name} is for ranks on CPUs, and those of {axis} are on GPUs",
-                where="plan.collective",
-                fix="collective=auto, or collective=engine",
-                code="P20",
-            )
+            raise for_cpus(self.name, axis)
         return MessageAlgorithm(self, pg)

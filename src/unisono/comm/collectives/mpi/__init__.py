@@ -4,7 +4,7 @@ import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from unisono.comm.collectives import Collective
+from unisono.comm.collectives import Collective, for_cpus
 from unisono.spec.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,12 +45,7 @@ class MpiCollective(Collective):
         from unisono.comm.device import between_cpus
 
         if not between_cpus(pg):
-            raise UsageError(
-                f"collective={self.name} is for ranks on CPUs, and those of {axis} are on GPUs",
-                where="plan.collective",
-                fix="collective=auto, or collective=engine",
-                code="P20",
-            )
+            raise for_cpus(self.name, axis)
         from unisono.comm.collectives.mpi.live import bound
 
         return bound(self, pg, axis)
