@@ -1,6 +1,7 @@
 """What `unisono bench` measures: its words, its rows on real ranks, its table and its picture."""
 
 import json
+import math
 import time
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from unisono import cli
 from unisono.codecs import CODECS
 from unisono.comm.collectives import COLLECTIVES
 from unisono.measure import bench
-from unisono.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread
+from unisono.measure.benches import BENCHES, chosen, columns, compared, sizes_of, spread, within
 from unisono.measure.benches.codecs import usual
 from unisono.measure.benches.collectives import OPS, least_bytes
 from unisono.measure.benches.net import pairs
@@ -46,6 +47,18 @@ def test_a_ratio_is_taken_turn_by_turn() -> None:
     """A machine that is busy for a while is so for both: one slow turn changes nothing."""
     assert compared({"a": [1.0, 100.0, 1.0], "b": [2.0, 200.0, 2.0]}, "a", "b") == 2.0
     assert compared({"a": [1.0]}, "a", "b") is None
+
+
+@given(st.integers(1, 60))
+def test_the_interval_of_a_ratio_leaves_out_as_much_as_it_may(turns: int) -> None:
+    """The median of all runs is outside if at most `cut` of the turns fall to one side of it: fair coins."""
+    times = {"a": [1.0] * turns, "b": [float(i) for i in range(turns)]}
+    low, high = within(times, "a", "b") or (0.0, 0.0)
+    cut = int(low)
+    assert high == turns - 1 - cut
+    outside = [sum(math.comb(turns, i) for i in range(n + 1)) / 2 ** (turns - 1) for n in (cut, cut + 1)]
+    assert outside[1] > 0.1 and (outside[0] <= 0.1 or cut == 0)
+    assert within({"a": [1.0]}, "a", "b") is None
 
 
 @given(st.integers(2, 64), st.integers(1, 1 << 20))
@@ -101,8 +114,8 @@ def shown(what: str, rows: list[dict[str, Any]], folder: Path, ranks: int) -> st
 
 @pytest.mark.timeout(120)
 def test_each_collective_has_a_row_for_each_operation(world: World, tmp_path: Path) -> None:
-    members = [name for name in COLLECTIVES.names() if name not in ("auto", "memory")]
-    asked = {"members": members, "ops": list(OPS), "sizes": [4096]}
+    members = [name for name in COLLECTIVES.names() if name != "auto"]
+    asked = {"members": members, "ops": list(OPS), "sizes": [4096], "rounds": 3}
     rows = world(measured, 2, what="collectives", asked=asked)[0]
     ran = [row for row in rows if row["skipped"] is None]
     assert {row["op"] for row in ran} == set(OPS)
@@ -114,6 +127,10 @@ def test_each_collective_has_a_row_for_each_operation(world: World, tmp_path: Pa
                 assert row["seconds"] > 0
                 assert row["ratio_vs_gloo"] > 0
                 assert row["sent_bytes"] >= row["least_bytes"]
+    assert {row["turns"] for row in ran} == {3}
+    assert all(row["ratio_low"] <= row["ratio_vs_gloo"] <= row["ratio_high"] for row in ran)
+    elsewhere = [row["op"] for row in ran if row["algorithm"] == "memory, from elsewhere"]
+    assert elsewhere == ["all_reduce"]
     assert "all_reduce" in shown("collectives", rows, tmp_path, 2)
 
 
@@ -152,6 +169,7 @@ def test_codecs_send_what_they_declare(world: World, tmp_path: Path) -> None:
         (["net", "--ranks", "1"], "C02", "2 ranks or more"),
         (["net", "--codecs", "plain"], "C04", "--codecs"),
         (["collectives", "--sizes", "big"], "C02", "big"),
+        (["collectives", "--rounds", "-1"], "C02", "-1 rounds"),
         (["collectives", "--collectives", "rong"], "P04", "rong"),
         (["codecs", "--replicas", "1"], "C02", "themselves"),
         (["codecs", "--out", "x.pdf"], "C04", "x.pdf"),

@@ -12,15 +12,16 @@ FEWEST, MOST = 5, 200
 
 
 def in_turns(
-    ways: Mapping[str, Callable[[], object]], device: torch.device, least: float
+    ways: Mapping[str, Callable[[], object]], device: torch.device, least: float, rounds: int = 0
 ) -> dict[str, list[float]]:
     """Seconds of each way in each turn, of the slowest rank. All begin a call together, in turns that begin elsewhere
-    each time, until each way has had about `least` seconds. Every rank calls it with the same ways, or it hangs."""
+    each time, until each way has had about `least` seconds, or for `rounds` turns if that is above 0. Every rank calls
+    it with the same ways, or it hangs."""
     names = list(ways)
     for name in names:  # connections are made, memory is touched
         ways[name]()
     pilot = agreed([max(1e-7, _once(ways[name], device)) for name in names])
-    turns = min(MOST, max(FEWEST, round(least * len(names) / sum(pilot))))
+    turns = rounds or min(MOST, max(FEWEST, round(least * len(names) / sum(pilot))))
     took: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(turns):
         for at in range(len(names)):

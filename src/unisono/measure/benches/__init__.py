@@ -5,6 +5,7 @@ the median over turns. So a busy machine is busy for all of them.
 """
 
 import argparse
+import math
 import re
 import statistics
 from abc import ABC, abstractmethod
@@ -92,6 +93,19 @@ def compared(times: Mapping[str, Sequence[float]], way: str, peer: str) -> float
     if not times.get(way) or not times.get(peer):
         return None
     return statistics.median(b / a for a, b in zip(times[way], times[peer], strict=True))
+
+
+def within(times: Mapping[str, Sequence[float]], way: str, peer: str) -> tuple[float, float] | None:
+    """The interval in which the median of `compared` lies with a confidence of 90 % at least, by the order of the
+    ratios alone (the sign test); of less than five turns the whole range. None where either did not run."""
+    if not times.get(way) or not times.get(peer):
+        return None
+    ratios = sorted(b / a for a, b in zip(times[way], times[peer], strict=True))
+    count, cut, beyond = len(ratios), 0, 2 / 2 ** len(ratios)
+    while beyond + 2 * math.comb(count, cut + 1) / 2**count <= 0.1:
+        cut += 1
+        beyond += 2 * math.comb(count, cut) / 2**count
+    return ratios[cut], ratios[-1 - cut]
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:

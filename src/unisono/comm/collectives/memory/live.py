@@ -18,7 +18,8 @@ from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.memory import passes
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.memory.passing import SharedRoom
-from unisono.comm.collectives.messages.live import InFlight, agreed
+from unisono.comm.collectives.messages import SMALL
+from unisono.comm.collectives.messages.live import InFlight, agreed, start_small_sum
 from unisono.comm.device import between_cpus, is_apart
 
 _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN)
@@ -77,6 +78,8 @@ class MemoryAlgorithm(EngineAlgorithm):
 
     def all_reduce(self, x: Tensor, op: Any) -> Pending:
         if op == dist.ReduceOp.SUM and self.holds(x):
+            if x.nbytes * (self.pg.size() - 1) <= SMALL:
+                return start_small_sum(x, op, self.pg)  # one round of messages, where a meeting takes two
             return Meeting(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
         if op in _OPS and passes("all_reduce", x):
             return self._room.all_reduce(x, op)

@@ -1,5 +1,10 @@
-"""Memory that the ranks of one host all see: anonymous files, which each rank makes and maps of all others."""
+"""Memory that the ranks of one host all see: anonymous files, which each rank makes and maps of all others.
 
+A file without a name goes when the last process goes that has it, however that ends: nothing is left in /dev/shm.
+"""
+
+import ctypes
+import errno
 import os
 import secrets
 from collections.abc import Sequence
@@ -12,6 +17,7 @@ from torch import Tensor
 
 _NAME = "unisono-buffer"
 _HEAD = 4096  # bytes before the numbers; the first eight are a token that tells the file from any other
+_HUGE_PAGES, _POPULATE_WRITE = 14, 23  # Linux's numbers
 _LINE = 16  # elements, so that no two ranks write to one line of a cache
 
 
@@ -66,8 +72,20 @@ def _opened(offer: Sequence[int], nbytes: int) -> Tensor | None:
         if network == _network() and _NAME in os.readlink(path) and os.stat(path).st_size == nbytes:
             found = torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8)
             if int.from_bytes(found[:8].numpy().tobytes(), "little") == token:
+                _touch(found)
                 return found
     return None
+
+
+def _touch(x: Tensor) -> None:
+    """Give a mapping all its pages, large ones if the system has them for such files. Raises OSError where memory is
+    short: one by one, they would come inside the first operations, and a missing one would end the process."""
+    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
+    for advice in (_HUGE_PAGES, _POPULATE_WRITE) if madvise is not None else ():
+        if madvise(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes), advice):
+            number = ctypes.get_errno()
+            if number != errno.EINVAL:  # else a system that knows no such advice
+                raise OSError(number, os.strerror(number))
 
 
 def _network() -> int:

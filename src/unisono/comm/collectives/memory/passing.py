@@ -151,7 +151,7 @@ class SharedRoom:
             self._under_way.popleft().wait()
         at = self._begun % SLOTS
         if not self._slots[at] or self._slots[at][0].numel() < x.nbytes:
-            self._slots[at] = self._grown(x.nbytes)
+            self._slots = self._grown(x.nbytes)
         each = [place[: x.nbytes].view(x.dtype) for place in self._slots[at]]
         place = each[self.pg.rank()].view(x.shape)
         place[: own.start].copy_(x[: own.start])
@@ -161,11 +161,13 @@ class SharedRoom:
         self._under_way.append(passing)
         return passing
 
-    def _grown(self, nbytes: int) -> Sequence[Tensor]:
-        room = mapped(self.pg, 1 << (nbytes - 1).bit_length() if nbytes > 1 else 1, torch.uint8)
+    def _grown(self, nbytes: int) -> list[Sequence[Tensor]]:
+        """New slots, all at once: pieces under way keep the old ones."""
+        each = max(64, 1 << (nbytes - 1).bit_length())
+        room = mapped(self.pg, SLOTS * each, torch.uint8)
         if room is None:
             raise RuntimeError("a member of the group sees the others' memory no more")
-        return room
+        return [[whole[at : at + each] for whole in room] for at in range(0, SLOTS * each, each)]
 
     def _tag(self) -> int:
         """Of the next piece: two words, which no other piece under way has."""

@@ -60,16 +60,19 @@ def start_exchange(out: Tensor, x: Tensor, pg: dist.ProcessGroup) -> InFlight:
     return _start(out.view(-1).chunk(pg.size()), x.view(-1).chunk(pg.size()), pg)
 
 
+def start_small_sum(x: Tensor, op: Any, pg: dist.ProcessGroup) -> Pending:
+    """x of every member reduced in place after `wait`, in one round: everybody gets all of them."""
+    each = x.new_empty((pg.size(), *x.shape))
+    return _OneShot(x, each, op, start_gather(each, x, pg))
+
+
 class MessageAlgorithm(Algorithm):
     """Gathers along a ring, or from everybody at once where there is other work meanwhile; sums of small tensors by
     gathering all of them, of others by exchanging parts, each of which one member adds up."""
 
     def all_reduce(self, x: Tensor, op: Any) -> Pending:
         if x.nbytes * (self.pg.size() - 1) <= SMALL:
-            each = x.new_empty((self.pg.size(), *x.shape))
-            gather(each, x, self.pg)
-            x.copy_(_reduced(each.unbind(0), op))
-            return Done()
+            return start_small_sum(x, op, self.pg)
         whole = x.view(-1)
         if missing := -x.numel() % self.pg.size():
             whole = torch.cat([whole, whole.new_zeros(missing)])
@@ -84,6 +87,23 @@ class MessageAlgorithm(Algorithm):
 
     def exchange(self, out: Tensor, x: Tensor) -> Pending:
         return start_exchange(out, x, self.pg)
+
+
+@dataclass(slots=True)
+class _OneShot:
+    """A small sum under way: all tensors come to everybody, who reduces them."""
+
+    x: Tensor
+    each: Tensor
+    op: Any
+    coming: InFlight
+    is_over: bool = False
+
+    def wait(self) -> None:
+        if not self.is_over:
+            self.coming.wait()
+            self.x.copy_(_reduced(self.each.unbind(0), self.op))
+            self.is_over = True
 
 
 @dataclass(slots=True)

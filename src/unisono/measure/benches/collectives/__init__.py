@@ -9,6 +9,7 @@ from unisono.measure.benches import Bench, Row, chosen, columns, sizes_of, times
 from unisono.report import picture
 from unisono.report.picture import BarChart, LineChart
 from unisono.spec import words
+from unisono.spec.errors import UsageError
 
 OPS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather")
 PEER = "gloo"
@@ -37,16 +38,37 @@ class CollectivesBench(Bench):
             "--sizes", default="4KiB,64KiB,1MiB,16MiB", metavar="LIST", help="of a whole vector"
         )
         parser.add_argument("--ops", metavar="LIST", help=f"some of {','.join(OPS)}")
+        parser.add_argument(
+            "--rounds",
+            type=int,
+            default=0,
+            metavar="N",
+            help="turns of each line, instead of --seconds; 9 or more give a narrow interval of the ratio",
+        )
         parser.add_argument("--collectives", metavar="LIST", help="some of the family, with options (all)")
 
     def ask(self, args: argparse.Namespace, ranks: int) -> dict[str, Any]:
         asked = args.collectives.split(",") if args.collectives else list(COLLECTIVES.names())
         for text in asked:
             COLLECTIVES.read(text, "--collectives")
-        return {"sizes": sizes_of(args.sizes), "ops": chosen(args.ops, OPS, "--ops"), "members": asked}
+        if args.rounds < 0:
+            raise UsageError(f"{args.rounds} rounds", where="--rounds", fix="--rounds 9", code="C02")
+        ops = chosen(args.ops, OPS, "--ops")
+        return {"sizes": sizes_of(args.sizes), "ops": ops, "members": asked, "rounds": args.rounds}
 
     def table(self, rows: Sequence[Row]) -> list[str]:
-        head = ("operation", "size", "algorithm", "time", "90 % within", "speed", "sent", "least", "as gloo")
+        head = (
+            "operation",
+            "size",
+            "algorithm",
+            "time",
+            "90 % within",
+            "speed",
+            "sent",
+            "least",
+            "as gloo",
+            "90 % sure",
+        )
         lines = [
             (
                 row["op"], words.nbytes(row["bytes"]), row["algorithm"], words.seconds(row["seconds"]),
@@ -54,6 +76,7 @@ class CollectivesBench(Bench):
                 f"{words.nbytes(row['bytes_s'])}/s",
                 "–" if row["sent_bytes"] is None else words.nbytes(row["sent_bytes"]),
                 words.nbytes(row["least_bytes"]), times_as_fast(row["ratio_vs_gloo"]),
+                f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
             )
             for row in rows
             if row["skipped"] is None

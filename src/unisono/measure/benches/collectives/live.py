@@ -10,13 +10,15 @@ from torch import Tensor
 
 from unisono.comm.collectives import COLLECTIVES, Algorithm, Pending
 from unisono.launch.context import RankContext
-from unisono.measure.benches import Row, compared, spread
+from unisono.measure.benches import Row, compared, spread, within
 from unisono.measure.benches.collectives import PEER, least_bytes
 from unisono.measure.turns import agreed, in_turns
 from unisono.spec.errors import UsageError
 from unisono.train.build import Place
 
 Call = Callable[[], object]
+ELSEWHERE = ", from elsewhere"
+"""Behind the name of an algorithm: its sum of a tensor that is no buffer of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ def _row(
     for text, algorithm in bound.items():
         ways[text], mine = _ours(op, vectors, algorithm, ctx.rank)
         sent[text] = round(agreed([float(mine)])[0])
-    times = in_turns(ways, place.device, asked["seconds"])
+        if op == "all_reduce" and algorithm.near(place.device):
+            ways[text + ELSEWHERE] = _of_anything(vectors.whole, algorithm)
+            sent[text + ELSEWHERE] = sent[text]
+    times = in_turns(ways, place.device, asked["seconds"], asked["rounds"])
     nbytes = vectors.whole.nbytes
     return [
         {
@@ -68,9 +73,10 @@ def _row(
             **spread(times[text]), "turns": len(times[text]),
             "bytes_s": nbytes / spread(times[text])["seconds"],
             "sent_bytes": sent[text], "least_bytes": least_bytes(op, nbytes, ctx.world),
-            "ratio_vs_gloo": compared(times, text, PEER), "skipped": None,
+            "ratio_vs_gloo": compared(times, text, PEER), "ratio_low": low, "ratio_high": high, "skipped": None,
         }
         for text in ways
+        for low, high in [within(times, text, PEER) or (0.0, 0.0)]
     ]  # fmt: skip
 
 
@@ -92,6 +98,11 @@ def _theirs(op: str, v: _Vectors, rank: int, size: int) -> Call:
         case "scatter":
             return lambda: dist.scatter(v.piece, list(v.whole.chunk(size)) if rank == 0 else None, 0)
     return lambda: dist.gather(v.part, list(v.out.chunk(size)) if rank == 0 else None, 0)
+
+
+def _of_anything(x: Tensor, algorithm: Algorithm) -> Call:
+    """A sum of a tensor that does not lie where the ranks can sum it best, which is waited for at once."""
+    return lambda: algorithm.pick("all_reduce", x).all_reduce(x, dist.ReduceOp.SUM).wait()
 
 
 def _ours(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, int]:
