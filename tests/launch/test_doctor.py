@@ -24,9 +24,11 @@ def test_this_machine_is_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["pass"], result
     names = [check["name"] for check in result["checks"]]
     assert names == [
-        "python", "torch", "cores", "memory", "disk", "/dev/shm", "loopback", "port", "all-reduce", "gpu", "clock"
+        "python", "torch", "cores", "memory", "disk", "/dev/shm", "loopback", "transport", "port", "all-reduce",
+        "backend", "gpu", "clock",
     ]  # fmt: skip
     json.dumps(result)
+    assert "lo" in [one["name"] for one in result["transports"]]
     assert "2 ranks on gloo" in capsys.readouterr().out
 
 
@@ -69,10 +71,10 @@ def test_a_port_in_use_is_worth_a_note() -> None:
 def test_ranks_that_fail_or_sum_wrongly_are_faults() -> None:
     failed = doctor.judge(Outcome([None, None], UserCodeError("killed by SIGKILL", rank=1), 137))
     assert not failed[0].ok and "rank 1" in failed[0].detail
-    wrong = {"right": False, "small_ms": 1.0, "large_ms": 1.0, "gpus": [], "software": ""}
+    wrong = {"right": False, "small_ms": 1.0, "large_ms": 1.0, "gpus": [], "software": "", "built": ["gloo"]}
     assert not doctor.judge(Outcome([wrong, wrong], None, 0))[0].ok
     gpu = {**wrong, "right": True, "gpus": ["H200", "H200"], "software": "CUDA 13.0"}
-    assert "2: H200" in doctor.judge(Outcome([gpu, gpu], None, 0))[1].detail
+    assert "2: H200" in doctor.judge(Outcome([gpu, gpu], None, 0))[2].detail
 
 
 def test_a_container_that_may_use_less_than_it_sees(monkeypatch: pytest.MonkeyPatch) -> None:

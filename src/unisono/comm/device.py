@@ -40,9 +40,14 @@ def count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def backend_for(ranks: int) -> str:
-    """The backend between so many ranks of this host: a GPU's where each gets one of its own, else the CPU's."""
-    return GPU_BACKEND if 0 < ranks <= count() else CPU_BACKEND
+def built() -> frozenset[str]:
+    """The backends that torch was built with: of gloo, nccl, mpi."""
+    there = {
+        "gloo": dist.is_gloo_available(),
+        "nccl": dist.is_nccl_available(),
+        "mpi": dist.is_mpi_available(),
+    }
+    return frozenset(name for name, has in there.items() if has)
 
 
 def beside_cpus(backend: str) -> str:

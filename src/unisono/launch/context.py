@@ -140,7 +140,7 @@ class RankContext:
     """One rank's place in a run.
 
     `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
-    environment (`env://`). `backend` is "gloo" or "nccl".
+    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these.
     """
 
     rank: int
@@ -153,6 +153,7 @@ class RankContext:
     store: Any
     channel: Channel
     run_token: str
+    means: str = ""
 
 
 def flush_and_leave(code: int) -> NoReturn:

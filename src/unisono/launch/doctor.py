@@ -6,7 +6,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 
 import psutil
 
+from unisono.launch.backend import Equipment, has_mpi
 from unisono.launch.nursery import Nursery
 from unisono.launch.supervise import Outcome
+from unisono.launch.transport import SOCKETS, SYSFS, NetworkTransport, transports
 from unisono.spec.errors import UnisonoError
 
 GIB = 1 << 30
@@ -58,13 +60,15 @@ def run(*, quiet: bool = False) -> dict[str, Any]:
     if not quiet:
         names = ", ".join(check.name for check in faults)
         print(f"not fit: {names}" if faults else "fit: every feature works here", flush=True)
-    return {"checks": [asdict(check) for check in found], "pass": not faults}
+    ways = [asdict(one) for one in transports()]
+    return {"checks": [asdict(check) for check in found], "transports": ways, "pass": not faults}
 
 
 def look(folder: Path) -> list[Check]:
     """What can be seen without starting anything."""
     sights: list[Callable[[], Check]] = [
-        python, torch, cores, memory, lambda: disk(folder), shared_memory, loopback, port
+        python, torch, cores, memory, lambda: disk(folder), shared_memory, loopback,
+        lambda: ways(transports(), os.environ), port,
     ]  # fmt: skip
     return [sight() for sight in sights]
 
@@ -172,6 +176,34 @@ def loopback() -> Check:
     return Check("loopback", fine, "127.0.0.1 on lo")
 
 
+def ways(found: Sequence[NetworkTransport], environ: Mapping[str, str]) -> Check:
+    """What may carry bytes to other hosts, and whether what the environment names is there and up."""
+    by_name = {one.name: one for one in found if one.name}
+    for variable in SOCKETS:
+        for name in (part for part in environ.get(variable, "").removeprefix("=").split(",") if part):
+            if found and not name.startswith("^") and not _is_there(name, by_name):
+                usable = ", ".join(one.name for one in by_name.values() if one.up)
+                what = f"{variable} names {name}, which is " + (
+                    "down" if name in by_name else "no device here"
+                )
+                return Check("transport", False, what, f"unset {variable}, or one of {usable}")
+    if not found:
+        return Check(
+            "transport", True, f"{SYSFS}/class/net says nothing", "mount sysfs to see devices", note=True
+        )
+    others = [one for one in found if one.kind != "loopback"]
+    said = ", ".join(one.says() for one in others if one.up) or "none is up"
+    down = [one.name or one.rdma for one in others if not one.up]
+    return Check(
+        "transport", True, f"to other hosts: {said}" + (f"; down: {', '.join(down)}" if down else "")
+    )
+
+
+def _is_there(name: str, by_name: Mapping[str, NetworkTransport]) -> bool:
+    """Gloo takes one name; NCCL takes the beginning of one."""
+    return any(one.up for key, one in by_name.items() if key.startswith(name))
+
+
 def port() -> Check:
     """Forked ranks open no port of ours; torchrun's usual one is looked at for those who use it."""
     try:
@@ -213,6 +245,8 @@ def judge(outcome: Outcome) -> list[Check]:
     speed = 4 * (4 << 20) / (said["large_ms"] / 1e3)
     detail = f"2 ranks on gloo: {said['small_ms']:.2f} ms for 4 KiB, {speed / 1e6:.3g} MB/s for 16 MiB"
     checks = [Check("all-reduce", True, detail)]
+    has = Equipment(len(said["gpus"]), frozenset(said["built"]), has_mpi())
+    checks.append(Check("backend", True, has.says()))
     if said["gpus"]:
         checks.append(Check("gpu", True, f"{len(said['gpus'])}: {said['gpus'][0]}, {said['software']}"))
     else:

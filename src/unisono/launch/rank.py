@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 
-from unisono.comm.device import backend_for, count
-from unisono.launch import crossing
+from unisono.comm.device import built, count
+from unisono.launch import crossing, transport
+from unisono.launch.backend import Backend, Equipment, choose, has_mpi
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
-from unisono.spec.errors import UnisonoError
+from unisono.spec.errors import UnisonoError, UsageError
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -37,26 +38,14 @@ class SeatEnds:
     output: int
 
 
-def choose_backend(wanted: str, local_world: int) -> str:
-    """What suits the ranks of this host; an explicit choice is kept."""
-    return backend_for(local_world) if wanted == "auto" else wanted
+def equipment() -> Equipment:
+    """What this host has for its ranks."""
+    return Equipment(count(), built(), has_mpi())
 
 
-def idle_gpus(wanted: str, local_world: int) -> str:
-    """A note where ranks compute on CPUs beside GPUs that are too few for them and nobody asked for that; else ""."""
-    have = count()
-    if wanted != "auto" or not 0 < have < local_world:
-        return ""
-    return (
-        f"{local_world} ranks and {have} GPU{'s' * (have > 1)} on this host: all compute on CPUs; a plan of {have}"
-        f" rank{'s' * (have > 1)} uses the GPUs, launch.backend=gloo says that CPUs are meant"
-    )
-
-
-def stay_on_this_host(environ: MutableMapping[str, str]) -> None:
-    """Ranks of one host meet over loopback: neither Gloo nor NCCL then listens where other hosts could knock."""
-    for backend in ("GLOO", "NCCL"):
-        environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
+def means(backend: Backend, route: transport.Route) -> str:
+    """What ranks compute and talk with, and why, for the start of a run."""
+    return f"backend {backend.name} ({backend.why}), transport {route.device or 'not known'} ({route.why})"
 
 
 def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
@@ -65,8 +54,11 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     try:
         pace = StepPace(order["timeout"])
         channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
-        _settle_in(seat, order)
+        route = _settle_in(seat, order)
         _hear_signals(channel)
+        backend = _backend(order, channel)
+        if backend is None:
+            return
         ctx = RankContext(
             rank=seat.rank,
             world=order["ranks"],
@@ -74,15 +66,16 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             local_world=order["ranks"],
             host=socket.gethostname(),
             threads=order["threads"],
-            backend=choose_backend(order["backend"], order["ranks"]),
+            backend=backend.name,
             store=SocketStore(socket.socket(fileno=seat.store), timedelta(seconds=margin(order["timeout"]))),
             channel=channel,
             run_token=order["token"],
+            means=means(backend, route),
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
-        if seat.rank == 0 and (note := idle_gpus(order["backend"], order["ranks"])):
-            channel.send("note", text=note)
+        if seat.rank == 0 and backend.note:
+            channel.send("note", text=backend.note)
         lookout = Lookout(ctx.rank, ctx.world, ctx.host, ctx.store, pace, partial(_hung, channel))
         code = _play(ctx, channel, entry, argument, shared)
         lookout.close()
@@ -116,6 +109,15 @@ def _play(
     return 0
 
 
+def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
+    """What suits the ranks of this host; None where what was asked for cannot be had, which is reported."""
+    try:
+        return choose(order["backend"], order["ranks"], equipment())
+    except UsageError as error:
+        channel.farewell("error", error=crossing.describe(error))
+        return None
+
+
 def _hear_signals(channel: SocketChannel) -> None:
     """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom it
     likes. The rank says so at its next step, since nothing can be sent from inside a handler."""
@@ -127,7 +129,7 @@ def _hear_signals(channel: SocketChannel) -> None:
         signal.signal(number, heard)
 
 
-def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
+def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
     os.setpgid(0, 0)  # so that what the user's code starts can be taken down with it
     os.dup2(seat.output, 1)
     os.dup2(seat.output, 2)
@@ -141,6 +143,9 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> None:
         LOCAL_RANK=str(seat.rank),
         LOCAL_WORLD_SIZE=str(order["ranks"]),
     )
-    stay_on_this_host(os.environ)
+    # Neither Gloo nor NCCL then listens where other hosts could knock.
+    route = transport.choose((), (), True, os.environ)
+    os.environ.update(route.settings)
     torch.set_num_threads(order["threads"])
     keep_freed_memory(os.environ)
+    return route

@@ -18,15 +18,16 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.rendezvous import rendezvous
 
-from unisono.launch import crossing, signals, verdict
+from unisono.launch import crossing, signals, transport, verdict
 from unisono.launch.agree import agree
+from unisono.launch.backend import choose
 from unisono.launch.context import Channel, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.helper import die_with
 from unisono.launch.pace import StepPace, margin
-from unisono.launch.rank import choose_backend, idle_gpus, stay_on_this_host
+from unisono.launch.rank import equipment, means
 from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.supervise import Outcome
@@ -58,8 +59,6 @@ def run(
         ctx = join(place, channel, threads, backend, timeout)
         lookout = watch(ctx, place, channel.pace, hung)
         keep_freed_memory(os.environ)
-        if place.rank == 0 and (note := idle_gpus(backend, place.local_world)):
-            channel.send("note", text=note)
         prepare = getattr(module, "prepare", None)
         shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
         result = function(ctx, argument, shared)
@@ -137,17 +136,20 @@ def join(
 ) -> RankContext:
     """Meet the other ranks and share out the cores: this process's place as a rank knows it.
 
-    `timeout` in seconds, for meeting the others. Raises UsageError (U-L01).
+    `timeout` in seconds, for meeting the others. Raises UsageError (U-L01, U-L08).
     """
     threads = threads or max(1, len(os.sched_getaffinity(0)) // place.local_world)
     torch.set_num_threads(threads)
     if place.source == "torchrun":  # one that is killed must not leave ranks behind
         die_with(os.getppid(), ctypes.CDLL(None))
+    route = _route(place)
     store = _meet(place, timeout or 600.0)
     store.set_timeout(timedelta(seconds=margin(timeout)))
-    backend = choose_backend(backend, place.local_world)
-    if backend == "gloo":
+    served = choose(backend, place.local_world, equipment())
+    if served.name == "gloo":
         remember_few_collectives(os.environ)
+    if place.rank == 0 and served.note:
+        channel.send("note", text=served.note)
     if place.rank == 0:  # new at each start: no starter's own id is, and plain variables have none
         store.compare_set("run_token", "", secrets.token_hex(16))
     return RankContext(
@@ -157,10 +159,11 @@ def join(
         local_world=place.local_world,
         host=socket.gethostname(),
         threads=threads,
-        backend=backend,
+        backend=served.name,
         store=store,
         channel=channel,
         run_token=store.get("run_token").decode(),
+        means=means(served, route),
     )
 
 
@@ -178,6 +181,15 @@ def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
         signal.signal(number, heard)
 
 
+def _route(place: Started) -> transport.Route:
+    """The device by which this rank meets the others, set for Gloo and NCCL where the user has not."""
+    one_host = place.local_world == place.world
+    leading = () if one_host else transport.leading_to(place.master)
+    route = transport.choose(transport.transports(), leading, one_host, os.environ, place.master)
+    os.environ.update(route.settings)
+    return route
+
+
 def _meet(place: Started, timeout: float) -> Store:
     """The store all ranks share, through torch's own rendezvous, which knows torchrun's. Raises UsageError (U-L01)."""
     os.environ.update(
@@ -188,8 +200,6 @@ def _meet(place: Started, timeout: float) -> Store:
         MASTER_ADDR=place.master,
         MASTER_PORT=str(place.port),
     )
-    if place.local_world == place.world:
-        stay_on_this_host(os.environ)
     address = f"{place.master}:{place.port}"
     try:
         met = next(iter(rendezvous("env://", place.rank, place.world, timeout=timedelta(seconds=timeout))))

@@ -27,7 +27,7 @@ class DoctorVerb(Verb):
                 f"unknown argument {what[0]}", where="unisono doctor", fix="unisono doctor", code="C04"
             )
         if call.settings.dry_run:
-            sights = "Python, torch, cores, memory, disk, loopback, port, two-rank all-reduce, clock"
+            sights = "Python, torch, cores, memory, disk, loopback, transport, port, a sum of two ranks, backend, clock"
             return call.would({}, f"would look at: {sights}")
         from unisono.launch import doctor
 

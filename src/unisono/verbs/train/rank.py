@@ -52,6 +52,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         argument["run_dir"] = str(
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
+        if ctx.rank == 0 and ctx.world > 1:
+            ctx.channel.send("note", text=ctx.means)
         resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
         room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)

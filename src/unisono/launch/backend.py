@@ -1,0 +1,101 @@
+"""Which backend of torch.distributed serves the ranks of a host, and why: one table of what is asked and what is there.
+
+Gloo serves CPUs, NCCL serves GPUs of which each rank has its own. MPI is no backend here but `collective=mpi`, which
+needs an MPI that started the ranks. No torch: `comm.device` says what torch was built with.
+"""
+
+import shutil
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from unisono.spec.errors import UsageError
+
+CPUS, GPUS = "gloo", "nccl"
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What one host has for its ranks. gpus: that a process may use. built: backends that torch was built with. mpi:
+    whether there are mpirun and mpi4py."""
+
+    gpus: int
+    built: frozenset[str]
+    mpi: bool = False
+
+    def says(self) -> str:
+        """Of each backend, whether it can be had: for `unisono doctor`."""
+        nccl = (
+            "built, and no GPU" if GPUS in self.built and not self.gpus else f"for {many(self.gpus, 'GPU')}"
+        )
+        return (
+            f"gloo {'for CPUs' if CPUS in self.built else 'not built'}, "
+            f"nccl {nccl if GPUS in self.built else 'not built'}, "
+            f"mpi {'by collective=mpi' if self.mpi else 'not there (mpirun and mpi4py)'}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """name: as torch calls it. why: in a few words. note: what a user may not have meant; "" if nothing."""
+
+    name: str
+    why: str
+    note: str = ""
+
+
+def choose(asked: str, ranks: int, has: Equipment) -> Backend:
+    """The backend of `ranks` ranks on one host. asked: `auto`, `gloo` or `nccl`. Raises UsageError L08 for what cannot
+    be had, with a remedy."""
+    if asked == GPUS:
+        return _nccl(ranks, has)
+    if asked == "auto" and has.gpus >= ranks and GPUS in has.built:
+        return Backend(GPUS, "each rank has a GPU of its own")
+    if CPUS not in has.built:
+        fix = "launch.backend=nccl with a GPU for each rank" if GPUS in has.built else "a torch with Gloo"
+        raise _refused(asked, "torch was built without Gloo, which serves CPUs", f"{fix}; or one rank")
+    if asked == CPUS:
+        idle = f"; {many(has.gpus, 'GPU')} idle" if has.gpus else ""
+        return Backend(CPUS, f"as asked for: ranks compute on CPUs{idle}")
+    if not has.gpus:
+        return Backend(CPUS, "no GPU on this host")
+    if GPUS not in has.built:
+        why = "torch was built without NCCL, so ranks compute on CPUs"
+        return Backend(
+            CPUS, why, f"{many(has.gpus, 'GPU')} on this host, and {why}; pip install a torch with CUDA"
+        )
+    idle = (
+        f"{ranks} ranks and {many(has.gpus, 'GPU')} on this host: all compute on CPUs; a plan of "
+        f"{many(has.gpus, 'rank')} uses the GPUs, launch.backend=gloo says that CPUs are meant"
+    )
+    return Backend(CPUS, f"{ranks} ranks, {many(has.gpus, 'GPU')}", idle)
+
+
+def has_mpi() -> bool:
+    """Whether this Python can have MPI's collectives: mpirun in its path, and mpi4py."""
+    return shutil.which("mpirun") is not None and find_spec("mpi4py") is not None
+
+
+def many(count: int, noun: str) -> str:
+    """`1 GPU`, `4 GPUs`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _nccl(ranks: int, has: Equipment) -> Backend:
+    if GPUS not in has.built:
+        fix = "pip install a torch with CUDA; or launch.backend=gloo"
+        raise _refused(GPUS, "torch was built without NCCL", fix)
+    if not has.gpus:
+        fix = "launch.backend=auto or gloo; nvidia-smi and CUDA_VISIBLE_DEVICES say what is there"
+        raise _refused(GPUS, "NCCL serves GPUs, and this process sees none", fix)
+    if ranks > has.gpus:
+        fix = f"{many(has.gpus, 'rank')} on this host, or launch.backend=gloo, which computes on CPUs"
+        raise _refused(
+            GPUS, f"{ranks} ranks on {many(has.gpus, 'GPU')}: NCCL lets no two ranks share one", fix
+        )
+    return Backend(GPUS, "as asked for: each rank has a GPU of its own")
+
+
+def _refused(asked: str, why: str, fix: str) -> UsageError:
+    return UsageError(
+        f"backend {asked} cannot serve these ranks: {why}", where="launch.backend", fix=fix, code="L08"
+    )
