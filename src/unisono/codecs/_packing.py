@@ -44,24 +44,24 @@ class LevelPacker(Packer):
         self.levels, self.bits, self.draws = levels, bits, draws
 
     def encode(self, x: Tensor, codes: Tensor, scales: Tensor, work: Tensor, noise: Tensor | None) -> None:
-        torch.abs(x, out=work)
-        scales.copy_(work.amax(1).mul_(UP / self.levels))
-        torch.mul(x, inverse(scales)[:, None], out=work)
+        scaled_to(x, self.levels, scales, work)
         if noise is None:
-            work.round_().add_(self.levels)
+            work.round_()
         else:
-            work.add_(noise).add_(self.levels).floor_()
+            work.add_(noise).floor_()
+        # Conversion to bytes with a sign is three times as fast as to those without.
         if self.bits == 8:
-            codes.copy_(work)
+            codes.view(torch.int8).copy_(work)
         else:
-            pack(work.to(torch.uint8), codes, self.bits)
+            small = work.to(torch.int8).add_(self.levels).view(torch.uint8)
+            pack(small.view(1, -1), codes.view(1, -1), self.bits)
 
     def decode(self, codes: Tensor, scales: Tensor, out: Tensor) -> None:
         if self.bits == 8:
-            out.copy_(codes)
+            small = codes.view(torch.int8)
         else:
-            unpack(codes, out, self.bits)
-        out.sub_(self.levels).mul_(scales.float()[:, None])
+            small = unpacked(codes.view(1, -1), self.bits).view(torch.int8).sub_(self.levels)
+        out.copy_(small.view_as(out)).mul_(scales.float()[:, None])
 
 
 class SignPacker(Packer):
@@ -70,12 +70,13 @@ class SignPacker(Packer):
     def encode(self, x: Tensor, codes: Tensor, scales: Tensor, work: Tensor, noise: Tensor | None) -> None:
         torch.abs(x, out=work)
         scales.copy_(work.mean(1))
-        pack((x < 0).view(torch.uint8), codes, 1)
+        # A comparison whose answers are fp32 and then made bytes is twice as fast as one whose answers are bytes.
+        negative = torch.lt(x, 0.0, out=work).to(torch.int8).view(torch.uint8)
+        pack(negative.view(1, -1), codes.view(1, -1), 1)
 
     def decode(self, codes: Tensor, scales: Tensor, out: Tensor) -> None:
-        unpack(codes, out, 1)
-        wide = scales.float()[:, None]
-        out.mul_(-2.0 * wide).add_(wide)
+        signs = unpacked(codes.view(1, -1), 1).view(torch.int8).mul_(-2).add_(1)
+        out.copy_(signs.view_as(out)).mul_(scales.float()[:, None])
 
 
 class FloatPacker(Packer):
@@ -85,38 +86,54 @@ class FloatPacker(Packer):
         self.dtype, self.most = dtype, torch.finfo(dtype).max
 
     def encode(self, x: Tensor, codes: Tensor, scales: Tensor, work: Tensor, noise: Tensor | None) -> None:
-        torch.abs(x, out=work)
-        scales.copy_(work.amax(1).mul_(UP / self.most))
-        torch.mul(x, inverse(scales)[:, None], out=work)
+        scaled_to(x, self.most, scales, work)
         codes.view(self.dtype).copy_(work)
 
     def decode(self, codes: Tensor, scales: Tensor, out: Tensor) -> None:
         out.copy_(codes.view(self.dtype)).mul_(scales.float()[:, None])
 
 
+def scaled_to(x: Tensor, most: float, scales: Tensor, work: Tensor) -> None:
+    """work [rows, block]: x divided by its row's scale, so that no magnitude is above `most`. Writes scales [rows]."""
+    torch.abs(x, out=work)
+    scales.copy_(work.amax(1).mul_(UP / most))
+    torch.mul(x, inverse(scales)[:, None], out=work)
+
+
 def inverse(scales: Tensor) -> Tensor:
-    """1 / scale in fp32, and 0 of a block of zeros."""
-    wide = scales.float()
-    return torch.where(wide == 0, 0.0, 1.0 / wide)
+    """1 / scale in fp32, and a finite number of a block of zeros."""
+    return scales.float().reciprocal_().clamp_max_(torch.finfo(torch.float32).max)
 
 
 def pack(small: Tensor, codes: Tensor, bits: int) -> None:
     """small [rows, n] uint8, each below 2^bits → codes [rows, n · bits / 8]. Byte i holds elements i, i + n · bits / 8
-    and so on, so that eight bytes are shifted at once."""
-    planes = small.view(torch.int64).view(small.shape[0], 8 // bits, -1)
-    packed = planes[:, 0].clone()
-    for k in range(1, 8 // bits):
-        packed |= planes[:, k] << (k * bits)
+    and so on. The upper half of what is there moves into the upper bits of the lower half until all bits are taken;
+    eight bytes are shifted at once."""
+    rows, shift = len(small), 8
+    packed = small.view(torch.int64)
+    while shift > bits:
+        shift //= 2
+        halves = packed.view(rows, 2, -1)
+        packed = (halves[:, 1] << shift).bitwise_or_(halves[:, 0])
     codes.copy_(packed.view(torch.uint8))
 
 
 def unpack(codes: Tensor, out: Tensor, bits: int) -> None:
     """codes [rows, n · bits / 8] uint8 → out [rows, n], in its dtype."""
-    rows, width = codes.shape
-    packed, places = codes.view(torch.int64), out.view(rows, 8 // bits, width)
-    words = ((1 << bits) - 1) * 0x0101010101010101
-    for k in range(8 // bits):
-        places[:, k].copy_(((packed >> (k * bits)) & words).view(torch.uint8))
+    out.copy_(unpacked(codes, bits))
+
+
+def unpacked(codes: Tensor, bits: int) -> Tensor:
+    """codes [rows, n · bits / 8] uint8 → [rows, n] uint8: what `pack` was given."""
+    rows, shift, small = len(codes), bits, codes.view(torch.int64)
+    while shift < 8:
+        halves = small.new_empty(rows, 2, small.shape[1])
+        halves[:, 0] = small
+        torch.bitwise_right_shift(small, shift, out=halves[:, 1])
+        lower = 0xFF // ((1 << shift) + 1)  # of each 2 · shift bits the lower half: 0x55, 0x33, 0x0F
+        small = halves.view(rows, -1).bitwise_and_(lower * 0x0101010101010101)
+        shift *= 2
+    return small.view(torch.uint8)
 
 
 class TwoShotCoder(Coder):
@@ -158,34 +175,30 @@ class TwoShotCoder(Coder):
 
     def encode(self, x: Tensor, code: Tensor, memory: BucketMemory, shot: int) -> None:
         """x [rows, block] fp32 → code [bytes] uint8: scales first, then all blocks. shot: 0, or 1 of the sum."""
-        scales, codes = self._apart(code, len(x))
         work = x.new_empty(min(len(x), self._rows), x.shape[1])
         noises = self._noises(x, memory, shot)
-        for at in range(0, len(x), self._rows):
-            some = slice(at, at + self._rows)
-            rows = x[some]
-            self.packer.encode(rows, codes[some], scales[some], work[: len(rows)], next(noises))
+        for rows, scales, codes in self._chunks(x, code):
+            self.packer.encode(rows, codes, scales, work[: len(rows)], next(noises))
 
     def decode(self, code: Tensor, out: Tensor, add: bool = False) -> None:
         """code [bytes] → out [rows, block] fp32, in the place of what is there or added to it."""
-        scales, codes = self._apart(code, len(out))
         work = out.new_empty(min(len(out), self._rows), out.shape[1]) if add else out
-        for at in range(0, len(out), self._rows):
-            some = slice(at, at + self._rows)
-            rows = out[some]
-            into = work[: len(rows)] if add else rows
-            self.packer.decode(codes[some], scales[some], into)
+        for rows, scales, codes in self._chunks(out, code):
             if add:
-                rows.add_(into)
+                self.packer.decode(codes, scales, work[: len(rows)])
+                rows.add_(work[: len(rows)])
+            else:
+                self.packer.decode(codes, scales, rows)
 
     @property
     def _rows(self) -> int:
         return max(1, CHUNK // self.member.block)
 
-    def _apart(self, code: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """(scales [rows], codes [rows, bytes]) in an encoded part."""
-        codes = code[self.member.scale_bytes(rows) :].view(rows, -1)
-        return code[: SCALE * rows].view(torch.bfloat16), codes
+    def _chunks(self, x: Tensor, code: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(rows [some, block], scales [some], codes [some, bytes]) of x [rows, block] and its encoded part, views."""
+        codes = code[self.member.scale_bytes(len(x)) :].view(len(x), -1)
+        scales = code[: SCALE * len(x)].view(torch.bfloat16)
+        return zip(x.split(self._rows), scales.split(self._rows), codes.split(self._rows), strict=True)
 
     def _noises(self, x: Tensor, memory: BucketMemory, shot: int) -> Iterator[Tensor | None]:
         """Of each chunk. Replicas draw apart, or their errors would not cancel."""
