@@ -39,6 +39,7 @@ def descended(text: str, steps: int = 300) -> float:
         "block:ratio=0.2,kind=rows+ef",
         "powersgd:r=2+ef",
         "powersgd:r=2,start=5+ef",
+        "ternary:clip=1+ef",
     ],
 )
 def test_error_feedback_brings_it_to_the_plain_answer(text: str) -> None:

@@ -59,7 +59,7 @@ LATER: Mapping[str, Mapping[str, str]] = {
     },
     "collective": {},
     "codec": {
-        "cast": "", "int8": "", "qsgd": "", "sign": "", "ternary": "",
+        "cast": "", "int8": "", "qsgd": "", "sign": "",
     },
 }  # fmt: skip
 MOST = 10_000_000
