@@ -38,6 +38,12 @@ def test_every_pair_is_there_and_every_plan_is_allowed():
     assert len(plans) == len(set(map(str, plans))) >= 100
 
 
+def test_what_an_mpirun_would_have_to_start_is_not_there():
+    names = {plan.collective for plan in every()}
+    assert "mpi" not in names
+    assert {"ring", "tree", "engine"} <= names
+
+
 def test_pairs_alone_take_far_fewer_plans_than_there_are():
     few = covering(RECIPE, least=0)
     assert pairs(few) == pairs(every())

@@ -8,6 +8,7 @@ What a run saves and goes on from is compared with itself, to the last bit: the 
 step, rate and samples.
 """
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ def beyond(
     """leaves: of a global batch. steps: those compared before. twin: where the twin's stretch lies; None if EXACT."""
     (one,) = told_by(reference, 1)
     (other,) = (one,) if twin is None else told_by(twin, 1)
-    look = _Stretch(terms, plan, leaves, steps, one, other)
+    reach = 0.0
+    if twin is not None and terms.bounds.lost:
+        reach = _reach(saved_by(reference, steps), saved_by(twin, steps), one)
+    look = _Stretch(terms, plan, leaves, steps, one, other, reach)
     seen = told_by(folder, plan.world)
     for rank, told in enumerate(seen):
         yield from look.row(rank, told)
@@ -43,9 +47,11 @@ def beyond(
 
 
 class _Stretch:
-    def __init__(self, terms: CompareTerms, plan: Plan, leaves: int, first: int, one: Met, twin: Met) -> None:
-        self.terms, self.plan, self.leaves, self.first, self.one, self.twin = (
-            terms, plan, leaves, first, one, twin
+    def __init__(
+        self, terms: CompareTerms, plan: Plan, leaves: int, first: int, one: Met, twin: Met, reach: float
+    ) -> None:
+        self.terms, self.plan, self.leaves, self.first, self.one, self.twin, self.reach = (
+            terms, plan, leaves, first, one, twin, reach
         )  # fmt: skip
         bounds = terms.bounds
         self.spread = 0.0 if terms.exact else bounds.spread
@@ -65,16 +71,21 @@ class _Stretch:
                 text = f"rank {rank} reads samples in step {step} that one device does not, at the end of an epoch"
                 yield self._fault(i, "data", text, Cause("wrong_samples", text))
             for kind in ("lr", "loss", "norm"):
-                room = self.own[kind] + self.spread * _apart(twin[kind], want[kind])
+                room = self._room(kind, twin[kind], want[kind])
                 if not _apart(got[kind], want[kind]) <= room:
                     text = f"{kind} on rank {rank} is {got[kind]:.9g} instead of {want[kind]:.9g}"
                     yield self._fault(i, kind, text, self._lost(text))
+
+    def _room(self, kind: str, pushed: float, want: float) -> float:
+        """How far a number may be off, relative to what it should be."""
+        reach = self.reach / abs(want) if kind == "loss" and want else 0.0
+        return self.own[kind] + max(self.spread * _apart(pushed, want), reach)
 
     def validation(self, rank: int, told: Met) -> Iterator[Fault]:
         """Loss and metrics on batches that nothing is learnt from."""
         for name, want in self.one.validation.items():
             got = told.validation.get(name, torch.nan)
-            room = self.own["loss"] + self.spread * _apart(self.twin.validation[name], want)
+            room = self._room("loss", self.twin.validation[name], want)
             if not _apart(got, want) <= room:
                 text = axis_text(got / want, self.plan, self.leaves) if want else ""
                 about = f", {text} times as much" if text else ""
@@ -138,6 +149,17 @@ def _read_otherwise(folder: Path, wholes: Mapping[str, Tensor]) -> list[str]:
         load(folder, parts)
         wrong += [name for name, x in made.items() if not torch.equal(x, wholes[name])]
     return wrong
+
+
+def _reach(right: Path, twin: Path, one: Met) -> float:
+    """How far a codec may take the loss, in nats: to first order, the norm of its gradient times how far the twin's
+    weights are (Cauchy-Schwarz). How far one push takes the loss itself is chance, and may be next to nothing."""
+    names = [name for name in tensor_names(right) if name.startswith("model/")]
+    wanted, pushed = read_full(right, names), read_full(twin, names)
+    squares = sum(
+        ((pushed[name].double() - want.double()) ** 2).sum().item() for name, want in wanted.items()
+    )
+    return max(step["norm"] for step in one.steps) * math.sqrt(squares)
 
 
 def _furthest(pushed: Mapping[str, Tensor], wanted: Mapping[str, Tensor], learnt: Collection[str]) -> float:

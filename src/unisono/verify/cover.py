@@ -14,7 +14,7 @@ from itertools import combinations, product
 
 from unisono.config import Recipe
 from unisono.plan import Plan
-from unisono.plan.grammar import NAMED, played
+from unisono.plan.grammar import NAMED, member, played
 from unisono.plan.grid import Grid
 from unisono.plan.options import SAMPLES
 from unisono.verify.bounds import COMPUTE
@@ -109,6 +109,10 @@ def _named(recipe: Recipe, mesh: Mapping[str, int]) -> Iterator[dict[str, object
         choices["tp"] = (mesh["tp"], f"{mesh['tp']}:{CHUNKED}")
     for key in NAMED:
         values = tuple(f"{name}:{OPTIONS[name]}" if name in OPTIONS else name for name in played(key))
+        if key == "collective":
+            values = tuple(
+                name for name in values if member(key, name).threaded
+            )  # mpirun would have to start them
         values += (SHARDED,) if key == "sync" else ()
         if key == "precision":
             values = _precisions(recipe, mesh, values)
