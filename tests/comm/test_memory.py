@@ -38,7 +38,7 @@ def sums(ctx):
             for turn in range(3):  # what one sum leaves behind does not reach the next
                 buffer.copy_(drawn(ctx.rank, turn, size, dtype))
                 pending = dp.start_all_reduce(buffer)
-                assert isinstance(pending, Meeting) == (buffer.nbytes * (ctx.world - 1) > SMALL)
+                assert isinstance(pending.pending, Meeting) == (buffer.nbytes * (ctx.world - 1) > SMALL)
                 pending.wait()
                 whole = sum(drawn(rank, turn, size, dtype).double() for rank in range(ctx.world))
                 assert torch.allclose(buffer.double(), whole, atol=near)
@@ -69,7 +69,9 @@ def far(ctx):
         pending = dp.start_all_reduce(buffer)
         pending.wait()
         left = len(os.listdir("/proc/self/fd")) - before
-        found.append([dp.near(torch.device("cpu")), isinstance(pending, Meeting), buffer.sum().item(), left])
+        found.append(
+            [dp.near(torch.device("cpu")), isinstance(pending.pending, Meeting), buffer.sum().item(), left]
+        )
     return found
 
 
@@ -86,7 +88,7 @@ def near_at_hand(ctx):
     part.wait()
     whole = dp.start_all_reduce(other)
     whole.wait()
-    return [isinstance(one, Meeting) for one in (part, whole)], other[0].item(), buffer[0].item(), (
+    return [isinstance(one.pending, Meeting) for one in (part, whole)], other[0].item(), buffer[0].item(), (
         len(os.listdir("/proc/self/fd")) - before
     )  # fmt: skip
 

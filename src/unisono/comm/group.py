@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unisono.comm.collectives import Algorithm, Collective, Done, Pending
 from unisono.comm.collectives.auto import Auto
+from unisono.comm.gone import Naming, started
 from unisono.observe.span import Recorder
 
 __all__ = ["Done", "Group", "Pending"]
@@ -68,7 +69,7 @@ class Group:
             return Done()
         by = self.algorithm.pick("all_reduce", x, True)
         self.recorder.count(self.axis, "all_reduce", by.sends("all_reduce", x))
-        return by.all_reduce(x, dist.ReduceOp.SUM)
+        return started(self.pg, f"all_reduce over {self.axis}", by.all_reduce, x, dist.ReduceOp.SUM)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """x [n, ...] → [size · n, ...], this group's parts one after the other."""
@@ -112,7 +113,7 @@ class Group:
     def barrier(self) -> None:
         """Wait until every rank of the group is here."""
         if self.pg is not None:
-            with self.recorder.span("wait", axis=self.axis, op="barrier"):
+            with Naming(self.pg, "a barrier", self.recorder.span("wait", axis=self.axis, op="barrier")):
                 dist.barrier(group=self.pg)
 
     def start_exchange(self, x: Tensor) -> tuple[Tensor, Pending]:
@@ -121,7 +122,8 @@ class Group:
             return x.view(1, -1), Done()
         by, parts = self.algorithm.pick("all_to_all", x), torch.empty_like(x)
         self.recorder.count(self.axis, "all_to_all", by.sends("all_to_all", x))
-        return parts.view(self.size, -1), by.exchange(parts, x)
+        pending = started(self.pg, f"all_to_all over {self.axis}", by.exchange, parts, x)
+        return parts.view(self.size, -1), pending
 
     def start_all_gather(self, out: Tensor, part: Tensor) -> Pending:
         """part [n] of every rank → out [size · n] after `wait`."""
@@ -130,19 +132,19 @@ class Group:
             return Done()
         by = self.algorithm.pick("all_gather", part, True)
         self.recorder.count(self.axis, "all_gather", by.sends("all_gather", part))
-        return by.all_gather(out, part, later=True)
+        return started(self.pg, f"all_gather over {self.axis}", by.all_gather, out, part, True)
 
     def start_send(self, x: Tensor, to: int) -> Pending:
         """Send x to the rank at index `to`; x must not change before `wait`."""
         self.recorder.count(self.axis, "send", x.nbytes)
-        work = dist.isend(x, self.ranks[to], group=self.pg)
-        return work if work is not None else Done()
+        return started(self.pg, f"a send to rank {self.ranks[to]}", dist.isend, x, self.ranks[to], self.pg)
 
     def start_recv(self, out: Tensor, source: int) -> Pending:
         """Receive into `out` from the rank at index `source`."""
-        work = dist.irecv(out, self.ranks[source], group=self.pg)
-        return work if work is not None else Done()
+        source = self.ranks[source]
+        return started(self.pg, f"a receive from rank {source}", dist.irecv, out, source, self.pg)
 
     def _timed(self, op: str, nbytes: int):
         self.recorder.count(self.axis, op, nbytes)
-        return self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)
+        span = self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)
+        return Naming(self.pg, f"{op} over {self.axis}", span)

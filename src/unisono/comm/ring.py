@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.gone import started
 from unisono.comm.group import Group, Pending
 
 
@@ -26,4 +27,8 @@ def start_pass(group: Group, out: Tensor, x: Tensor) -> Pending:
     before, behind = group.ranks[group.index - 1], group.ranks[(group.index + 1) % group.size]
     # Both at once: of a backend that runs a group's messages in order, two sends would wait for each other.
     ends = [dist.P2POp(dist.irecv, out, before, group.pg), dist.P2POp(dist.isend, x, behind, group.pg)]
+    return started(group.pg, f"the ring of {group.axis}", _begun, ends)
+
+
+def _begun(ends: list[dist.P2POp]) -> Several:
     return Several(dist.batch_isend_irecv(ends))

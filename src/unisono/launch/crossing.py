@@ -26,8 +26,11 @@ _TOLD = ("what", "where", "likely", "fix", "code", "rank", "host")
 def describe(error: BaseException) -> Record:
     """An error as plain data, from inside its `except` block."""
     own = isinstance(error, errors.UnisonoError) or frames.is_crowded(error)
-    echo = not own and is_echo(type(error).__name__, str(error))
-    if echo and "timed out" in str(error).lower():  # the lookout itself was kept from speaking
+    gone = isinstance(error, errors.PeerGone)
+    echo = gone or (not own and is_echo(type(error).__name__, str(error)))
+    if gone:
+        told = frames.known(error)
+    elif echo and "timed out" in str(error).lower():  # the lookout itself was kept from speaking
         likely = "a rank is stopped or slow: look at the others"
         told = errors.HangError(frames.words(error), where=frames.place(error), likely=likely)
     elif echo:

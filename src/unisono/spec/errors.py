@@ -2,6 +2,7 @@
 
 UnisonoError
 ├── UserCodeError   exit 1    the user's code raised, or the numbers went bad
+├── PeerGone        exit 1    another rank left in the middle of a collective
 ├── UsageError      exit 2    bad flags, recipe, plan, data or environment
 ├── VerifyMismatch  exit 3    a plan does not compute what one device computes
 ├── DoctorFault     exit 4    the machine is not fit
@@ -85,6 +86,13 @@ class UnisonoError(Exception):
 class UserCodeError(UnisonoError):
     exit = 1
     default_code = "R01"
+
+
+class PeerGone(UnisonoError, RuntimeError):
+    """Another rank, `rank`, has gone while this one waited for it. A RuntimeError too, as torch's own would be."""
+
+    exit = 1
+    default_code = "R03"
 
 
 class UsageError(UnisonoError):

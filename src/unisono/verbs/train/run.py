@@ -23,7 +23,7 @@ from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
 from unisono.observe.files import write_whole
 from unisono.spec import words
-from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UsageError, UserCodeError
+from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
 from unisono.train.writing import nothing_to_resume, writing
@@ -131,7 +131,7 @@ def _as_rank(order: TrainOrder, settings: Settings, folder: Watched, place: env.
         atexit.register(flush_and_leave, outcome.exit)
         if outcome.error.shared and place.rank:  # rank 0 tells all of it
             _stops(place.rank, f"{outcome.error.what}, rank {outcome.error.rank}", outcome.exit)
-        if outcome.error.likely == ECHO:
+        if outcome.error.code == "R03":
             _echo(outcome, folder, settings, place.rank)
     elif place.rank:
         flush_and_leave(outcome.exit)
@@ -157,12 +157,13 @@ def _stops(rank: int, what: str, code: int) -> NoReturn:
 
 def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> None:
     """Leave because of another rank's error, which that rank tells; one object on stdout is still rank 0's duty."""
-    what = "another rank has gone, and its error is the one to read"
+    named = outcome.error if isinstance(outcome.error, PeerGone) else None
+    what = named.what if named else "another rank has gone, and its error is the one to read"
     if rank or not settings.json:
         _stops(rank, what, outcome.exit)
     if folder.path is not None and (folder.path / "error.json").exists():
         folder.path = None
-    raise UserCodeError(what, likely=ECHO, rank=rank, code="R03")
+    raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
 def _heard_by(screen: Screen, folder: Watched) -> OnEvent:

@@ -80,8 +80,8 @@ def _opened(offer: Sequence[int], nbytes: int) -> Tensor | None:
 def _touch(x: Tensor) -> None:
     """Give a mapping all its pages, large ones if the system has them for such files. Raises OSError where memory is
     short: one by one, they would come inside the first operations, and a missing one would end the process."""
-    madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)
-    for advice in (_HUGE_PAGES, _POPULATE_WRITE) if madvise is not None else ():
+    madvise = ctypes.CDLL(None, use_errno=True).madvise  # such files are Linux's
+    for advice in (_HUGE_PAGES, _POPULATE_WRITE):
         if madvise(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes), advice):
             number = ctypes.get_errno()
             if number != errno.EINVAL:  # else a system that knows no such advice

@@ -1,0 +1,171 @@
+"""A rank that is killed in the middle of an operation, and what the others say: played by forked ranks.
+
+python -m tests.comm.dying            # every algorithm, operation and moment, as a table
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.comm import rooted
+from unisono.comm.collectives import COLLECTIVES
+from unisono.comm.group import Group
+from unisono.observe.span import Recorder
+from unisono.spec.errors import PeerGone
+
+RANKS, VICTIM = 3, 1
+WITHIN = 20.0
+"""Seconds of the groups' own deadline, on a busy machine; who is told of a death waits for some milliseconds."""
+LARGE, SMALL = 3 << 20, 3  # elements
+MOMENTS = {"before its first send": 0, "after its first send": 1}
+OPS: dict[str, Callable[[Group, Tensor], object]] = {
+    "all_reduce": lambda group, x: group.all_reduce(x),
+    "all_reduce later": lambda group, x: group.start_all_reduce(x).wait(),
+    "reduce_scatter": lambda group, x: group.reduce_scatter(x),
+    "all_gather": lambda group, x: group.all_gather(x),
+    "all_to_all": lambda group, x: group.start_exchange(x)[1].wait(),
+    "broadcast": lambda group, x: group.broadcast(x, VICTIM),
+    "reduce": lambda group, x: rooted.reduce(group, x),
+    "send and receive": lambda group, x: _around(group, x),
+}
+
+
+def algorithms() -> list[str]:
+    """All that can be had between forked ranks: those of `mpi` are mpirun's to end."""
+    return [name for name in COLLECTIVES.names() if name != "mpi"]
+
+
+def _around(group: Group, x: Tensor) -> None:
+    """To the next rank and from the one before."""
+    coming = group.start_recv(torch.empty_like(x), (group.index - 1) % group.size)
+    going = group.start_send(x, (group.index + 1) % group.size)
+    coming.wait()
+    going.wait()
+
+
+def dying(algorithm: str, op: str, moment: int, numel: int) -> list[dict[str, Any]]:
+    """What each survivor says of one operation in which the victim is killed. rank; kind of error and whom it names;
+    seconds until then."""
+    with tempfile.TemporaryDirectory() as folder:
+        pids = []
+        for rank in range(RANKS):
+            if not (pid := os.fork()):
+                _be(rank, Path(folder), algorithm, op, moment, numel)
+            pids.append(pid)
+        until, late = time.monotonic() + 4 * WITHIN, list[int]()
+        for pid in pids:
+            while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > until:
+                    os.kill(pid, signal.SIGKILL)
+                    late.append(os.waitpid(pid, 0)[0])
+                    break
+                signal.sigtimedwait([], 0.005)
+        said = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("said*"))]
+        return [
+            *said,
+            *({"rank": pids.index(pid), "kind": "hangs", "names": -1, "seconds": -1} for pid in late),
+        ]
+
+
+def _be(rank: int, folder: Path, algorithm: str, op: str, moment: int, numel: int) -> None:
+    """The life of one rank: the operation once with all, then once with the victim's end in it."""
+    try:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(1)
+        limit = timedelta(seconds=WITHIN)
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(folder / "store"), RANKS),
+            rank=rank,
+            world_size=RANKS,
+            timeout=limit,
+        )
+        pg: Any = dist.group.WORLD
+        group = Group("dp", range(RANKS), rank, pg, Recorder(rank), False, COLLECTIVES.read(algorithm))
+        x = group.buffer(numel, torch.empty(0)) if op.endswith("later") else torch.zeros(numel)
+        OPS[op](group, x)
+        group.barrier()
+        if rank == VICTIM:
+            _arm(moment)
+        begun = time.monotonic()
+        try:
+            OPS[op](group, x)
+            OPS["all_to_all"](group, x)  # who needed nothing of the victim needs it now
+            said: dict[str, Any] = {"kind": "nothing", "names": -1}
+        except PeerGone as error:
+            said = {"kind": type(error).__name__, "names": error.rank, "words": error.what}
+        except Exception as error:
+            said = {"kind": type(error).__name__, "names": -1, "words": str(error)}
+        said |= {"rank": rank, "seconds": time.monotonic() - begun}
+        (folder / f"said{rank}").write_text(json.dumps(said))
+        _stay(folder, rank)
+    finally:
+        os._exit(0)
+
+
+def _stay(folder: Path, rank: int) -> None:
+    """A survivor that has spoken leaves only when all have: so its own end tells nobody anything."""
+    until = time.monotonic() + 2 * WITHIN
+    while len(list(folder.glob("said*"))) < RANKS - 1 and time.monotonic() < until:
+        signal.sigtimedwait([], 0.005)
+
+
+def _arm(moment: int) -> None:
+    """Have this process killed at its `moment`-th message from now on, or collective of the backend's own."""
+    left = moment
+
+    def armed(act: Callable[..., Any]) -> Callable[..., Any]:
+        def fatal(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return act(*args, **kwargs)
+
+        return fatal
+
+    dist.ProcessGroup.send = armed(dist.ProcessGroup.send)  # type: ignore[method-assign]
+    for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast", "reduce", "isend"):
+        setattr(dist, name, armed(getattr(dist, name)))
+
+
+def faults(algorithm: str, op: str, moment: int, numel: int) -> list[str]:
+    """What is wrong with what the survivors said."""
+    told = dying(algorithm, op, moment, numel)
+    wrong = [one for one in told if one["names"] != VICTIM or one["kind"] != "PeerGone"]
+    left = [name for name in os.listdir("/dev/shm") if "unisono" in name]
+    return (
+        [json.dumps(one) for one in wrong]
+        + left
+        + (["a survivor is missing"] if len(told) < RANKS - 1 else [])
+    )
+
+
+def main() -> int:
+    bad = 0
+    for algorithm in algorithms():
+        for op in OPS:
+            for words, moment in MOMENTS.items():
+                for numel in (LARGE, SMALL):
+                    found = faults(algorithm, op, moment, numel)
+                    bad += bool(found)
+                    print(
+                        f"{algorithm:17} {op:17} {words:21} {numel:8}  {'; '.join(found) or 'named'}",
+                        flush=True,
+                    )
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
