@@ -29,6 +29,10 @@ _MARKED = re.compile(r"(?P<body>.*?)(?P<marks>(?:\+[A-Za-z]\w*(?::[^+/]*)?)*)")
 C = TypeVar("C")
 
 
+class UnfinishedClass(UsageError):
+    """A user's class that does not define what its base declares."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finder(Generic[C]):
     """The classes of one kind.
@@ -67,6 +71,13 @@ class Finder(Generic[C]):
                     fix=f"{function}a subclass of {self.base.__module__}.{self.base.__name__} under this name",
                     code=self.codes[0],
                 )
+            if lacks := _lacking(member):
+                raise UnfinishedClass(
+                    f"{self.noun} {attribute} lacks {lacks}",
+                    where=path,
+                    fix=f"define it, as {self.base.__module__}.{self.base.__name__} says",
+                    code=self.codes[0],
+                )
             return member
         names = self.names()
         if name not in names:
@@ -102,6 +113,13 @@ def _member_of(module: Any, base: type[C]) -> type[C]:
         if own and issubclass(value, base) and not name.startswith("_"):
             return value
     raise TypeError(f"{module.__name__} declares no {base.__name__}")
+
+
+def _lacking(member: type) -> str:
+    """What a user's class does not define and has to; "" where that is nothing."""
+    methods = sorted(getattr(member, "__abstractmethods__", ()))
+    named = isinstance(getattr(member, "name", None), str)
+    return ", ".join([*([] if named else ["name"]), *methods])
 
 
 def _loaded(path: str, noun: str, where: str) -> Any:

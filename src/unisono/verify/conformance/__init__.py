@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unisono.spec.errors import UsageError
 from unisono.spec.family import Family, Member
-from unisono.spec.finder import apart, names_in, split
+from unisono.spec.finder import UnfinishedClass, apart, names_in, split
 
 _SOURCE = Path(__file__).parents[2]
 _DECLARED = re.compile(r"^(\w+): Family\[", re.MULTILINE)
@@ -60,6 +60,8 @@ def family_of(text: str) -> Family[Member]:
         if own:
             try:
                 family.find(name)
+            except UnfinishedClass:
+                raise
             except UsageError as error:
                 if error.code == "C03":
                     raise
