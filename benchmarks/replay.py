@@ -251,12 +251,12 @@ def _turns(
             name = names[(turn + at) % len(names)]
             way = ways[name]
             dist.barrier()
-            carried, counted, start = _carried(), way.sent(), time.perf_counter()
+            carried, counted, start = device_bytes(), way.sent(), time.perf_counter()
             way.step()
             after = time.perf_counter() - start
             dist.barrier()  # what is under way for others has passed too
             took[name]["seconds"].append(after)
-            took[name]["device"].append(float(_carried() - carried))
+            took[name]["device"].append(float(device_bytes() - carried))
             took[name]["payload"].append(-1.0 if counted is None else float((way.sent() or 0) - counted))
         if turn >= 2 and agreed([time.perf_counter() - begun])[0] > seconds:
             break
@@ -266,7 +266,7 @@ def _turns(
     return took
 
 
-def _carried() -> int:
+def device_bytes() -> int:
     """Bytes that this host's device has sent."""
     for line in Path(_DEVICE_TABLE).read_text().splitlines():
         name, colon, numbers = line.partition(":")

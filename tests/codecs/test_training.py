@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.train.test_gradients import started, text  # noqa: F401
+from unisono.codecs import CODECS as CODECS_THERE
 from unisono.train.checkpoint import latest, save
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
@@ -97,3 +98,10 @@ def test_a_step_that_overflowed_under_fp16_leaves_no_trace(codec, text, threads)
     if codec.endswith("+ef"):
         for key, x in small[0]["own"].items():
             torch.testing.assert_close(large[0]["own"][key], x, rtol=0.05, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4+ef", "sign", "int8+ef21", "cast:fp8"])
+def test_codecs_of_two_rounds_cut_what_goes_between_hosts(name: str) -> None:
+    """Whatever stands around them."""
+    assert CODECS_THERE.read(name).bind().cap == 1 << 20
+    assert CODECS_THERE.read("topk+ef").bind().cap == CODECS_THERE.read("plain").bind().cap == 0

@@ -106,6 +106,20 @@ def test_the_order_of_departure_is_fixed_and_sums_are_right(numels, arrival, mic
         gradients.forget()
 
 
+@settings(deadline=None)
+@given(sizes, st.integers(4, 100))
+def test_buckets_are_no_larger_than_the_policy_says(numels, cap):
+    slots = [Slot(f"p{i}", p, p, tuple(p.shape), (0,)) for i, p in enumerate(parameters(numels))]
+    sync = Noting()
+    sync.cap = cap
+    gradients = Gradients(slots, Mirror(), sync)
+    gradients.arm()
+    sum(slot.live.sum() for slot in slots).backward()
+    gradients.close()
+    assert sum(len(bucket.params) for bucket in sync.left) == len(slots)
+    assert all(len(bucket.params) == 1 or bucket.body.nbytes <= cap for bucket in sync.left)
+
+
 def test_an_unused_parameter_holds_nobody_up_and_keeps_no_gradient():
     used, unused = parameters([3, 2])
     gradients, sync = made([used, unused])

@@ -142,12 +142,14 @@ class Codec(Member, ABC):
 class Coder(ABC):
     """A live codec on one rank. keeps: names of what it keeps from step to step, each as long as the gradient. counts:
     it asks which step it is. seed: of the run, set before the first exchange. scale: what losses and so gradients are
-    multiplied by, None for one."""
+    multiplied by, None for one. cap: bytes of gradients that one exchange has at best between hosts, 0: as many as one
+    likes. Where several are under way, one is encoded or decoded while another one travels."""
 
     keeps: Sequence[str] = ()
     counts: bool = False
     seed: int = 0
     scale: "Tensor | None" = None
+    cap: int = 0
 
     def alike(self, name: str, like: "Tensor") -> "Mapping[str, Tensor]":
         """What all replicas keep alike of one parameter, by name, of any shape, as it is before the first step. like:

@@ -131,7 +131,7 @@ class SelectiveCoder(Coder):
 
     def __init__(self, member: Selective, inner: Coder) -> None:
         self.member, self.inner = member, inner
-        self.keeps, self.counts = inner.keeps, inner.counts
+        self.keeps, self.counts, self.cap = inner.keeps, inner.counts, inner.cap
 
     def alike(self, name: str, like: "Tensor") -> "dict[str, Tensor]":
         return {} if self.member.spared(like.shape) else dict(self.inner.alike(name, like))

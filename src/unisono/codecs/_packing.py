@@ -139,6 +139,8 @@ def unpacked(codes: Tensor, bits: int) -> Tensor:
 class TwoShotCoder(Coder):
     """Deals parts, adds them up in fp32 and hands out the sums."""
 
+    cap = 1 << 20  # two rounds, and work of the processor before, between and behind them
+
     def __init__(self, member: "BlockCodec", packer: Packer) -> None:
         self.member, self.packer, self.counts = member, packer, packer.draws
         self._noise: NoiseTable | None = None

@@ -40,7 +40,7 @@ class EveryStepSync(Sync):
         from unisono.sync._drive import Drive
 
         codec = codec or PlainCoder()
-        self.dp, self.shares = dp, bool(codec.keeps)
+        self.dp, self.shares, self.cap = dp, bool(codec.keeps), codec.cap
         params = {slot.name: slot.master for slot in slots if slot.live.requires_grad}
         self._drive = Drive(codec, dp, params)
 

@@ -78,6 +78,7 @@ class AroundCoder(Coder):
 
     def __init__(self, inner: Coder, keeps: Sequence[str] = (), counts: bool = False) -> None:
         self.inner, self.keeps, self.counts = inner, (*inner.keeps, *keeps), inner.counts or counts
+        self.cap = inner.cap
 
     def alike(self, name: str, like: "Tensor") -> "dict[str, Tensor]":
         return dict(self.inner.alike(name, like))
