@@ -83,7 +83,31 @@ class Loud(Sink):
 class Ears(Observer):
     def observe(self, steps): raise LookupError("no such board")
 '''
+LINKS = '''\
+import torch
+from unisono.comm.collectives.engine import Engine
+
+class Flips(Engine):
+    """Of what rank 1 gets in its fifth exchange one bit is another."""
+    name = "flips"
+    def bind(self, pg, axis):
+        made, seen = super().bind(pg, axis), []
+        begin = made.exchange
+        def exchange(out, x):
+            seen.append(begin(out, x))
+            return Flipped(seen[-1], out) if len(seen) == 5 and pg.rank() == 1 else seen[-1]
+        made.exchange = exchange
+        return made
+
+class Flipped:
+    def __init__(self, pending, out): self.pending, self.out = pending, out
+    def wait(self):
+        self.pending.wait()
+        self.out.view(torch.uint8)[0] ^= 1
+'''
+FLIPS = "dp=2 collective=links.py:Flips codec=int8:dense=0+crc"
 FILES = {
+    "links.py": LINKS,
     "models.py": MODELS,
     "lacks.py": "import nothing_of_this_name\ndef own(vocab): pass\n",
     "sinks.py": SINKS,
@@ -171,6 +195,9 @@ PLAYED = [
     model("dividing", "step 1: the loss is", "first in", "--train.lr", code="N01"),
     model("filling", "can't allocate memory", "models.py:35 in large", "micro_batch", code="M01", exit=5),
     played("a sink that raises", "--out.track sinks.py:Loud", "R01", "LookupError: no such board", "sinks.py:9 in observe", "", exit=1),
+    BadRun("a link that flips a bit", ("train", "r.toml", "--plan", FLIPS), "G03",
+           "in step 2 what replica 0 dealt to replica 1 arrived as other bytes, rank 1", "seen on replica 1", "checkpoint", exit=1,
+           likely="a flipped bit"),
     resumed("nothing happened to it", None, "", "", "", "", exit=0, said="saved"),
     resumed("another seed and another model", None, "K05", "seed = 0, not 3; model.n_layer = 2, not 1", "step-000004",
             "leave seed, model.n_layer", "--seed 3 --model.n_layer 1"),
@@ -187,7 +214,7 @@ PLAYED = [
     resumed("a line of metrics torn", lambda run: (run / "metrics.jsonl").open("a").write('{"step": 4, "lo'), "", "", "", "", exit=0,
             said="saved"),
 ]  # fmt: skip
-SOME = ("a folder with more than text", "a model: wants", "a model: no_tensor", "a model: boom_on_one", "a sink that raises",
+SOME = ("a folder with more than text", "a link that flips a bit", "a model: wants", "a model: no_tensor", "a model: boom_on_one", "a sink that raises",
         "another seed and another model", "bytes in latest")  # fmt: skip
 
 

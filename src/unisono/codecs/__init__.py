@@ -106,7 +106,8 @@ class Codec(Member, ABC):
     what is decoded differs in the mean from what was encoded, so that it needs error feedback. matrix: it needs each
     parameter in its shape. alone: it means something with dp=1. tells: its coder yields `Sent`, so that error feedback
     can stand around it. owed: it keeps what it did not send. sparse: it sends few elements, and these nearly as they
-    are. diverges: without error feedback, training under it may end nowhere.
+    are. diverges: without error feedback, training under it may end nowhere. checked: what is gathered or dealt and
+    arrives damaged is an error (U-G03) on who receives it.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
@@ -119,6 +120,7 @@ class Codec(Member, ABC):
     owed: ClassVar[bool] = False
     sparse: ClassVar[bool] = False
     diverges: ClassVar[bool] = False
+    checked: ClassVar[bool] = False
 
     def lost(self, dp: int) -> float:
         """`error` with these options on `dp` replicas, for the proof: of each parameter, the largest error of an

@@ -59,6 +59,10 @@ class Around(Codec):
     def diverges(self) -> bool:  # type: ignore[override]
         return self.inner.diverges and not self.owed
 
+    @property
+    def checked(self) -> bool:  # type: ignore[override]
+        return self.inner.checked
+
     def lost(self, dp: int) -> float:
         return self.inner.lost(dp)
 

@@ -18,6 +18,7 @@ from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
 from unisono.verify.conformance.codec_watch import CodecFault, WatchedCoder, unlike
+from unisono.verify.conformance.codec_wire import of_wire
 
 BUCKETS = (
     (Size((40, 24)), Size((24,)), Size((3, 5, 20))),
@@ -43,11 +44,13 @@ def faults(codec: Codec, folder: Path, text: str) -> Iterator[str]:
     """1. All replicas get the same bits. 2. The first sum is as near to the plain one as fidelity and error say; of
     zeros it is zeros; a number that is not finite reaches all. 3. It sends and keeps what it declares. 4. With its
     memory taken from one life to the next it does what it does in one. 5. What replicas say that they sent adds up to
-    the sum, and with feedback nothing is lost: all sums and what is left add up to all gradients."""
+    the sum, and with feedback nothing is lost: all sums and what is left add up to all gradients. 6. Where it says that
+    payloads are checked, one with a flipped bit is an error."""
     try:
         for dp in (2, 3):
             yield from (f"dp={dp}: {fault}" for fault in _of_replicas(codec, dp))
         yield from _of_odd_numbers(codec)
+        yield from of_wire(codec, BUCKETS[0])
     except CodecFault as fault:
         yield str(fault)
 
