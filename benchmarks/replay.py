@@ -187,9 +187,10 @@ def peer_way(name: str, replay: Replay) -> PeerWay:
 
 
 def own_way(codec: str, replay: Replay, rank: int, world: int) -> OwnWay:
-    """Raises UsageError for a codec that is not there."""
-    coder = CODECS.read(codec).bind()
-    coder.seed = SEED
+    """codec: perhaps with @BYTES, see `slow_links`. Raises UsageError for one that is not there."""
+    name, _, cap = codec.partition("@")
+    coder = CODECS.read(name).bind()
+    coder.seed, coder.cap = SEED, int(cap) if cap else coder.cap
     group = Group("dp", range(world), rank, dist.group.WORLD, Recorder(rank))
     slots = [
         Slot(name, p, p, tuple(p.shape), (0,) * p.dim())

@@ -33,6 +33,20 @@ def test_no_codec_declares_less_than_its_bound(slow_links: Any, codec: str, worl
     assert 0.999 * least - 64 <= declared <= 1.25 * least
 
 
+def test_the_bound_of_top_k_counts_what_goes_whole_as_a_sum(slow_links: Any) -> None:
+    """256 biases of 4 bytes, summed; of matrices a hundredth of the elements, of 6 bytes, to three others."""
+    least = slow_links.bound("topk:ratio=0.01,kind=chunked+ef", SHAPES, 4)
+    assert least == pytest.approx(3 * 6 * 0.01 * 2 * 256 * 1024 + 1.5 * 4 * 256)
+    bare = slow_links.bound("topk:ratio=0.01,kind=chunked+ef", SHAPES, 4, whole=False)
+    assert bare == pytest.approx(3 * 6 * 0.01 * (2 * 256 * 1024 + 256))
+
+
+def test_auto_may_be_slower_than_plain_by_chance_alone(slow_links: Any) -> None:
+    row = {"way": "auto", "payload_ratio": 1.0, "ratio_vs_plain_p05": 0.98}
+    assert slow_links.judged(row)["met"] is True
+    assert slow_links.judged({**row, "ratio_vs_plain_p05": 1.02})["met"] is False
+
+
 def test_what_is_not_there_is_named(slow_links: Any) -> None:
     found, missing = slow_links.there(["plain", "nobody", "int8:colour=red"])
     assert found == ["plain"]
