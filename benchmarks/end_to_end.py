@@ -1,6 +1,6 @@
 """Time to a loss over a slow link, with real computation: DDP fp32 beside a codec, in whole runs.
 
-    python benchmarks/end_to_end.py                           four hosts at 100 Mbit/s, about MINUTES minutes
+    python benchmarks/end_to_end.py                           four hosts at 100 Mbit/s, about 11 minutes
     python benchmarks/end_to_end.py --json end_to_end.json    the same, kept; cut off, it goes on where it was
     python benchmarks/end_to_end.py --whole int4+ef@1.5 --beside int8 --steps 60
 

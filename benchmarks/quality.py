@@ -1,6 +1,6 @@
 """What codecs cost in quality: the held-out loss of a small GPT after equal steps under each of them, beside fp32.
 
-    python benchmarks/quality.py                                   all, about MINUTES minutes on two quiet cores
+    python benchmarks/quality.py                                   all, about 25 minutes on two quiet cores
     python benchmarks/quality.py --json quality.json               the same; cut off, it goes on where it was
     python benchmarks/quality.py --codecs int8 int4+ef --seeds 0 1 --steps 240
 
