@@ -32,6 +32,7 @@ from unisono.train.flow import unflushed
 from unisono.train.guard import install
 from unisono.train.run import Run
 from unisono.train.sample import sample
+from unisono.train.settled import keep
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
 from unisono.train.update import Report
@@ -142,6 +143,9 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     run = build(recipe, plan, here, corpus, recorder, filled=fresh)
     if collective := run.mesh.dp.says():
         _note(order, f"collective: {collective}")
+    if place.rank == 0:
+        with writing(order.run_dir):
+            keep(order.run_dir, plan.collective, run.mesh)
     if SCHEDULES.read(plan.schedule).measured and plan.pp > 1:
         _note(order, f"stages by measured seconds: {'/'.join(map(str, run.local.blocks))} blocks")
     if schedule := unflushed(plan):

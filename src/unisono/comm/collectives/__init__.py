@@ -182,6 +182,10 @@ class Algorithm(ABC):
         """The algorithm that is meant for this operation: itself, but for one that chooses among others."""
         return self
 
+    def settled(self) -> str:
+        """What was measured at the start, as a value of `collective=` that measures nothing; "" where nothing was."""
+        return ""
+
     def says(self) -> str:
         """What was taken and why, for the start of a run."""
         return f"{self.member.name}, as asked for"

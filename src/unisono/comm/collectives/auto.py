@@ -2,11 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from unisono.comm.collectives import Algorithm, Collective, Pending
+from pydantic import Field, field_validator
+
+from unisono.comm.collectives import COLLECTIVES, Algorithm, Collective, Pending
 from unisono.comm.collectives.engine import Engine
 from unisono.comm.collectives.memory import InMemory, passes
 from unisono.comm.collectives.messages import SMALL, Messages
-from unisono.programs.collectives import ROOTED
+from unisono.programs.collectives import ROOTED, pick
+from unisono.programs.collectives.pick import USUAL
+from unisono.spec import words
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -21,8 +25,27 @@ class Auto(Collective):
     name = "auto"
     nearby = True
 
+    measured: bool = Field(
+        default=False, description="between hosts: try the programs at the start, take what is quicker"
+    )
+    by: str = Field(
+        default="",
+        description="between hosts: what was measured, as direct-65536/ring-1048576 (bytes at most)",
+    )
+
+    @field_validator("by")
+    @classmethod
+    def _known(cls, text: str) -> str:
+        for one in pick.read(text):
+            found = COLLECTIVES.find(one.name)
+            if issubclass(found, Auto) or not found.counted:
+                raise ValueError(f"{one.name!r} is no way of messages between hosts")
+        return text
+
     def way(self, op: str, nbytes: int, size: int, later: bool = False) -> Collective:
-        return Engine() if op == "all_reduce" and (later or nbytes * (size - 1) > SMALL) else Messages()
+        if op != "all_reduce" or not (later or nbytes * (size - 1) > SMALL):
+            return Messages()
+        return COLLECTIVES.read(pick.of(pick.read(self.by), nbytes)) if self.by else Engine()
 
     def bind(self, pg: "ProcessGroup", axis: str) -> "AutoAlgorithm":
         return AutoAlgorithm(self, pg, axis)
@@ -33,7 +56,7 @@ class AutoAlgorithm(Algorithm):
 
     GPUs: the engine. CPUs: gathers and small sums by messages. CPUs of one host: whole gradient buffers in memory, and
     whatever is large and waited for at once; smaller exchanges by the engine, which wakes fewer threads and is as quick
-    there. Of several hosts: exchanges by messages.
+    there. Of several hosts: exchanges by messages, and sums of gradients by what was measured, if the plan says so.
     """
 
     def __init__(self, member: Collective, pg: "ProcessGroup", axis: str) -> None:
@@ -44,6 +67,20 @@ class AutoAlgorithm(Algorithm):
         self._engine = Engine().bind(pg, axis)
         self._messages = None if self._near is False else Messages().bind(pg, axis)
         self._memory: MemoryAlgorithm | None = None
+        self.by = self._measured()
+        self._others = {one.name: COLLECTIVES.read(one.name).bind(pg, axis) for one in self.by}
+
+    def _measured(self) -> tuple[pick.Pick, ...]:
+        """What sums gradients between hosts, by size."""
+        member = self.member
+        wanted = isinstance(member, Auto) and (member.by or member.measured)
+        if not isinstance(member, Auto) or not wanted or self._messages is None or self.near(_cpu()):
+            return ()
+        if member.by:
+            return pick.read(member.by)
+        from unisono.comm.probe import probe
+
+        return probe(self.pg)
 
     def near(self, device: "device") -> bool:
         if self._is_apart(device):
@@ -70,9 +107,14 @@ class AutoAlgorithm(Algorithm):
         if op == "all_to_all":
             return self._engine if self.near(x.device) else self._messages
         if later:
-            return self._memory if self._memory is not None and self._memory.holds(x) else self._engine
-        small = self.member.way(op, x.nbytes, self.pg.size()) == self._messages.member
-        return self._messages if small and x.is_contiguous() else self._engine
+            return self._memory if self._memory is not None and self._memory.holds(x) else self._large(x)
+        small = x.nbytes * (self.pg.size() - 1) <= SMALL
+        return self._messages if small and x.is_contiguous() else self._large(x)
+
+    def _large(self, x: "Tensor") -> Algorithm:
+        """What sums a tensor that is no small one and does not lie in memory that all see."""
+        name = pick.of(self.by, x.nbytes) if x.is_contiguous() else USUAL
+        return self._others.get(name, self._engine)
 
     def all_reduce(self, x: "Tensor", op: Any) -> Pending:
         return self.pick("all_reduce", x, True).all_reduce(x, op)
@@ -99,6 +141,11 @@ class AutoAlgorithm(Algorithm):
     def rooted(self) -> Algorithm:
         return self._engine
 
+    def settled(self) -> str:
+        if not isinstance(self.member, Auto) or not self.member.measured or self._near is not False:
+            return ""
+        return f"{self.member.name}:by={pick.written(self.by)}" if self.by else self.member.name
+
     def says(self) -> str:
         if self._messages is None:
             return f"engine ({self.pg.name()}): ranks of {self.axis} are on GPUs"
@@ -107,6 +154,18 @@ class AutoAlgorithm(Algorithm):
                 f"memory for whole buffers and what is large, messages for the rest: ranks of {self.axis} are on one "
                 "host and see each other's memory"
             )
+        if self.by:
+            said = ", ".join(f"{one.name} to {words.nbytes(one.most)}" for one in self.by)
+            return (
+                f"{said}, engine beyond for sums of gradients, messages for the rest: as measured between hosts "
+                f"(collective={self.member.name}:by={pick.written(self.by)})"
+            )
         if self._near is None:
             return "messages for small sums and gathers, engine for the rest: ranks are on CPUs"
         return f"engine for large sums, messages for the rest: ranks of {self.axis} do not see each other's memory"
+
+
+def _cpu() -> "device":
+    from torch import device
+
+    return device("cpu")
