@@ -20,6 +20,7 @@ from torch import Tensor
 
 from unisono.comm import rooted
 from unisono.comm.collectives import COLLECTIVES
+from unisono.comm.collectives.memory.slots import MemorySlots, slots_of
 from unisono.comm.group import Group
 from unisono.observe.span import Recorder
 from unisono.spec.errors import PeerGone
@@ -37,7 +38,8 @@ OPS: dict[str, Callable[[Group, Tensor], object]] = {
     "all_to_all": lambda group, x: group.start_exchange(x)[1].wait(),
     "broadcast": lambda group, x: group.broadcast(x, VICTIM),
     "reduce": lambda group, x: rooted.reduce(group, x),
-    "send and receive": lambda group, x: _around(group, x),
+    "send and receive": lambda group, x: _around(group, x, group),
+    "through memory": lambda group, x: _around(group, x, slots_of(group, 4 * LARGE, x.device) or group),
 }
 
 
@@ -46,10 +48,10 @@ def algorithms() -> list[str]:
     return [name for name in COLLECTIVES.names() if name != "mpi"]
 
 
-def _around(group: Group, x: Tensor) -> None:
+def _around(group: Group, x: Tensor, way: Group | MemorySlots) -> None:
     """To the next rank and from the one before."""
-    coming = group.start_recv(torch.empty_like(x), (group.index - 1) % group.size)
-    going = group.start_send(x, (group.index + 1) % group.size)
+    coming = way.start_recv(torch.empty_like(x), (group.index - 1) % group.size)
+    going = way.start_send(x, (group.index + 1) % group.size)
     coming.wait()
     going.wait()
 

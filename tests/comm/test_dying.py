@@ -20,7 +20,11 @@ def test_survivors_name_the_dead(world: World) -> None:
     cells = [
         (name, NAMES[i % len(NAMES)], i // 2 % len(MOMENTS), SMALL) for i, name in enumerate(algorithms())
     ]
-    cells += [("memory", "reduce_scatter", 1, LARGE), ("auto", "send and receive", 0, LARGE)]
+    cells += [
+        ("memory", "reduce_scatter", 1, LARGE),
+        ("auto", "send and receive", 0, LARGE),
+        ("auto", "through memory", 0, LARGE),
+    ]
     assert {cell[1] for cell in cells} == set(NAMES)
     assert world(some, 1, group=False, cells=cells, timeout=280) == [{}]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unisono.comm.collectives.memory.slots import MemorySlots, slots_of
 from unisono.comm.group import Group, Pending
 from unisono.observe.span import Recorder
 from unisono.parallel.cut import Carry, carry_of, tensors_of
@@ -39,7 +40,8 @@ class Wire:
 
 
 class Post:
-    """What one rank sends and receives in a step. wires: by the stage before the boundary."""
+    """What one rank sends and receives in a step. wires: by the stage before the boundary. Every rank of the pipeline
+    makes it, or it hangs."""
 
     def __init__(self, wires: Mapping[int, Wire], recorder: Recorder, device: torch.device) -> None:
         self.wires, self.recorder, self.device = wires, recorder, device
@@ -48,12 +50,17 @@ class Post:
             tuple[Tensor, Pending]
         ] = []  # of those, what an earlier `finish` has left under way
         self._asked: dict[Action, list[tuple[Tensor, Pending]]] = {}  # receives under way: where each arrives
+        self._slots = self._in_memory()
+
+    def says(self) -> str:
+        """How large messages go, for the start of a run; "" where all are sent."""
+        return next((slots.says() for slots in self._slots.values()), "")
 
     def send(self, tensors: Sequence[Tensor], group: Group, peer: int) -> None:
         """Begin to send; `finish` waits."""
         for x in tensors:
             x = x.contiguous()
-            self._sent.append((x, group.start_send(x, peer)))
+            self._sent.append((x, self._slots.get(group, group).start_send(x, peer)))
 
     def ask_ahead(self, row: Sequence[Action], at: int) -> None:
         """Ask for what the next computation needs before this one begins, so that the wire works meanwhile: large
@@ -89,4 +96,15 @@ class Post:
             wire = self.wires[action.stage]
             group, carry = wire.back, [t for t in wire.carry if t.is_floating_point()]
         rooms = [torch.empty_like(t, device=self.device) for t in carry]
-        return [(x, group.start_recv(x, action.peer)) for x in rooms]
+        way = self._slots.get(group, group)
+        return [(x, way.start_recv(x, action.peer)) for x in rooms]
+
+    def _in_memory(self) -> dict[Group, MemorySlots]:
+        """Memory of each group whose ranks see each other's, as large as what crosses."""
+        most: dict[Group, int] = {}
+        for wire in self.wires.values():
+            for group in (wire.ahead, wire.back):
+                most[group] = max([most.get(group, 0), *(t.nbytes for t in wire.carry)])
+        groups = {group: nbytes for group, nbytes in most.items() if isinstance(group, Group)}
+        found = {group: slots_of(group, nbytes, self.device) for group, nbytes in groups.items()}
+        return {group: slots for group, slots in found.items() if slots is not None}

@@ -14,9 +14,11 @@ import numpy as np
 import torch.distributed as dist
 
 from unisono.comm.device import of_rank
+from unisono.comm.ways import ways
 from unisono.config import Recipe
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import Recorder
+from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
@@ -142,8 +144,9 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     recorder = Recorder(place.rank)
     here, fresh = replace(place, scratch=order.run_dir), order.resume is None
     run = build(recipe, plan, here, corpus, recorder, filled=fresh)
-    if collective := run.mesh.dp.says():
-        _note(order, f"collective: {collective}")
+    post = run.player.post if isinstance(run.player, StagePlayer) else None
+    for said in ways(run.mesh, place.device, post.says() if post is not None else ""):
+        _note(order, said)
     if place.rank == 0:
         with writing(order.run_dir):
             keep(order.run_dir, plan.collective, run.mesh)

@@ -1,0 +1,148 @@
+"""Messages between ranks of one host through memory: the sender copies into a slot, the receiver out of it.
+
+A word, sent as any message, says which slot; whoever waits for it sleeps. A byte in memory for each slot says whether
+it is in use: the sender sets it, the receiver clears it once it has read. So nobody is asked whether a slot is free.
+Where none is, the tensor itself follows the word.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.comm.collectives import Pending
+from unisono.comm.collectives.memory.mapping import mapped
+from unisono.comm.device import between_cpus, is_apart
+from unisono.comm.gone import started
+from unisono.comm.group import Group
+from unisono.spec import words
+
+LARGE = 2 << 20
+"""Bytes of a message from which this is quicker than to send it (`unisono bench net`)."""
+SLOTS = 4  # of a rank, for all that it sends in a group
+_PLACES = 64  # bytes before the first slot: one for each that says whether it is in use
+_WORD, _WHOLE, _WHOLES = (
+    3,
+    1 << 20,
+    1 << 16,
+)  # tags: of words, and from where on those of tensors that follow one
+
+
+@dataclass(slots=True)
+class _Leaving:
+    """A message that leaves. x: what must live until then."""
+
+    works: list[dist.Work]
+    x: tuple[Tensor, ...]
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A message that is to come into `out`."""
+
+    slots: "MemorySlots"
+    out: Tensor
+    source: int
+    word: Tensor
+    coming: dist.Work
+    is_over: bool = False
+
+    def wait(self) -> None:
+        """Returns when it is there. Raises what the group's messages raise where the sender is gone or late."""
+        if not self.is_over:
+            self.coming.wait()
+            self.slots._read(int(self.word), self.source, self.out)
+            self.is_over = True
+
+
+class MemorySlots:
+    """The slots of a group's members. each: bytes of every member, in the order of the process group."""
+
+    def __init__(self, group: Group, each: Sequence[Tensor]) -> None:
+        self._group, self._each, self._wholes = group, each, 0
+        self._room = (each[0].numel() - _PLACES) // SLOTS
+        self._pg: Any = group.pg
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether x passes through memory: the same on both sides, for tensors of one size."""
+        return LARGE <= x.nbytes <= self._room
+
+    def says(self) -> str:
+        """For the start of a run."""
+        axis = self._group.axis
+        return (
+            f"memory for messages of {words.nbytes(LARGE)} and more: ranks of {axis} see each other's memory"
+        )
+
+    def start_send(self, x: Tensor, to: int) -> Pending:
+        """As `Group.start_send`."""
+        if not self.takes(x):
+            return self._group.start_send(x, to)
+        rank = self._group.ranks[to]
+        self._group.recorder.count(self._group.axis, "send", x.nbytes)
+        return started(self._pg, f"a send to rank {rank}", self._send, x, self._place(rank))
+
+    def start_recv(self, out: Tensor, source: int) -> Pending:
+        """As `Group.start_recv`."""
+        if not self.takes(out):
+            return self._group.start_recv(out, source)
+        rank = self._group.ranks[source]
+        return started(self._pg, f"a receive from rank {rank}", self._receive, out, self._place(rank))
+
+    def _send(self, x: Tensor, to: int) -> _Leaving:
+        own = self._each[self._pg.rank()]
+        slot = next((i for i in range(SLOTS) if not own[i]), -1)
+        if slot < 0:
+            self._wholes = self._wholes % _WHOLES + 1
+            word = torch.tensor([-self._wholes])
+            works = [self._pg.send([word], to, _WORD), self._pg.send([x], to, _WHOLE + self._wholes)]
+            return _Leaving(works, (word, x))
+        with torch.no_grad():
+            own[slot] = 1
+            self._slot(own, slot, x).copy_(x)
+        word = torch.tensor([slot])
+        return _Leaving([self._pg.send([word], to, _WORD)], (word,))
+
+    def _receive(self, out: Tensor, source: int) -> _Arriving:
+        word = torch.zeros(1, dtype=torch.int64)
+        return _Arriving(self, out, source, word, self._pg.recv([word], source, _WORD))
+
+    def _read(self, word: int, source: int, out: Tensor) -> None:
+        if word < 0:
+            self._pg.recv([out], source, _WHOLE - word).wait()
+            return
+        theirs = self._each[source]
+        with torch.no_grad():
+            out.copy_(self._slot(theirs, word, out))
+            theirs[word] = 0
+
+    def _slot(self, whole: Tensor, slot: int, like: Tensor) -> Tensor:
+        at = _PLACES + slot * self._room
+        return whole[at : at + like.nbytes].view(like.dtype).view(like.shape)
+
+    def _place(self, rank: int) -> int:
+        return dist.get_group_rank(self._pg, rank)
+
+
+def slots_of(group: Group, nbytes: int, device: torch.device) -> MemorySlots | None:
+    """Slots for messages of up to `nbytes` bytes, the most that any member says. None, for all of them, where that is
+    too little to be worth it, or where one does not see the others' memory. Every member calls it, or it hangs."""
+    pg: Any = group.pg
+    if pg is None or is_apart(device) or not between_cpus(pg):
+        return None
+    each_wants = torch.zeros(pg.size(), dtype=torch.int64)
+    each_wants[pg.rank()] = nbytes
+    pg.allreduce([each_wants]).wait()
+    most = int(each_wants.max())
+    if most < LARGE:
+        return None
+    room = -(-most // 64) * 64
+    each = mapped(pg, _PLACES + SLOTS * room, torch.uint8)
+    return None if each is None else MemorySlots(group, each)
