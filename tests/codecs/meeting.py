@@ -68,7 +68,11 @@ class Meeting:
                 return found[0].clone()
             answers = self._answered(asked)
 
-    def _answered(self, asked: Sequence[object]) -> list[Tensor]:
+    def _answered(self, asked: Sequence[object]) -> Sequence[object]:
+        if isinstance(asked[0], tuple):  # several operations at once
+            return list(
+                zip(*(self._answered(together) for together in zip(*asked, strict=True)), strict=True)
+            )  # type: ignore[arg-type]
         tensors = [request.tensor for request in asked]  # type: ignore[attr-defined]
         assert len({(type(request), len(x)) for request, x in zip(asked, tensors, strict=True)}) == 1
         self.requests[-1].append((type(asked[0]).__name__, tensors[0].nbytes))

@@ -100,6 +100,33 @@ def test_values_in_two_bytes_halve_what_is_sent_and_round_it() -> None:
     assert torch.equal(total, want[0] + want[1]) and torch.equal(meeting.decoded[1], want[1])
 
 
+@pytest.mark.parametrize("kind", ["exact", "sampled", "chunked"])
+def test_norms_and_biases_are_a_sum_beside_the_gather(kind: str) -> None:
+    shapes = [(40,), (100, 60), (30,), (20, 4)]
+    meeting = Meeting(f"topk:ratio=0.05,kind={kind}+ef", shapes, replicas=3)
+    grads = drawn(meeting.numel, 1, 2, 3)
+    total = meeting.step(grads)
+    assert [op for op, _ in meeting.requests[0]] == ["Gather", "Sum"]
+    assert meeting.requests[0][1] == ("Sum", (40 + 30 + 80) * 8)
+    for flat in (total, *(memory["left"] for memory in meeting.memories)):
+        few = flat[40:6040]
+        assert 0 < few.count_nonzero() < 6000
+    whole = sum(grads)
+    assert torch.equal(total[:40], whole[:40]) and torch.equal(total[6040:], whole[6040:])
+    assert all(memory["left"][:40].count_nonzero() == 0 for memory in meeting.memories)
+    declared = {call.op: call.nbytes for call in CODECS.read(meeting.text).work(shapes, 8, 3).calls}
+    gathered = meeting.requests[0][0][1]
+    assert declared == {"all_gather": 2 * gathered, "all_reduce": 2 * 150 * 8 * 2 // 3}
+
+
+def test_a_bucket_of_norms_alone_is_a_sum() -> None:
+    meeting = Meeting("topk+ef", [(40,), (30,)])
+    grads = drawn(meeting.numel, 1, 2)
+    assert torch.equal(meeting.step(grads), grads[0] + grads[1])
+    assert [op for op, _ in meeting.requests[0]] == ["Sum"]
+    assert [call.op for call in CODECS.read("topk").work([(40,), (30,)], 8, 2).calls] == ["all_reduce"]
+
+
 def test_a_hundredth_in_chunks_costs_four_bytes_an_element_that_is_sent() -> None:
     shapes = [(1024, 1024), (4096, 1024), (1024,)]
     work = CODECS.read("topk:ratio=0.01,kind=chunked,values=bf16").work(shapes, 4, 4)

@@ -36,9 +36,13 @@ class Sparse(Codec):
         default=256, ge=0, description="parameters of fewer elements, or of one dim, go whole; 0: none does"
     )
 
+    def spared(self, shape: Sequence[int]) -> bool:
+        """Whether a parameter goes whole: norms and biases are few and matter much."""
+        return self.dense > 0 and (len(shape) < 2 or prod(shape) < self.dense)
+
     def share(self, shape: Sequence[int]) -> float:
-        """Of a parameter's elements, what is sent: all of a norm or a bias, which are few and matter much."""
-        return 1.0 if self.dense and (len(shape) < 2 or prod(shape) < self.dense) else self.ratio
+        """Of a parameter's elements, what is sent."""
+        return 1.0 if self.spared(shape) else self.ratio
 
     def kept(self, shape: Sequence[int]) -> int:
         """How many elements of a parameter are sent."""

@@ -5,7 +5,6 @@ what travels grows with the rows that were read instead of with the table.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +42,6 @@ class RowSync(Sync):
 
     def undone(self) -> None:
         self.inner.undone()
-
-    def says(self) -> str:
-        return self.inner.says()
-
-    def told(self) -> Mapping[str, Any]:
-        return self.inner.told()
 
     def own(self, key: str) -> bool:
         return self.inner.own(key)

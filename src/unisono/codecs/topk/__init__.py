@@ -34,7 +34,10 @@ class TopK(Sparse):
     values: Literal["plain", "bf16"] = Field("plain", description="values as they are, or in 2 bytes")
 
     def regions(self, shape: Sequence[int]) -> list[tuple[int, int, int]]:
-        """(begin, length, elements that are sent) of each part of a parameter that chooses for itself."""
+        """(begin, length, elements that are sent) of each part of a parameter that chooses for itself. What goes whole
+        has none: it is added up beside."""
+        if self.spared(shape):
+            return []
         numel, share = prod(shape), self.share(shape)
         length = CHUNK if self.kind == "chunked" else max(1, numel)
         sizes = ((at, min(length, numel - at)) for at in range(0, numel, length))
@@ -49,7 +52,10 @@ class TopK(Sparse):
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         parcel = self.parcel(shapes, itemsize)
         read = 3 * parcel.numel * itemsize  # magnitudes are made, compared, and the sum begins with zeros
-        return Work((Call("dp", "all_gather", parcel.nbytes * (dp - 1)),), moved=read)
+        whole = sum(prod(shape) for shape in shapes if self.spared(shape)) * itemsize
+        calls = (Call("dp", "all_gather", parcel.nbytes * (dp - 1)),) if parcel.kept else ()
+        beside = (Call("dp", "all_reduce", 2 * whole * (dp - 1) // dp),) if whole else ()
+        return Work((*beside, *calls), moved=read)
 
     def bind(self) -> "TopKCoder":
         from unisono.codecs.topk.live import TopKCoder

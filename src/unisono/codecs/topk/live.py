@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Size, Tensor
 
-from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent
+from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent, Sum
 from unisono.codecs._parcel import CHUNK, kept_of
 from unisono.codecs._sparse import added, largest, packed, sampled, spans, spread
 from unisono.codecs.topk import TopK
 
 
 class TopKCoder(Coder):
-    """Each replica's largest elements, added up."""
+    """Each replica's largest elements, added up, and beside them what goes whole."""
 
     def __init__(self, member: TopK) -> None:
         self.member = member
@@ -20,14 +20,36 @@ class TopKCoder(Coder):
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
         parcel = self.member.parcel(shapes, grad.itemsize)
+        if not parcel.kept:
+            yield Sent(lambda: grad)
+            return (yield Sum(grad))
         base = None if parcel.tallied else self._base(tuple(shapes), grad.device)
         chosen = list(self._chosen(grad, shapes))
         places = torch.cat([places for places, _ in chosen])
         values = torch.cat([values for _, values in chosen])
         sent = values.bfloat16() if self.member.values == "bf16" else values
-        rows = yield Gather(packed(sent, places, parcel, base))
-        yield Sent(lambda: spread(sent, places, grad.new_zeros(parcel.numel)))
-        return added(rows, parcel, sent.dtype, grad, base)
+        gather, whole = Gather(packed(sent, places, parcel, base)), self._whole(grad, shapes)
+        if not whole:
+            rows, total = (yield gather), grad[:0]
+        else:
+            rows, total = yield gather, Sum(torch.cat(whole))
+
+        def told() -> Tensor:
+            out = spread(sent, places, grad.new_zeros(parcel.numel))
+            for view, own in zip(self._whole(out, shapes), whole, strict=True):
+                view.copy_(own)
+            return out
+
+        yield Sent(told)
+        out = added(rows, parcel, sent.dtype, grad, base)
+        for view, part in zip(whole, total.split([x.numel() for x in whole]), strict=True):
+            view.copy_(part)
+        return out
+
+    def _whole(self, flat: Tensor, shapes: Sequence[Size]) -> list[Tensor]:
+        """Views of the parameters that go whole, in something as long as the bucket."""
+        parts = zip(spans(flat, [shape.numel() for shape in shapes]), shapes, strict=True)
+        return [x for (_, x), shape in parts if self.member.spared(shape)]
 
     def _base(self, shapes: tuple[Size, ...], device: torch.device) -> Tensor:
         """Where in the bucket the chunk begins from which each place that is sent counts."""
@@ -46,7 +68,9 @@ class TopKCoder(Coder):
         """(places in the bucket, values) of each parameter; a place that only fills up has the value 0."""
         choose = CHOICES[self.member.kind]
         for (begin, x), shape in zip(spans(grad, [s.numel() for s in shapes]), shapes, strict=True):
-            places, count = choose(x, self.member.share(shape))
+            if self.member.spared(shape):
+                continue
+            places, count = choose(x, self.member.ratio)
             values = x[places]
             values[count:] = 0
             yield places + begin, values
