@@ -16,7 +16,11 @@ PLANNER = Path(unisono.planner.__file__).parent
 KINDS = {"Transformer", "Network"}
 # One file says which functions a kind of model has, one what each kind sends, one the functions of a machine.
 HOMES = {"kinds.py": "kind", "calls.py": "kind", "priced.py": "machine"}
-NAMES = {*SCHEDULES.names(), *MODELS.names(), *CODECS.names(), *POLICIES.names()} - {"plain", "none"}
+NAMES = {*SCHEDULES.names(), *MODELS.names(), *CODECS.names(), *POLICIES.names()} - {
+    "plain",
+    "none",
+    "auto",
+}  # words of other keys, too
 
 
 def dispatches(tree: ast.AST) -> Iterator[tuple[str, int, str]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.observe.span import PARTS, Recorder
+from unisono.observe.span import PARTS, Payload, Recorder
 
 
 class Clock:
@@ -87,6 +87,24 @@ def test_a_lap_holds_what_happened_since_the_last() -> None:
         assert lap.nbytes == {("dp", "all_reduce"): nbytes}
     assert recorder.bytes() == {("dp", "all_reduce"): 350}
     assert recorder.lap().nbytes == {}
+
+
+def test_the_ledger_tells_bytes_by_algorithm_and_codec() -> None:
+    recorder = Recorder()
+    recorder.count("dp", "all_reduce", 5, "ring")
+    recorder.codec = "int8"
+    recorder.count("dp", "all_reduce", 7, "ring")
+    recorder.codec = ""
+    recorder.count("pp", "send", 2)
+    told = {
+        Payload("dp", "all_reduce", "ring"): 5,
+        Payload("dp", "all_reduce", "ring", "int8"): 7,
+        Payload("pp", "send"): 2,
+    }
+    assert recorder.ledger() == told == recorder.lap().ledger
+    assert recorder.bytes() == {("dp", "all_reduce"): 12, ("pp", "send"): 2}
+    recorder.count("pp", "send", 3)
+    assert recorder.lap().ledger == {Payload("pp", "send"): 3}
 
 
 def test_a_span_ends_when_its_body_raises() -> None:

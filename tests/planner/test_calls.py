@@ -99,8 +99,8 @@ class Counted(Recorder):
         super().__init__(rank)
         self.times: Counter[tuple[str, str]] = Counter()
 
-    def count(self, axis: str, op: str, nbytes: int) -> None:
-        super().count(axis, op, nbytes)
+    def count(self, axis: str, op: str, nbytes: int, algorithm: str = "") -> None:
+        super().count(axis, op, nbytes, algorithm)
         self.times[axis, op] += nbytes > 0
 
 

@@ -1,18 +1,22 @@
 """Codecs and policies on dp cost what their own files say: members of tests and of ours, none by name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.planner.published import gpt
+from unisono.codecs import CODECS
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
-from unisono.planner import replicas
+from unisono.planner import replicas, tell
 from unisono.planner.clusters import cluster
 from unisono.planner.machines.chip import Traffic
+from unisono.planner.machines.cluster import Cluster
 from unisono.planner.priced import price
-from unisono.planner.simulate import Question, simulate
+from unisono.planner.replicas import Cover
+from unisono.planner.simulate import Answer, Question, simulate
 from unisono.planner.stack import stack
 from unisono.planner.work.networks import Network
 from unisono.spec.errors import UsageError
@@ -58,6 +62,37 @@ def test_bytes_are_those_that_a_codec_declares() -> None:
     # Parts are dealt and gathered in 2 bytes.
     assert dp(f"codec={OWN}:Rounded").bytes == pytest.approx(whole / 2, rel=1e-4)
     assert dp("sync=canonical").bytes == pytest.approx(whole, rel=1e-6)
+
+
+def test_a_codec_that_is_chosen_costs_what_the_chosen_one_does_and_is_named() -> None:
+    """On fast links nothing is lost for nothing; on slow ones as much as is allowed."""
+    for slower, allowed in (
+        (1.0, "auto"),
+        (1000.0, "auto"),
+        (1000.0, "auto:int8"),
+        (1000.0, "auto:powersgd"),
+    ):
+        links = tuple(
+            replace(link, bandwidth=link.bandwidth / slower, ceiling=None)
+            for link in cluster("dgx-a100:8").links
+        )
+        where = replace(cluster("dgx-a100:8"), links=links)
+
+        def asked(codec: str, where: Cluster = where) -> Answer:
+            plan = Plan.parse(f"dp=16 precision=bf16 codec={codec}")
+            return simulate(Question(MODEL, plan, where, stack("plain"), 4, 4))
+
+        answer, member = asked(allowed), CODECS.read(allowed)
+        steps = {codec: asked(codec).price.step for codec in member.rungs}
+        taken = list(steps)[member.taken(list(steps.values()))]
+        assert answer.played.codec == taken and (taken == "plain") == (slower == 1.0)
+        assert answer.price.step == steps[taken]
+        assert any(f"{allowed} takes {taken} here" in said for _, said in tell.shared_out(answer))
+        shown = replicas.least(MODEL, answer.question.plan, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))
+        assert (
+            shown
+            <= replicas.traffic(MODEL, answer.played, where, stack("plain"), 1e9, Cover(0.1, 0.2, 0.5))[2]
+        )
 
 
 def test_gathered_codes_cost_more_than_plain_with_enough_ranks() -> None:

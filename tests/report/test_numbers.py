@@ -101,6 +101,24 @@ def test_bytes_are_per_step_and_over_all_ranks(straggler: Path) -> None:
     assert table == [("dp", "all_reduce", 4 * 1_150_000), ("pp", "send", 4 * 4 * 262_144)]
 
 
+def test_the_ledger_has_algorithm_and_codec_and_runs_of_before_have_neither(tmp_path: Path) -> None:
+    (old,) = analyse.ledger(collect(write_run(tmp_path / "old", dp=2, steps=4)))
+    assert (old.axis, old.op, old.algorithm, old.codec, old.nbytes) == (
+        "dp",
+        "all_reduce",
+        "",
+        "",
+        2 * 1_150_000,
+    )
+    folder = write_run(tmp_path / "run", dp=2, steps=4)
+    for path in (folder / "events").glob("*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        told = {"dp/all_to_all/engine/mine.py:Own:x=1/2": 5, "dp/all_gather/ring/": 7}
+        path.write_text("".join(json.dumps(line | {"ledger": told}) + "\n" for line in lines))
+    rows = [(one.op, one.algorithm, one.codec, one.nbytes) for one in analyse.ledger(collect(folder))]
+    assert rows == [("all_gather", "ring", "", 14), ("all_to_all", "engine", "mine.py:Own:x=1/2", 10)]
+
+
 def test_what_is_damaged_is_named_and_left_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "r", dp=2, pp=2, steps=6)
     with (folder / "metrics.jsonl").open("a") as file:

@@ -122,6 +122,16 @@ class Codec(Member, ABC):
     diverges: ClassVar[bool] = False
     checked: ClassVar[bool] = False
 
+    @property
+    def rungs(self) -> "Mapping[str, Codec]":
+        """Of a codec that is chosen by measuring: those among which it is, as a plan names them, the least lossy
+        first."""
+        return {}
+
+    def taken(self, seconds: "Sequence[float]") -> int:
+        """Which of `rungs` is taken where a step takes so many seconds with each."""
+        return 0
+
     def lost(self, dp: int) -> float:
         """`error` with these options on `dp` replicas, for the proof: of each parameter, the largest error of an
         element over the largest element."""
@@ -142,11 +152,16 @@ class Codec(Member, ABC):
 
 
 class Coder(ABC):
-    """A live codec on one rank. keeps: names of what it keeps from step to step, each as long as the gradient. counts:
-    it asks which step it is. seed: of the run, set before the first exchange. scale: what losses and so gradients are
-    multiplied by, None for one. cap: bytes of gradients that one exchange has at best between hosts, 0: as many as one
-    likes. Where several are under way, one is encoded or decoded while another one travels."""
+    """A live codec on one rank. called: as the plan names it, for the ledger of bytes. keeps: names of what it keeps
+    from step to step, each as long as the gradient. counts: it asks which step it is. seed: of the run, set before the
+    first exchange. scale: what losses and so gradients are multiplied by, None for one. cap: bytes of gradients that
+    one exchange has at best between hosts, 0: as many as one likes. Where several are under way, one is encoded or
+    decoded while another one travels. loses: what it gives is not the sum, so that its error is sampled. rungs: of one
+    that plays one of several, their names and coders."""
 
+    called: str = ""
+    loses: bool = False
+    rungs: "Sequence[tuple[str, Coder]]" = ()
     keeps: Sequence[str] = ()
     counts: bool = False
     seed: int = 0

@@ -59,7 +59,7 @@ class Group:
         """Reduce x in place over the group; returns x."""
         if self.algorithm is not None:
             by = self.algorithm.pick("all_reduce", x)
-            with self._timed("all_reduce", by.sends("all_reduce", x)):
+            with self._timed("all_reduce", by.sends("all_reduce", x), by):
                 by.all_reduce(x, op).wait()
         return x
 
@@ -68,7 +68,7 @@ class Group:
         if self.algorithm is None:
             return Done()
         by = self.algorithm.pick("all_reduce", x, True)
-        self.recorder.count(self.axis, "all_reduce", by.sends("all_reduce", x))
+        self.recorder.count(self.axis, "all_reduce", by.sends("all_reduce", x), by.member.name)
         return started(self.pg, f"all_reduce over {self.axis}", by.all_reduce, x, dist.ReduceOp.SUM)
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Group:
             out.copy_(part)
             return
         by = self.algorithm.pick("all_gather", part)
-        with self._timed("all_gather", by.sends("all_gather", part)):
+        with self._timed("all_gather", by.sends("all_gather", part), by):
             by.all_gather(out, part).wait()
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Group:
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
         op = "all_to_all" if self.ordered else "reduce_scatter"
-        with self._timed("reduce_scatter", self.algorithm.sends(op, x)):
+        with self._timed("reduce_scatter", self.algorithm.sends(op, x), self.algorithm):
             if self.ordered:
                 Algorithm.reduce_scatter(self.algorithm, out, x)
             else:
@@ -106,7 +106,7 @@ class Group:
         """Overwrite x with that of the rank at index `source`."""
         if self.algorithm is not None:
             by = self.algorithm.pick("broadcast", x)
-            with self._timed("broadcast", by.sends("broadcast", x, source)):
+            with self._timed("broadcast", by.sends("broadcast", x, source), by):
                 by.broadcast(x, source).wait()
         return x
 
@@ -121,7 +121,7 @@ class Group:
         if self.algorithm is None:
             return x.view(1, -1), Done()
         by, parts = self.algorithm.pick("all_to_all", x), torch.empty_like(x)
-        self.recorder.count(self.axis, "all_to_all", by.sends("all_to_all", x))
+        self.recorder.count(self.axis, "all_to_all", by.sends("all_to_all", x), by.member.name)
         pending = started(self.pg, f"all_to_all over {self.axis}", by.exchange, parts, x)
         return parts.view(self.size, -1), pending
 
@@ -131,7 +131,7 @@ class Group:
             out.copy_(part)
             return Done()
         by = self.algorithm.pick("all_gather", part, True)
-        self.recorder.count(self.axis, "all_gather", by.sends("all_gather", part))
+        self.recorder.count(self.axis, "all_gather", by.sends("all_gather", part), by.member.name)
         return started(self.pg, f"all_gather over {self.axis}", by.all_gather, out, part, True)
 
     def start_send(self, x: Tensor, to: int) -> Pending:
@@ -144,7 +144,7 @@ class Group:
         source = self.ranks[source]
         return started(self.pg, f"a receive from rank {source}", dist.irecv, out, source, self.pg)
 
-    def _timed(self, op: str, nbytes: int):
-        self.recorder.count(self.axis, op, nbytes)
+    def _timed(self, op: str, nbytes: int, by: Algorithm):
+        self.recorder.count(self.axis, op, nbytes, by.member.name)
         span = self.recorder.span("comm", axis=self.axis, op=op, exposed=True, bytes=nbytes)
         return Naming(self.pg, f"{op} over {self.axis}", span)

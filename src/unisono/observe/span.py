@@ -25,11 +25,22 @@ class Span(NamedTuple):
     tags: dict[str, Any]
 
 
+class Payload(NamedTuple):
+    """What bytes were sent for: the axis, the operation, the algorithm that did it, and the codec whose payload it was.
+    The last two are "" where there is none, or where nobody knows."""
+
+    axis: str
+    op: str
+    algorithm: str = ""
+    codec: str = ""
+
+
 class Lap(NamedTuple):
-    """What happened since the lap before: seconds per part, bytes sent per (axis, op)."""
+    """What happened since the lap before: seconds per part, bytes sent per (axis, op), and per `Payload`."""
 
     seconds: dict[str, float]
     nbytes: dict[tuple[str, str], int]
+    ledger: dict[Payload, int]
 
 
 class _Open:
@@ -64,23 +75,25 @@ class Recorder:
     """The times and bytes of one rank.
 
     `span` belongs to the thread that runs the steps; `add` and `count` may be called from any thread.
-    `step`, when set, is added to the tags of every span that is kept. `epoch_ns` (Unix time at clock zero) lets
-    recorders of several processes be laid on one time axis.
+    `step`, when set, is added to the tags of every span that is kept. `codec` is the name of the codec whose exchange
+    is being issued, "" outside of one. `epoch_ns` (Unix time at clock zero) lets recorders of several processes be laid
+    on one time axis.
     """
 
     def __init__(self, rank: int = 0, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.rank = rank
         self.keep = False
         self.step: int | None = None
+        self.codec = ""
         self.epoch_ns = _epoch_ns(clock)
         self._clock = clock
         self._open: _Open | None = None
         self._lock = threading.Lock()
         self._ns: dict[str, int] = {}
-        self._bytes: dict[tuple[str, str], int] = {}
+        self._bytes: dict[Payload, int] = {}
         self._kept: list[Span] = []
         self._lap_ns: dict[str, int] = {}
-        self._lap_bytes: dict[tuple[str, str], int] = {}
+        self._lap_bytes: dict[Payload, int] = {}
 
     def span(self, kind: str, **tags: Any) -> _Open:
         """Context manager: the time inside belongs to `kind`, less what nested spans take."""
@@ -90,9 +103,9 @@ class Recorder:
         """A span measured elsewhere; with `exposed=False` it ran beside the others and is taken from none."""
         self._close(kind, start_ns, stop_ns, 0, self._open, tags)
 
-    def count(self, axis: str, op: str, nbytes: int) -> None:
+    def count(self, axis: str, op: str, nbytes: int, algorithm: str = "") -> None:
         """`nbytes` were sent by this rank along mesh axis `axis` by operation `op` (`all_reduce`, `send`, ...)."""
-        key = (axis, op)
+        key = Payload(axis, op, algorithm, self.codec)
         with self._lock:
             self._bytes[key] = self._bytes.get(key, 0) + nbytes
 
@@ -103,6 +116,10 @@ class Recorder:
 
     def bytes(self) -> dict[tuple[str, str], int]:
         """Bytes sent so far per (axis, operation)."""
+        return _by_operation(self.ledger())
+
+    def ledger(self) -> dict[Payload, int]:
+        """Bytes sent so far by what they were sent for."""
         with self._lock:
             return dict(self._bytes)
 
@@ -112,7 +129,8 @@ class Recorder:
             seconds = {kind: (ns - self._lap_ns.get(kind, 0)) * 1e-9 for kind, ns in self._ns.items()}
             sent = {key: n - self._lap_bytes.get(key, 0) for key, n in self._bytes.items()}
             self._lap_ns, self._lap_bytes = dict(self._ns), dict(self._bytes)
-        return Lap(seconds, {key: n for key, n in sent.items() if n})
+        ledger = {key: n for key, n in sent.items() if n}
+        return Lap(seconds, _by_operation(ledger), ledger)
 
     def take(self) -> list[Span]:
         """The spans kept since the last call; they are forgotten here, the totals stay."""
@@ -136,3 +154,10 @@ class Recorder:
                 if self.step is not None:
                     tags.setdefault("step", self.step)
                 self._kept.append(Span(kind, start_ns, stop_ns, tags))
+
+
+def _by_operation(ledger: dict[Payload, int]) -> dict[tuple[str, str], int]:
+    sums: dict[tuple[str, str], int] = {}
+    for key, nbytes in ledger.items():
+        sums[key[:2]] = sums.get(key[:2], 0) + nbytes
+    return sums

@@ -64,22 +64,20 @@ def machine(cluster: Cluster) -> Machine:
 
 def price(ask: Question) -> Price:
     """Seconds of a step, its timetable played. Raises UsageError for what has no price."""
-    _known(ask)
     ask = settled(ask)
     return with_homes(machine(ask.cluster).price(ask), ask)
 
 
 def closed(ask: Question) -> Price:
     """Seconds of a step, by closed forms where the machine has them. Raises UsageError for what has no price."""
-    _known(ask)
     ask = settled(ask)
     return with_homes(machine(ask.cluster).closed(ask), ask)
 
 
 def verdict(ask: Question) -> MemoryVerdict:
     """Memory of the fullest rank, and whether it fits. Raises UsageError for what has no price."""
-    _known(ask)
-    ask = settled(ask)
+    first, *_ = _rungs(ask)
+    ask = _again(first)
     return homes.verdict(ask, machine(ask.cluster).verdict(ask))
 
 
@@ -94,6 +92,31 @@ def placed(ask: Question, timetable: Timetable) -> list[Placed]:
 
 
 def settled(ask: Question) -> Question:
+    """What a plan that leaves something open comes to: recompute as in `_again`; a codec that is chosen by measuring is
+    the one that would be chosen if steps took what they are priced at. Raises UsageError for what has no price."""
+    every = _rungs(ask)
+    asks = [_again(one) for one in every]
+    codec = member("codec", ask.plan.codec)
+    if len(asks) == 1 or codec is None:
+        return asks[0]
+    where = machine(ask.cluster)
+    return asks[codec.taken([with_homes(where.closed(one), one).step for one in asks])]
+
+
+def _rungs(ask: Question) -> list[Question]:
+    """The question, or with each codec that a choice has. Replicas on one host, which alone are measured as such, meet
+    in its memory: there it is the first."""
+    codec = member("codec", ask.plan.codec)
+    names = list(codec.rungs) if codec is not None and ask.plan.dp > 1 else []
+    if ask.cluster.host is not None:
+        names = names[:1]
+    found = [replace(ask, plan=replace(ask.plan, codec=name)) for name in names] or [ask]
+    for one in found:
+        _known(one)
+    return found
+
+
+def _again(ask: Question) -> Question:
     """recompute=auto is the first of none, selective and full that fits, which is the quickest; else full."""
     if ask.plan.recompute != "auto":
         return ask

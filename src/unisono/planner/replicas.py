@@ -1,6 +1,7 @@
 """What crosses `dp` in a step, as policy and codec say in their own files: bytes, seconds, what shows, how faithful."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
@@ -14,7 +15,7 @@ from unisono.planner.work.coded import declared
 from unisono.planner.work.networks import Network
 from unisono.planner.work.transformer import Transformer
 from unisono.spec.fidelity import Fidelity
-from unisono.spec.numbers import larger
+from unisono.spec.numbers import larger, smaller
 from unisono.spec.work import Call, Work
 
 _PROBE = 1 << 20  # bytes for which a policy is asked what it sends
@@ -57,7 +58,7 @@ Spent = tuple[
 def plain(plan: Plan) -> bool:
     """Whether replicas meet in every step with gradients as they are, by one all-reduce beside backward."""
     codec, policy = member("codec", plan.codec), member("sync", plan.sync)
-    if leafwise(plan):
+    if leafwise(plan) or codec.rungs:
         return False
     ranks = max(2, plan.dp)
     whole = Work((Call("dp", "all_reduce", 2 * _PROBE * (ranks - 1) // ranks),))
@@ -85,6 +86,15 @@ def traffic(
     beside = made.moved / (device.bandwidth * stack.elementwise) + made.flops / max(device.peak.values())
     shows = wire if leafwise(plan) else over.beside_backward(wire)
     return nbytes, wire + beside, beside + shows
+
+
+def least(
+    model: Transformer | Network, plan: Plan, cluster: Cluster, stack: Stack, elements: float, over: Cover
+) -> float:
+    """Seconds that show, as `traffic` has them; of a codec that is chosen by measuring the fewest of any."""
+    texts = member("codec", plan.codec).rungs or [plan.codec]
+    every = [traffic(model, replace(plan, codec=text), cluster, stack, elements, over)[2] for text in texts]
+    return reduce(smaller, every)
 
 
 def fidelity(plan: Plan) -> tuple[Fidelity, str]:

@@ -146,11 +146,8 @@ def _steps(bench: SearchShared, mesh: Plan, axes: Axes, ways: Sequence[Plan]) ->
         shown = over.beside_backward(meeting[at]) + over.beside_forward(back[at])
         shown = shown + (micros - 1) * over.beside_each(handed[at])
         if coded:
-            shown = (
-                shown
-                + replicas.traffic(bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over)[
-                    2
-                ]
+            shown = shown + replicas.least(
+                bench.model, mesh, bench.cluster, bench.stack, float(elements[at]), over
             )
         fixed = bench.stack.step + bench.stack.micro * micros
         step[..., at] = micros * whole.slowest + whole.idle + whole.messages + fixed + once[at] + shown

@@ -47,7 +47,7 @@ class Answer:
 
     @property
     def played(self) -> Plan:
-        """The plan with what recompute=auto comes to."""
+        """The plan with what recompute=auto and codec=auto come to."""
         return priced.settled(self.question).plan
 
     @property

@@ -307,7 +307,7 @@ def _lacking(ask: Question) -> list[tuple[str, str]]:
 
 
 def shared_out(answer: Answer) -> list[tuple[str, str]]:
-    """Blocks of each stage; what recompute=auto comes to."""
+    """Blocks of each stage; what recompute=auto and codec=auto come to."""
     said, parts, at = list[tuple[str, str]](), list[str](), 0
     for blocks, alike in groupby(answer.stages):
         count = len(list(alike))
@@ -319,6 +319,8 @@ def shared_out(answer: Answer) -> list[tuple[str, str]]:
         said.append(("stages", "; ".join(parts)))
     if answer.question.plan.recompute == "auto":
         said.append(("recompute", f"auto is {answer.played.recompute} here"))
+    if (codec := answer.question.plan.codec) != (taken := answer.played.codec):
+        said.append(("codec", f"{codec} takes {taken} here"))
     return said
 
 

@@ -172,18 +172,44 @@ def judge(run: RunRecord, found: Sequence[TimeShares], pipeline: Pipeline | None
 
 def bytes_table(run: RunRecord) -> list[tuple[str, str, float]]:
     """(axis, operation, bytes per step summed over ranks), largest first."""
+    rows = [(*_axis_op(key), nbytes) for key, nbytes in _a_step(run, "bytes").items()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """A line of the ledger: bytes per step, all ranks together, of one axis, operation, algorithm and codec."""
+
+    axis: str
+    op: str
+    algorithm: str
+    codec: str
+    nbytes: float
+
+
+def ledger(run: RunRecord) -> list[Posting]:
+    """What bytes were sent for, largest first; runs of before wrote no algorithm and no codec."""
+    told = _a_step(run, "ledger") or {"/".join((axis, op)): n for axis, op, n in bytes_table(run)}
+    rows = []
+    for key, nbytes in told.items():
+        axis, op, algorithm, codec = (*key.split("/", 3), "", "", "")[:4]
+        rows.append(Posting(axis, op, algorithm, codec, nbytes))
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
+def _a_step(run: RunRecord, name: str) -> dict[str, float]:
+    """Numbers by key, which each rank told under `name` in each step: summed over ranks, of a mean steady step."""
     sums: dict[str, float] = {}
     for facts in run.ranks:
         records = steady(facts.steps)
         mine: dict[str, float] = {}
         for record in records:
-            sent = record.get("bytes")
+            sent = record.get(name)
             for key, nbytes in sent.items() if isinstance(sent, dict) else ():
                 mine[key] = mine.get(key, 0) + (nbytes if isinstance(nbytes, int | float) else 0)
         for key, nbytes in mine.items():
             sums[key] = sums.get(key, 0.0) + nbytes / len(records)
-    rows = [(*_axis_op(key), nbytes) for key, nbytes in sums.items()]
-    return sorted(rows, key=lambda row: -row[2])
+    return sums
 
 
 def peak_memory(run: RunRecord) -> list[tuple[str, float]]:

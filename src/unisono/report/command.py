@@ -1,11 +1,12 @@
 """`unisono report RUN`: the page, the picture and the verdict of a run."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from unisono.report import page
-from unisono.report.analyse import analyse
+from unisono.report.analyse import analyse, ledger
 from unisono.report.collect import collect
 from unisono.spec.runs import run_folder
 
@@ -14,7 +15,8 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Options: `png` (default True), `out` (folder to write to instead). Returns `report_html`, `report_png` (None if
-    not wanted), `verdict`, `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder
+    not wanted), `verdict`, `sent` (the ledger: bytes per step of all ranks), `missing` and `run_dir`.
+    Raises UsageError if there is no run, OSError if the folder
     cannot be written.
     """
     options = options or {}
@@ -30,5 +32,6 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
         "report_png": str(picture) if picture else None,
         "verdict": facts.finding.sentence,
         "advice": facts.finding.advice,
+        "sent": [asdict(one) for one in ledger(record)],
         "missing": list(record.missing),
     }

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, expected, html, routers, sheet
+from unisono.report import analyse, charts, codecs, expected, html, routers, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord
 from unisono.spec import words
@@ -47,6 +47,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _pipeline(facts),
         _heat(run),
         html.pair(_bytes(run), _memory(run)),
+        codecs.section(run),
         _sample(run),
         html.pair(_again(run), _environment(run)),
         _config(run),
@@ -166,13 +167,23 @@ def _heat(run: RunRecord) -> str:
 
 
 def _bytes(run: RunRecord) -> str:
-    chart, rows = charts.sent(run), analyse.bytes_table(run)
+    chart, rows = charts.sent(run), analyse.ledger(run)
     if chart is None:
         said = "One rank sends nothing." if len(run.ranks) == 1 else "No bytes were recorded."
         return html.section("bytes", "Bytes sent", html.note(said))
-    total = sum(n for _, _, n in rows) or 1.0
-    cells = [[axis, op, words.nbytes(n), percent(n / total)] for axis, op, n in rows]
-    table = html.table(("axis", "operation", "per step", "part"), cells, numeric=2)
+    total = sum(one.nbytes for one in rows) or 1.0
+    cells = [
+        [
+            one.axis,
+            one.op,
+            one.algorithm or "–",
+            one.codec or "–",
+            words.nbytes(one.nbytes),
+            percent(one.nbytes / total),
+        ]
+        for one in rows
+    ]
+    table = html.table(("axis", "operation", "algorithm", "codec", "per step", "part"), cells, numeric=2)
     return html.section("bytes", chart.title, html.bars(chart), html.details("As a table", table))
 
 

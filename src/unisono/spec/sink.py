@@ -25,7 +25,8 @@ class StepRecord:
     step: the first of a run is 1. loss: nats per target over the global batch. grad_norm: before clipping. tokens:
     targets over all ranks. times: seconds by part (`observe.span.PARTS`), which add up to `seconds` of wall time but
     for what was hidden. nbytes: sent by this rank, by "axis.operation". mem_mib: peak memory, up to half a second old.
-    says: what else there is to tell, by name.
+    says: what else there is to tell, by name. ledger: the same bytes by "axis/operation/algorithm/codec", the last two
+    empty where there is none, or where nobody knows.
     """
 
     step: int
@@ -38,6 +39,7 @@ class StepRecord:
     nbytes: Mapping[str, int]
     mem_mib: float
     says: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,14 @@ class Sync(ABC):
         """After a step that was discarded because its numbers are not finite: what was kept is as before it."""
         return None
 
+    def says(self) -> str:
+        """What it has chosen among others, and why; "" where it had no choice."""
+        return ""
+
+    def told(self) -> "Mapping[str, Any]":
+        """What there is to tell of the last step beside its report, by name, for its line of metrics."""
+        return {}
+
     def own(self, key: str) -> bool:
         """Whether this key of the state is each replica's own."""
         return self.private

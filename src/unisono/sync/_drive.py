@@ -11,12 +11,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from unisono.codecs import BucketMemory, Coder, Deal, Gather, Request, Sent, Sum
+from unisono.codecs import BucketMemory, Coder, Sent
 from unisono.comm.bucket import Bucket
 from unisono.comm.device import is_apart
-from unisono.comm.group import Group, Pending
-from unisono.sync._flight import BucketFlight
+from unisono.comm.group import Group
+from unisono.sync._flight import BucketFlight, issued
 from unisono.sync._kept import Remains
+from unisono.sync._sample import ErrorSampler
 
 
 class Drive:
@@ -26,7 +27,7 @@ class Drive:
     def __init__(self, coder: Coder, group: Group, params: Mapping[str, nn.Parameter]) -> None:
         """params: by name, all that may come in a bucket."""
         self.coder, self.group = coder, group
-        self.kept = Remains(coder, params)
+        self.kept, self.sampler = Remains(coder, params), ErrorSampler(group)
         self._memories: list[BucketMemory] = []  # of each bucket, in the order in which they leave
         self._flights: list[BucketFlight] = []
 
@@ -42,6 +43,8 @@ class Drive:
             self._memories.append(self.kept.joined(bucket, self.group.index, self.group.size))
         memory = self._memories[index]
         memory.step = int(self.kept.steps)
+        if self.coder.loses:
+            self.sampler.see(bucket.flat)
         if self.coder.scale is not None:
             self._unscale(bucket.flat, memory, self.coder.scale)
         exchange = self.coder.exchange(bucket.flat, [p.shape for p in bucket.params], memory)
@@ -69,6 +72,7 @@ class Drive:
                 recorder.add("comm", flight.left_ns, hidden_until, axis="dp", op=op, exposed=False)
         self._flights = []
         self.kept.end_step()
+        self.sampler.compare()
 
     def _advance(self, flight: BucketFlight) -> None:
         """Hand over the answer that came, and issue what is asked for next, if anything is."""
@@ -85,23 +89,11 @@ class Drive:
                 flight.flat.mul_(self.coder.scale)
             return
         together = asked if isinstance(asked, tuple) else (asked,)
-        begun = [self._begun(request) for request in together]
+        begun = issued(together, self.group, self.coder.called)
         flight.pending = tuple(pending for _, pending, _ in begun)
         answers = tuple(answer for answer, _, _ in begun)
         flight.answer = answers if isinstance(asked, tuple) else answers[0]
         flight.op = flight.op or begun[-1][2]
-
-    def _begun(self, request: Request) -> tuple[Tensor, Pending, str]:
-        """Issue one operation: what it will have filled, the operation, its name."""
-        x = request.tensor
-        match request:
-            case Sum():
-                return x, self.group.start_all_reduce(x), "all_reduce"
-            case Gather():
-                flat = x.new_empty(self.group.size * x.numel()) if request.into is None else request.into
-                return flat.view(self.group.size, -1), self.group.start_all_gather(flat, x), "all_gather"
-            case Deal():
-                return *self.group.start_exchange(x), "exchange"
 
     def _unscale(self, flat: Tensor, memory: BucketMemory, scale: Tensor) -> None:
         """Under fp16 an overflow of one replica reaches all, whatever of its gradients the codec would have sent; and

@@ -58,6 +58,9 @@ class EveryStepSync(Sync):
     def undone(self) -> None:
         self._drive.kept.undo()
 
+    def told(self) -> "Mapping[str, Any]":
+        return self._drive.sampler.told()
+
     def state(self) -> "Mapping[str, Tensor]":
         return self._drive.state
 

@@ -26,6 +26,7 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
 from unisono.sync import POLICIES, Policy
+from unisono.sync._choice import choosing
 from unisono.train.clip import ByRow, ByTensor, Measure
 from unisono.train.flow import flowing, gradients_kind, unflushed
 from unisono.train.norms import normed
@@ -73,7 +74,9 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    bound = policy.bind(local.slots, mesh.dp, _coder(replica))
+    coder = _coder(replica)
+    bound = policy.bind(local.slots, mesh.dp, coder)
+    bound = choosing(bound, coder, local.slots, mesh.world, later=unflushed(plan) is None)
     sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
     gradients = gradients_kind(plan)(
         local.slots,
@@ -123,9 +126,9 @@ def _coder(replica: Replica) -> Coder:
     """The live codec, which draws by the run's seed and knows the scale of what it is given."""
     member = CODECS.read(replica.plan.codec)
     coder = member.bind()
-    coder.seed = replica.seed
+    coder.called, coder.seed = coder.called or replica.plan.codec, replica.seed
     if member.fidelity is Fidelity.LOSSY:  # a plain sum carries an overflow to all by itself
-        coder.scale = replica.update.scaler.factor
+        coder.scale, coder.loses = replica.update.scaler.factor, not coder.rungs
     return coder
 
 

@@ -5,6 +5,7 @@ what travels grows with the rows that were read instead of with the table.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,12 @@ class RowSync(Sync):
 
     def undone(self) -> None:
         self.inner.undone()
+
+    def says(self) -> str:
+        return self.inner.says()
+
+    def told(self) -> Mapping[str, Any]:
+        return self.inner.told()
 
     def own(self, key: str) -> bool:
         return self.inner.own(key)

@@ -78,6 +78,7 @@ class Live:
     targets: int  # of one step, over all ranks
     corpus: Corpus
     saved: str = ""
+    said: str = ""  # what was told last of what the policy chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
 
@@ -172,7 +173,9 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets)
     saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
-    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved)
+    live = Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved)
+    _tell_choice(live)
+    return live
 
 
 def _note(order: RankOrder, text: str) -> None:
@@ -197,9 +200,18 @@ def _observers(order: RankOrder, run: Run) -> list[Observer]:
 
 def _look(live: Live, report: Report, seconds: float) -> None:
     train, made = live.order.recipe.train, live.run.step
+    report = replace(report, says={**report.says, **live.run.sync.told()})
+    _tell_choice(live)
     validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
     with writing(live.order.run_dir):
         live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
+
+
+def _tell_choice(live: Live) -> None:
+    """What the policy has chosen by measuring, when it is new."""
+    if (said := live.run.sync.says()) != live.said:
+        live.said = said
+        _note(live.order, f"codec: {said}")
 
 
 def _between(live: Live, report: Report) -> None:

@@ -72,7 +72,7 @@ class Journal:
         nbytes = {f"{axis}.{op}": n for (axis, op), n in lap.nbytes.items()}
         return StepRecord(
             report.step + 1, report.loss, report.lr, report.norm, self._tokens, seconds, _times(lap, seconds), nbytes,
-            mem_mib, report.says,
+            mem_mib, report.says, {"/".join(key): n for key, n in lap.ledger.items()},
         )  # fmt: skip
 
 

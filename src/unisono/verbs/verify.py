@@ -121,7 +121,9 @@ def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     )  # fmt: skip
     good = sum(proof.passed for proof in proofs)
     what = "what one process computes" if all(p.fidelity != "LOSSY" for p in proofs) else "what they promise"
-    settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit")
+    lossy = any(p.fidelity == "LOSSY" for p in proofs)
+    more = "; the bound is that of gradients, and the update's follows from it" if lossy else ""
+    settings.say(f"{good} of {len(proofs)} plans compute {what}; = means to the last bit{more}")
     for text in dict.fromkeys(text for proof in proofs for text in proof.notes):
         settings.say(f"note: {text}")
     found = {"results": [proof.as_dict() for proof in proofs], "pass": good == len(proofs)}

@@ -47,6 +47,7 @@ class _Events(Observer):
                     "rank": self._rank,
                     "time": one.times,
                     "bytes": one.nbytes,
+                    "ledger": one.ledger,
                     "mem_mib": one.mem_mib,
                 }
                 for one in steps

@@ -36,6 +36,7 @@ class _Metrics(Observer):
                     "tokens_per_s": round(one.tokens / one.seconds, 1),
                     "time": one.times,
                     "bytes_sent": sum(one.nbytes.values()),
+                    "ledger": one.ledger,
                     "mem_mib": one.mem_mib,
                     **one.says,
                 }

@@ -85,6 +85,8 @@ def usual() -> list[str]:
             member = CODECS.read(name)
         except UsageError:
             continue  # it has options without a default: --codecs says them
+        if member.rungs:
+            continue  # it is one of the others, whichever is quickest
         found.append(name)
         if member.biased and "ef" in (CODECS.marked().names() if CODECS.marks else ()):
             try:

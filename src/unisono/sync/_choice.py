@@ -1,0 +1,148 @@
+"""Which codec of several a run plays: measured when it begins, weighed again when backward's time is known.
+
+All ranks of a run decide alike, also those that hold the same weights in other groups of `dp`: else their copies would
+drift apart. So what is weighed are the largest numbers of any rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Size, Tensor
+
+from unisono.codecs import Coder
+from unisono.comm.bucket import Bucket
+from unisono.comm.device import has_numbers
+from unisono.comm.group import Group
+from unisono.spec.words import seconds as written
+from unisono.sync import Sync, Verdict
+from unisono.sync._probe import CodecSeconds, Gradient, probe
+
+if TYPE_CHECKING:
+    from unisono.codecs.auto import LadderCoder
+
+WARM, KNOWN = 1, 3
+"""Steps after which backward is looked at, and after which its time counts."""
+HIDES = 0.5
+"""Of backward, what buckets that leave one after the other hide behind: the last one leaves when it is over."""
+BUCKET_BYTES = 25 << 20
+
+
+class ChoosingSync(Sync):
+    """A policy, and beside it the choice of its codec. later: ranks are between two steps at the same time, so that
+    they can decide again there. Every rank of `world` makes one and calls `after_update`, or it hangs."""
+
+    def __init__(
+        self, inner: Sync, coder: "LadderCoder", gradient: Gradient, world: Group, *, later: bool = True
+    ) -> None:
+        self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
+        self.coder, self.gradient, self.world, self.later = coder, gradient, world, later
+        self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
+        # Sums in memory that all see cost less than encoding, and begin when backward is over.
+        self._near = inner.dp.near(gradient.device)
+        self._why, self._told = "", False
+        self._seconds: Sequence[CodecSeconds] = ()
+        self._measure()
+        self._decide(0.0, 0.0)
+        self.cap = coder.now.cap  # of buckets that are laid out now, and stay as they are
+
+    def _measure(self) -> None:
+        here = torch.tensor([float(not self._near)])
+        if self.world.all_gather(here[None]).amax():
+            tried = [one.bind() for one in self.coder.member.rungs.values()]
+            self._seconds = probe(tried, self.gradient, self.dp, self.world)
+
+    def _decide(self, backward: float, computing: float) -> None:
+        """Seconds of a step: of backward, and of all computing; 0 where they are not known."""
+        if not self._seconds:
+            place, why = 0, f"replicas of {self.dp.axis} see each other's memory"
+        else:
+            hidden = HIDES * backward
+            shows = [one.computed + max(0.0, one.whole - one.computed - hidden) for one in self._seconds]
+            place = self.coder.member.taken([computing + one for one in shows])
+            why = self._reason(shows, backward)
+        said = f"{self.coder.rungs[place][0]}: {why}"
+        if said != self._why:
+            self._why, self._told = said, False
+        if not self._steps or self.coder.now is not self.coder.rungs[place][1]:
+            self.coder.take(place)
+
+    def _reason(self, shows: Sequence[float], backward: float) -> str:
+        names = [name for name, _ in self.coder.rungs]
+        each = ", ".join(f"{name} {written(one)}" for name, one in zip(names, shows, strict=True))
+        n = self.dp.size
+        rate = (
+            2 * (n - 1) / n * self.gradient.elements * self.gradient.dtype.itemsize / self._seconds[0].whole
+        )
+        behind = f"a backward of {written(backward)}" if backward else "nothing"
+        return f"beside {behind} a step shows {each}; of plain sums a rank sends {8e-6 * rate:,.0f} Mbit/s"
+
+    def after_update(self, step: int) -> None:
+        self.inner.after_update(step)
+        self._steps += 1
+        if not self.later or not self._seconds:
+            return
+        if self._steps == WARM:
+            self._since = self._steps, self._computing()
+        again = self.coder.member.again
+        due = bool(again) and self._steps % again == 0 and self._steps > WARM
+        if self._steps != KNOWN and not due:
+            return
+        if due:
+            self._measure()
+        steps, before = self._since
+        now = self._computing()
+        mean = (now - before) / max(1, self._steps - steps)
+        self._since = self._steps, now
+        self._decide(*self.world.all_gather(mean[None]).amin(0).tolist())
+
+    def _computing(self) -> Tensor:
+        """Seconds so far: of backward, and of it and forward."""
+        totals = self.dp.recorder.totals()
+        forward, backward = totals.get("forward", 0.0), totals.get("backward", 0.0)
+        return torch.tensor([backward, forward + backward], dtype=torch.float64)
+
+    def says(self) -> str:
+        return self._why
+
+    def told(self) -> Mapping[str, Any]:
+        chosen = {} if self._told else {"codec": self.coder.called, "codec_why": self._why}
+        self._told = True
+        return {**self.inner.told(), **chosen}
+
+    def weigh(self, count: float) -> float:
+        return self.inner.weigh(count)
+
+    def grad_ready(self, bucket: Bucket) -> None:
+        self.inner.grad_ready(bucket)
+
+    def settle(self) -> Verdict:
+        return self.inner.settle()
+
+    def undone(self) -> None:
+        self.inner.undone()
+
+    def own(self, key: str) -> bool:
+        return self.inner.own(key)
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.inner.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.inner.load(state)
+
+
+def choosing(sync: Sync, coder: Coder, slots: Sequence[Any], world: Group, *, later: bool = True) -> Sync:
+    """The policy itself, or with the choice of its codec where the plan leaves it to what is measured. Every rank of
+    `world` calls it, or it hangs."""
+    own = [slot.master for slot in slots if slot.live.requires_grad and not slot.sparse]
+    device = own[0].device if own else torch.device("cpu")
+    if not coder.rungs or sync.dp.size == 1 or not has_numbers(device):
+        return sync
+    shapes, dtype = (
+        [Size(p.shape) for p in own],
+        (own[0].grad_dtype or own[0].dtype) if own else torch.float32,
+    )
+    nbytes = sum(shape.numel() for shape in shapes) * dtype.itemsize
+    gradient = Gradient(shapes, 1 + -(-nbytes // BUCKET_BYTES), dtype, device)
+    return ChoosingSync(sync, cast("LadderCoder", coder), gradient, world, later=later)
