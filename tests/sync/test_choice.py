@@ -105,7 +105,7 @@ def probed(rank: int) -> list[CodecSeconds]:
     # Ranks of tp have different shares, and so measure different times.
     shapes = [torch.Size((64, 32 + 32 * mesh.at["tp"])), torch.Size((64,))]
     coders = [one.bind() for one in CODECS.read("auto").rungs.values()]
-    told = probe(coders, Gradient(shapes, 1, torch.float32, torch.device("cpu")), mesh.dp, mesh.world)
+    told = probe(coders, Gradient(shapes, torch.float32, torch.device("cpu")), mesh.dp, mesh.world)
     assert not mesh.dp.recorder.ledger(), "what is tried is in no ledger"
     return told
 
@@ -219,6 +219,6 @@ def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monke
 
     Near.near = lambda self, device: True  # type: ignore[attr-defined]
     world = Mesh(Shape(), 0, Recorder(0), timedelta(seconds=60)).world
-    gradient = Gradient([torch.Size((4, 4))], 1, torch.float32, torch.device("cpu"))
+    gradient = Gradient([torch.Size((4, 4))], torch.float32, torch.device("cpu"))
     choice = _choice.ChoosingSync(Site(), CODECS.read("auto").bind(), gradient, world)  # type: ignore[arg-type]
     assert choice.says() == "plain: replicas of dp see each other's memory"

@@ -25,7 +25,6 @@ WARM, KNOWN = 1, 3
 """Steps after which backward is looked at, and after which its time counts."""
 HIDES = 0.5
 """Of backward, what buckets that leave one after the other hide behind: the last one leaves when it is over."""
-BUCKET_BYTES = 25 << 20
 
 
 class ChoosingSync(Sync):
@@ -57,8 +56,7 @@ class ChoosingSync(Sync):
         if not self._seconds:
             place, why = 0, f"replicas of {self.dp.axis} see each other's memory"
         else:
-            hidden = HIDES * backward
-            shows = [one.computed + max(0.0, one.whole - one.computed - hidden) for one in self._seconds]
+            shows = self._shown(HIDES * backward)
             place = self.coder.member.taken([computing + one for one in shows])
             why = self._reason(shows, backward)
         said = f"{self.coder.rungs[place][0]}: {why}"
@@ -67,13 +65,21 @@ class ChoosingSync(Sync):
         if not self._steps or self.coder.now is not self.coder.rungs[place][1]:
             self.coder.take(place)
 
+    def _shown(self, hidden: float) -> list[float]:
+        """Seconds that show with each: encoding, and what travels beyond what is hidden; the last exchange of a step
+        has nothing to hide behind in any case."""
+        shows, gradient = list[float](), self.gradient
+        for one, (_, coder) in zip(self._seconds, self.coder.rungs, strict=True):
+            parts = max(1, gradient.nbytes // coder.cap) if coder.cap else gradient.buckets
+            travels = one.whole - one.computed
+            shows.append(one.computed + max(travels - hidden, travels / parts if hidden else 0.0))
+        return shows
+
     def _reason(self, shows: Sequence[float], backward: float) -> str:
         names = [name for name, _ in self.coder.rungs]
         each = ", ".join(f"{name} {written(one)}" for name, one in zip(names, shows, strict=True))
         n = self.dp.size
-        rate = (
-            2 * (n - 1) / n * self.gradient.elements * self.gradient.dtype.itemsize / self._seconds[0].whole
-        )
+        rate = 2 * (n - 1) / n * self.gradient.nbytes / self._seconds[0].whole
         behind = f"a backward of {written(backward)}" if backward else "nothing"
         return f"beside {behind} a step shows {each}; of plain sums a rank sends {8e-6 * rate:,.0f} Mbit/s"
 
@@ -143,6 +149,5 @@ def choosing(sync: Sync, coder: Coder, slots: Sequence[Any], world: Group, *, la
         [Size(p.shape) for p in own],
         (own[0].grad_dtype or own[0].dtype) if own else torch.float32,
     )
-    nbytes = sum(shape.numel() for shape in shapes) * dtype.itemsize
-    gradient = Gradient(shapes, 1 + -(-nbytes // BUCKET_BYTES), dtype, device)
+    gradient = Gradient(shapes, dtype, device)
     return ChoosingSync(sync, cast("LadderCoder", coder), gradient, world, later=later)

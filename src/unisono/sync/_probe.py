@@ -19,6 +19,7 @@ from unisono.comm.group import Group
 from unisono.observe.span import Recorder
 from unisono.sync._drive import Drive
 
+BUCKET_BYTES = 25 << 20
 SMALL, GROWTH = 1 << 14, 8
 """Elements of the first stretch, and how many times longer each next one is."""
 ENOUGH = 0.08
@@ -37,16 +38,24 @@ class CodecSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """Of one rank. shapes: of its parameters, in the order of the model. buckets: in which they travel, about."""
+    """Of one rank. shapes: of its parameters, in the order of the model."""
 
     shapes: Sequence[Size]
-    buckets: int
     dtype: torch.dtype
     device: torch.device
 
     @property
     def elements(self) -> int:
         return sum(shape.numel() for shape in self.shapes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def buckets(self) -> int:
+        """In which it travels, about, if no codec says otherwise: the first is small."""
+        return 1 + -(-self.nbytes // BUCKET_BYTES)
 
     def last(self, numel: int) -> list[nn.Parameter]:
         """Parameters like the last ones, of about so many elements together."""
