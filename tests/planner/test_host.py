@@ -298,7 +298,7 @@ def test_positions_that_are_dealt_cost_what_they_send(kind):
     assert got.arithmetic < alone.arithmetic  # half of the positions each
 
 
-@pytest.mark.parametrize("keys", ["dp=2 precision=bf16", "dp=2 codec=int8", "dp=2 sync=local_sgd:h=4"])
+@pytest.mark.parametrize("keys", ["dp=2 precision=bf16", "dp=2 sync=local_sgd:h=4"])
 def test_what_a_host_was_measured_without_is_refused(keys):
     plan = Plan.parse(keys)
     with pytest.raises(UsageError, match="has no price on here") as caught:
@@ -357,7 +357,7 @@ def test_experts_cost_what_tokens_meet_and_hold_what_all_have():
     assert grown == 4 * 4 * 12 * (2 * 128 * 256 + 256 + 128 + 128)
 
 
-@pytest.mark.parametrize("text", ["ep=2 shard=2", "cp=2", "dp=2 codec=int8", "dp=2 sync=local_sgd:h=4"])
+@pytest.mark.parametrize("text", ["ep=2 shard=2", "cp=2", "dp=2 sync=local_sgd:h=4"])
 def test_what_was_never_measured_on_a_host_is_refused_for_every_model(text):
     dealt = "cp" in text or "ep" in text  # of models with attention these are priced
     for model in MODELS.values():

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from unisono.plan import Plan
 from unisono.plan.grammar import member
+from unisono.planner.host_data import crowded
+from unisono.planner.host_data import data as host_data
 from unisono.planner.host_memory import memory_on_host
-from unisono.planner.host_wire import between, crosses, leaving, on_wire, way_out
+from unisono.planner.host_wire import between, on_wire, way_out
 from unisono.planner.kinds import Model, kind
 from unisono.planner.machines.chip import Traffic
 from unisono.planner.machines.cluster import Cluster
@@ -20,9 +22,7 @@ from unisono.planner.machines.order import dealers, stride
 from unisono.planner.memory import MemoryVerdict
 from unisono.planner.parts import Price
 from unisono.planner.question import Question
-from unisono.planner.replicas import fidelity
 from unisono.planner.timetables import copies
-from unisono.planner.work.calls import buckets
 from unisono.planner.work.passes import ITEM
 from unisono.planner.work.stage import StageWork, Transfer
 from unisono.programs.pipeline import Placed, Timetable
@@ -50,12 +50,6 @@ class _Task:
     @property
     def wait(self) -> float:
         return sum(self.waits.values())
-
-
-def crowded(axis: str, more: bool) -> str:
-    """The name of what a call of an axis costs beside itself, where there are more ranks than cores or not: whoever is
-    woken there waits until a core is free."""
-    return f"{axis} crowded" if more else axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +148,11 @@ def modes(ask: Question) -> tuple[str, ...]:
 
 
 def unmeasured(plan: Plan) -> tuple[str, ...]:
-    """Paces and bytes are those of fp32, and those of other precisions follow from none of them; sums were measured as
-    the backend and memory take them."""
-    lossy = plan.dp > 1 and fidelity(plan)[0] is Fidelity.LOSSY
-    rounds = plan.dp > 1 and hasattr(member("collective", plan.collective), "program")
-    return ("precision", *(("sync", "codec") if lossy else ()), *(("collective",) if rounds else ()))
+    """Paces and bytes are those of fp32, and those of other precisions follow from none of them; how policies wait for
+    each other was not measured."""
+    policy = member("sync", plan.sync)
+    lossy = plan.dp > 1 and getattr(policy, "fidelity", None) is Fidelity.LOSSY
+    return ("precision", *(("sync",) if lossy else ()))
 
 
 def error(ask: Question) -> float:
@@ -184,7 +178,7 @@ def price_on_host(model: Model, plan: Plan, cluster: Cluster, *, micro_batch: in
     # How much longer work takes on cores that are shared, in the mean over the step.
     stretch = (sum(busy) - got.summed(lambda task: task.wait)) / got.summed(lambda task: task.work)
     crowd, inside = host.slow(plan.world), _inside(works, plan, got, stretch, micros)
-    data = _data(first.elements, plan, cluster, host, got.back[0].compute * host.slow(each))
+    data = host_data(model, first.elements, plan, cluster, host, got.back[0].compute * host.slow(each))
     twice = _twice(kind(model).tied(model, plan), first.elements, plan)
     fixed, replica = host.step * crowd + _tied(twice, plan, cluster, host), plan.world // plan.dp
     update = host.update
@@ -279,36 +273,6 @@ def _task(
     return _Task(compute, talk, waits)
 
 
-def _data(elements: float, plan: Plan, cluster: Cluster, host: Host, backward: float) -> dict[str, Traffic]:
-    """Gradients of so many elements meeting on dp after the last backward pass of the first row, which ends last."""
-    if plan.dp == 1:
-        return {}
-    apart = stride(plan, "dp")
-    near = not crosses(cluster, apart, plan.dp)
-    op = "shared_sum" if near and host.knows("shared_sum") else "all_reduce"
-    total = ITEM * elements / dealers(plan)
-    sizes = buckets(total, near)
-    active = plan.world // plan.pp
-    work = sum(host.talk(op, plan.dp, size) for size in sizes) * host.slow(active)
-    work += len(sizes) * host.wait(op, plan.dp)
-    if plan.dp < plan.world:  # curves of all ranks have it in them
-        work += len(sizes) * host.calls.get(crowded("dp", plan.world > host.cores), 0.0)
-    wires = [on_wire(cluster, "all_reduce", apart, plan.dp, size) for size in sizes]
-    # Buckets before the last cross the wire while backward goes on, on the cores that bring them there; but what is
-    # dealt waits for its sum on shard.
-    many = len(sizes) - 1 if plan.shard == 1 else 0
-    early = sum(leaving(cluster, "all_reduce", apart, plan.dp, size) for size in sizes[:many])
-    if early:
-        work += cluster.links[-1].work * early / cluster.links[0].size * host.slow(active)
-    done = 0.0
-    for i, (wire, size) in enumerate(zip(wires, sizes, strict=True)):
-        ready = backward if i >= many else backward * min(1.0, (sum(sizes[:i]) + size) / total)
-        done = max(done, ready) + wire
-    seconds = work + sum(wires)
-    shown = work + max(0.0, done - backward)
-    return {"dp": Traffic(sent_after(plan, elements), seconds, shown)}
-
-
 def _axis(call: Transfer) -> str:
     """The axis that a call is told under: ranks that share experts are tp's where nothing is dealt by ep."""
     if call.axis.startswith("cp"):
@@ -336,8 +300,3 @@ def sent_inside(works: Sequence[StageWork], plan: Plan, passes: Sequence[int]) -
         for call in (*work.calls[0], *work.calls[1]):
             moved[_axis(call)] += many * call.times * call.sent(call.ranks(plan))
     return moved
-
-
-def sent_after(plan: Plan, elements: float) -> float:
-    """Bytes that a rank sends on dp for the gradients of so many elements, before `shard` deals them."""
-    return 2.0 * (plan.dp - 1) / plan.dp * ITEM * elements / dealers(plan)
