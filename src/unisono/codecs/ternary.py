@@ -68,6 +68,7 @@ class TernaryCoder(Coder):
     """Agrees on sizes, deals codes, adds them up as whole numbers and hands these out."""
 
     counts = True
+    cap = 1 << 20  # as codecs by blocks: work of the processor before, between and behind its rounds
 
     def __init__(self, member: Ternary) -> None:
         self.member = member

@@ -15,6 +15,7 @@ from unisono.plan.roundings import chunked, compiled, eight_bits, kept_whole, ro
 from unisono.plan.unflushed import unflushed
 from unisono.programs.check import check as complete
 from unisono.spec.errors import Problem, UsageError
+from unisono.spec.fidelity import Fidelity
 
 if TYPE_CHECKING:
     from unisono.plan.plan import Plan
@@ -104,6 +105,18 @@ def _encoded(plan: "Plan", train: Any) -> Iterator[Problem]:
         what = f"codec={plan.codec}: what it does not send is lost, and training may end nowhere"
         yield Problem("P23", what, "plan.codec", f"codec={plan.codec}+ef")
     yield from codec.problems(plan, train)
+    if codec.fidelity is not Fidelity.LOSSY or (chosen := train.optimiser()).crossing is None:
+        return
+    where, given = (
+        "plan.codec, train.optimizer",
+        f"codec={plan.codec} is given the first moment of {chosen.name}",
+    )
+    if train.clip:
+        what = f"{given}, and train.clip would scale another gradient"
+        yield Problem("P23", what, f"{where}, train.clip", "--train.clip 0")
+    if codec.rungs:
+        what = f"{given}, and chooses by what gradients cost"
+        yield Problem("P23", what, where, "a codec by its name, or --train.optimizer adamw")
 
 
 def _member(key: str, text: str) -> Any:

@@ -40,9 +40,20 @@ class UpdateSizes:
 
 
 class Optimiser(Member, ABC):
-    """How a gradient changes a weight. squares: it divides by the root of squares of gradients, as Adam does."""
+    """How a gradient changes a weight. squares: it divides by the root of squares of gradients, of coded ones too, as
+    Adam does."""
 
     squares: ClassVar[bool] = False
+
+    @property
+    def crossing(self) -> float | None:
+        """Decay of its first moment, where this is what a codec is given on `dp`; None: gradients are. Then its update
+        is `m = crossing · m + (1 - crossing) · gradient`, and no other sum of gradients is kept in coded steps."""
+        return None
+
+    def whole_steps(self, step: int) -> int:
+        """In how many of the first `step` steps gradients cross as they are, whatever the codec."""
+        return step
 
     @property
     @abstractmethod

@@ -126,9 +126,11 @@ def _coder(replica: Replica) -> Coder:
     """The live codec, which draws by the run's seed and knows the scale of what it is given."""
     member = CODECS.read(replica.plan.codec)
     coder = member.bind()
-    coder.called, coder.seed = coder.called or replica.plan.codec, replica.seed
-    if member.fidelity is Fidelity.LOSSY:  # a plain sum carries an overflow to all by itself
+    if member.fidelity is Fidelity.LOSSY:
+        coder = replica.update.crossing(coder)
+        # A plain sum carries an overflow to all by itself.
         coder.scale, coder.loses = replica.update.scaler.factor, not coder.rungs
+    coder.called, coder.seed = coder.called or replica.plan.codec, replica.seed
     return coder
 
 

@@ -17,6 +17,7 @@ from unisono.parallel.params import Slot, values_of
 from unisono.parallel.stochastic import Dither
 from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
+from unisono.train.crossing import Around, crossing_of
 from unisono.train.lazy import step_rows
 from unisono.train.numbers import Numbers
 from unisono.train.scaling import Unscaled
@@ -46,7 +47,8 @@ class Update:
     """Learning rate, clipping and the optimiser of one rank.
 
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
-    scaler: of the losses. dither: how parameters without masters are rounded.
+    scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
+    something what this optimiser has it given.
     """
 
     optimizer: Optimizer
@@ -55,6 +57,7 @@ class Update:
     max_norm: float
     scaler: Unscaled = field(default_factory=Unscaled)
     dither: Dither = field(default_factory=partial(Dither, 0))
+    crossing: Around = lambda coder: coder
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
@@ -82,7 +85,8 @@ def update_of(
     """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
     dither = dither or Dither(0)
     optimizer = make(train, slots, device, even=even, dither=dither)
-    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled(), dither)
+    crossing = crossing_of(train.optimiser(), optimizer, slots)
+    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled(), dither, crossing)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

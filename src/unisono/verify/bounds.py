@@ -51,6 +51,10 @@ That is added to the bound of the gradient. With error feedback, what a step did
 is an error too, of both; such a bound may be above 1. A proof with a codec shows that the sum is no further off than
 said; what was not sent, and is kept, is proved by the codec's own suite (`verify --conformance`).
 
+**A moment in the place of gradients.** Where an optimiser has its first moment cross, of decay b, the codec's error is
+one of a moment, and that of the gradient from which the formula makes the moment is 1 / (1 - b) times as large; with a
+margin of two, for a moment may be larger than the gradient.
+
 **Products in eight bits.** Under `precision=bf16:fp8` both sides round alike, so where no layer is cut nothing changes
 but the order of sums. What the rounding itself may be is held to one device, product by product (`verify/float8.py`).
 
@@ -89,7 +93,8 @@ class BoundTerms:
     """What the bounds depend on besides the plan.
 
     path: additions on the longest way forward and backward. rounded: tensors on it that are stored in the compute
-    dtype. elements: of all parameters. tokens, leaves: of one global batch.
+    dtype. elements: of all parameters. tokens, leaves: of one global batch. magnified: how much larger what a codec
+    loses is in the gradient.
     """
 
     path: int
@@ -97,6 +102,7 @@ class BoundTerms:
     elements: int
     tokens: int
     leaves: int
+    magnified: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,8 @@ def bounds_of(plan: Plan, sizes: BoundTerms) -> Bounds:
     if inside or beside_like(outside) is not Fidelity.EXACT:
         between = spread * math.sqrt(4 * sizes.leaves) * unit
     codec = member("codec", plan.codec)
-    lost = codec.lost(plan.dp) if plan.dp > 1 and codec.fidelity is Fidelity.LOSSY else 0.0
+    lossy = plan.dp > 1 and codec.fidelity is Fidelity.LOSSY
+    lost = codec.lost(plan.dp) * sizes.magnified if lossy else 0.0
     if plan.wires.scatter and plan.shard > 1:
         lost += math.sqrt(sizes.leaves) * INT8
     grad = inside * math.sqrt(sizes.tokens) + between * math.sqrt(sizes.leaves)

@@ -17,12 +17,14 @@ def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
     model = model_of(resolved.recipe, corpus)
     batch = resolved.batch
     path, rounded = path_of(model)
+    decay = resolved.recipe.train.optimiser().crossing
     return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
         elements=sum(p.numel() for p in model.parameters()),
         tokens=batch.global_batch * _places(model),
         leaves=batch.leaves,
+        magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
     )
 
 

@@ -72,6 +72,9 @@ class CorrectedCodec(Around):
             yield Problem(
                 "P23", why, where, f"--train.optimizer sgd --train.momentum 0, or codec={_without(plan)}+ef"
             )
+        elif chosen.crossing is not None:
+            why = f"{what} has codecs given its first moment: there would be two momenta"
+            yield Problem("P23", why, where, f"codec={_without(plan)}+ef, or --train.optimizer sgd")
         elif getattr(chosen, "momentum", 0.0):
             why = f"{what} has a momentum of {chosen.momentum:g} of its own: there would be two"
             yield Problem("P23", why, f"{where}, train.momentum", "--train.momentum 0")

@@ -17,7 +17,7 @@ class Adagrad(Optimiser):
 
     name: ClassVar[str] = "adagrad"
     squares: ClassVar[bool] = True
-    eps: Positive = Field(default=1e-8, description="adamw, adagrad: added to the root of the squares")
+    eps: Positive = Field(default=1e-8, description="added to the root of the squares, not for sgd")
 
     @property
     def kept(self) -> int:

@@ -18,8 +18,10 @@ class AdamW(Optimiser):
 
     name: ClassVar[str] = "adamw"
     squares: ClassVar[bool] = True
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.95), description="adamw: decay of the two moments")
-    eps: Positive = Field(default=1e-8, description="adamw, adagrad: added to the root of the squares")
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.95), description="adamw, onebit_adam, zeroone_adam: decay of the two moments"
+    )
+    eps: Positive = Field(default=1e-8, description="added to the root of the squares, not for sgd")
 
     @property
     def kept(self) -> int:
