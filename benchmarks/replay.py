@@ -27,6 +27,7 @@ from unisono.measure.turns import agreed
 from unisono.observe.span import Recorder
 from unisono.parallel.params import Slot
 from unisono.spec.errors import UnisonoError
+from unisono.sync._choice import choosing
 from unisono.sync.every_step import EveryStep
 from unisono.train.build import connect, initial_values, model_of
 from unisono.train.data.load import load
@@ -196,7 +197,7 @@ def own_way(codec: str, replay: Replay, rank: int, world: int) -> OwnWay:
         Slot(name, p, p, tuple(p.shape), (0,) * p.dim())
         for name, p in zip(replay.recorded.names, replay.held, strict=True)
     ]
-    sync = EveryStep().bind(slots, group, coder)
+    sync = choosing(EveryStep().bind(slots, group, coder), coder, slots, group)
     return OwnWay(replay, group, Gradients(slots, group, sync))
 
 

@@ -60,7 +60,6 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Plays argument["way"] for argument["steps"] of the recipe's steps: points [steps, held-out loss], one after each
     argument["every"] steps and after the last one; seconds of each step; bytes that a rank has sent."""
-    torch.set_num_threads(argument.get("threads", 1))
     if argument.get("doors"):
         lab.enter(argument["doors"][ctx.rank])
     recipe = Recipe.model_validate_json(argument["recipe"])
