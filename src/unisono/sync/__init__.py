@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
+    from unisono.sync._kept import Remains
 
 
 class Verdict(Enum):
@@ -67,6 +68,7 @@ class Sync(ABC):
     a bucket between hosts has at most, 0 where that is not the policy's affair."""
 
     dp: "Group"
+    kept: "Remains | None" = None
     private: bool = False
     shares: bool = False
     cap: int = 0

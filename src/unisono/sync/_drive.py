@@ -34,7 +34,7 @@ class Drive:
     @property
     def state(self) -> dict[str, Tensor]:
         """What the codec keeps: live tensors, which a checkpoint may fill before a first step."""
-        return self.kept.own | self.kept.alike
+        return self.kept.state
 
     def begin(self, bucket: Bucket) -> None:
         """A bucket is full."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from unisono.codecs import BucketMemory, Coder
 from unisono.comm.bucket import Bucket
+from unisono.comm.group import Group
 
 STEPS = "steps"
 
@@ -33,6 +34,15 @@ class Remains:
         if coder.counts:
             self.alike[STEPS] = self.steps
         self._before: list[tuple[Tensor, Tensor]] = []  # what was, and where, since the step began
+        self.spoiled = False  # by a step that was not finite, of which nothing was held
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All of it, by key. Raises RuntimeError where a step that was not finite has spoiled it."""
+        if self.spoiled:
+            why = "what the codec keeps is spoiled by a step that was not finite"
+            raise RuntimeError(f"{why}; go on from the last checkpoint")
+        return self.own | self.alike
 
     @property
     def nothing(self) -> bool:
@@ -72,11 +82,28 @@ class Remains:
         self._before.clear()
 
     def undo(self) -> None:
-        """The step did not count: what was held is as it was."""
+        """The step did not count: what was held is as it was. Outside fp16 nothing is held, for a copy in each step
+        would cost as much as the codec itself: a run stops there, and what is kept may go into no checkpoint."""
+        self.spoiled = not self._before and not self.nothing
         for was, x in self._before:
             x.copy_(was)
         self._before.clear()
         self.steps -= 1
+
+    def take_over(self, before: "Remains", group: Group) -> None:
+        """Go on from what was kept among other members: what each one keeps for itself, and what all keep alike, which
+        is that of who has made most steps. Every member calls it, or it hangs."""
+        if self.nothing and not self.coder.counts:
+            return
+        for key, x in self.own.items():
+            if key in before.own:
+                x.copy_(before.own[key])
+        made = group.all_gather(before.steps.view(1).clone())
+        source = int(made.argmax())
+        for key, x in self.alike.items():
+            if key != STEPS:
+                group.broadcast(x.copy_(before.alike.get(key, x)), source)
+        self.steps.copy_(made[source])
 
 
 def _tensors(memory: BucketMemory) -> Iterator[Tensor]:

@@ -43,6 +43,7 @@ class EveryStepSync(Sync):
         self.dp, self.shares, self.cap = dp, bool(codec.keeps), codec.cap
         params = {slot.name: slot.master for slot in slots if slot.live.requires_grad}
         self._drive = Drive(codec, dp, params)
+        self.kept = self._drive.kept
 
     def grad_ready(self, bucket: "Bucket") -> None:
         if self.dp.size > 1:

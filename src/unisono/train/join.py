@@ -78,6 +78,8 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     bound = policy.bind(local.slots, mesh.dp, coder)
     bound = choosing(bound, coder, local.slots, mesh.world, later=unflushed(plan) is None)
     sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
+    if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
+        sync.kept.take_over(part.sync.kept, mesh.dp)
     gradients = gradients_kind(plan)(
         local.slots,
         mesh.dp,

@@ -84,7 +84,7 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
     if run.local.cut_names:
         _check_cut(run.local.cut_names, load(folder, []).get("cut_names"), folder)
     state, known = dict(run.sync.state()), set(tensor_names(folder))
-    dealt = run.sync.shares and _replicas(known) not in (set(), set(range(run.mesh.dp.size)))
+    dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
     kept = [
         (key, box)
         for key, box in _kept(run, state)
@@ -113,6 +113,12 @@ def _replicas(known: Iterable[str]) -> set[int]:
     return {int(place) for place in places if place.isdigit()}
 
 
+def _keepers(run: Run) -> int:
+    """How many keep a part of a parameter's sum: each replica, and where the timetable has the model twice, each of its
+    copies."""
+    return run.mesh.dp.size * run.timetable.chains
+
+
 def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
     """Fill what each replica keeps for itself with an equal share of what all replicas of the checkpoint kept, so that
     nothing of their sum is lost; returns its keys."""
@@ -123,7 +129,7 @@ def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[s
         load(folder, [box for _, box in boxes])
         for key, box in boxes:
             state[key].zero_() if key not in dealt else None
-            state[key].add_(box.tensor / run.mesh.dp.size)
+            state[key].add_(box.tensor / _keepers(run))
             dealt.add(key)
     return sorted(dealt)
 
@@ -137,15 +143,18 @@ def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> 
     kept = []
     for key, value in state.items():
         slot, own = slots.get(key.rpartition("/")[0]), run.sync.own(key)
-        prefix = f"sync/{at['dp'] if replica is None else replica}" if own else "sync"
+        twin = slot is not None and slot.copy and run.sync.shares
+        place = at["dp"] + run.mesh.dp.size * twin if replica is None else replica
+        prefix = f"sync/{place}" if own else "sync"
         writes = own or at["dp"] == 0
         if slot is not None and value.shape == slot.master.shape:
-            # A second use of a tied weight has a gradient of its own, so what is kept of it is its own too.
-            wrote = replace(slot, alias=False).counted(at)
+            # A second use of a tied weight, and a second copy of a stage (DualPipe), has gradients of its own, so what
+            # is kept of them is its own too.
+            wrote = replace(slot, alias=False, copy=slot.copy and not (own and twin)).counted(at)
             box = Box(f"{prefix}/{key}", slot.shape, slot.start, value, writes and wrote)
         else:
-            name = f"{prefix}/{key}{_place(slot)}"
-            wrote = first if slot is None else replace(slot, alias=False).counted(at)
+            name = f"{prefix}/{key}{_place(slot)}" + ("~copy" if twin else "")
+            wrote = first if slot is None else replace(slot, alias=False, copy=False).counted(at)
             box = Box(name, tuple(value.shape), (0,) * value.dim(), value, writes and wrote)
         kept.append((key, box))
     return kept
