@@ -84,7 +84,8 @@ class Remains:
     def undo(self) -> None:
         """The step did not count: what was held is as it was. Outside fp16 nothing is held, for a copy in each step
         would cost as much as the codec itself: a run stops there, and what is kept may go into no checkpoint."""
-        self.spoiled = not self._before and not self.nothing
+        keeps = bool(self.own or self.alike.keys() - {STEPS})
+        self.spoiled = keeps and not self._before
         for was, x in self._before:
             x.copy_(was)
         self._before.clear()
