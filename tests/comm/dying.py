@@ -97,11 +97,11 @@ def _be(rank: int, folder: Path, algorithm: str, op: str, moment: int, numel: in
         group = Group("dp", range(RANKS), rank, pg, Recorder(rank), False, COLLECTIVES.read(algorithm))
         x = group.buffer(numel, torch.empty(0)) if op.endswith("later") else torch.zeros(numel)
         OPS[op](group, x)
-        group.barrier()
-        if rank == VICTIM:
-            _arm(moment)
         begun = time.monotonic()
         try:
+            group.barrier()
+            if rank == VICTIM:
+                _arm(moment)
             OPS[op](group, x)
             OPS["all_to_all"](group, x)  # who needed nothing of the victim needs it now
             said: dict[str, Any] = {"kind": "nothing", "names": -1}

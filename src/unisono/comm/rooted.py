@@ -13,7 +13,7 @@ def reduce(group: Group, x: Tensor, to: int = 0, op: dist.ReduceOp.RedOpType = d
     """Reduce x into that of the rank at index `to`, in place; those of others are used up. Returns x."""
     if group.algorithm is not None:
         by = group.algorithm.pick("reduce", x)
-        with group._timed("reduce", by.sends("reduce", x, to)):
+        with group._timed("reduce", by.sends("reduce", x, to), by):
             by.reduce(x, to, op).wait()
     return x
 
@@ -24,7 +24,7 @@ def gather(group: Group, x: Tensor, to: int = 0) -> Tensor | None:
         return x
     x, by = x.contiguous(), group.algorithm.pick("gather", x)
     out = x.new_empty((group.size * x.shape[0], *x.shape[1:])) if group.index == to else None
-    with group._timed("gather", by.sends("gather", x, to)):
+    with group._timed("gather", by.sends("gather", x, to), by):
         by.gather(out, x, to).wait()
     return out
 
@@ -35,6 +35,6 @@ def scatter(group: Group, out: Tensor, x: Tensor | None, source: int = 0) -> Ten
     if group.algorithm is None:
         return out if x is None else out.copy_(x)
     by, whole = group.algorithm.pick("scatter", out), out.expand(group.size, *out.shape)
-    with group._timed("scatter", by.sends("scatter", whole, source)):
+    with group._timed("scatter", by.sends("scatter", whole, source), by):
         by.scatter(out, x, source).wait()
     return out

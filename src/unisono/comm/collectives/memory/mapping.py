@@ -15,8 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_NAME = "unisono-buffer"
+from unisono.comm.gone import started
+
+_NAME, _DOING = "unisono-buffer", "the making of shared memory"
 _HEAD = 4096  # bytes before the numbers; the first eight are a token that tells the file from any other
+_HUGE = 8 << 20  # bytes from which large pages pay
 _HUGE_PAGES, _POPULATE_WRITE = 14, 23  # Linux's numbers
 _LINE = 16  # elements, so that no two ranks write to one line of a cache
 
@@ -37,10 +40,10 @@ def mapped(pg: dist.ProcessGroup, numel: int, dtype: torch.dtype) -> tuple[Tenso
     file = _made(nbytes, token)
     offers = torch.zeros(size, 4, dtype=torch.int64)
     offers[index] = torch.tensor([os.getpid(), file, token, _network()])
-    pg.allreduce([offers]).wait()
+    started(pg, _DOING, pg.allreduce, [offers]).wait()
     maps = [_opened(offer, nbytes) for offer in offers.tolist()]
     votes = torch.tensor([float(all(one is not None for one in maps))])
-    pg.allreduce([votes]).wait()  # by then everybody has opened what there is
+    started(pg, _DOING, pg.allreduce, [votes]).wait()  # by then everybody has opened what there is
     if file >= 0:
         os.close(file)
     if votes.item() < size:
@@ -81,7 +84,8 @@ def _touch(x: Tensor) -> None:
     """Give a mapping all its pages, large ones if the system has them for such files. Raises OSError where memory is
     short: one by one, they would come inside the first operations, and a missing one would end the process."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise  # such files are Linux's
-    for advice in (_HUGE_PAGES, _POPULATE_WRITE):
+    large = x.nbytes >= _HUGE  # a small one would take a whole large page
+    for advice in (_HUGE_PAGES, _POPULATE_WRITE)[not large :]:
         if madvise(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes), advice):
             number = ctypes.get_errno()
             if number != errno.EINVAL:  # else a system that knows no such advice

@@ -139,7 +139,7 @@ def slots_of(group: Group, nbytes: int, device: torch.device) -> MemorySlots | N
         return None
     each_wants = torch.zeros(pg.size(), dtype=torch.int64)
     each_wants[pg.rank()] = nbytes
-    pg.allreduce([each_wants]).wait()
+    started(pg, "the making of shared memory", pg.allreduce, [each_wants]).wait()
     most = int(each_wants.max())
     if most < LARGE:
         return None
