@@ -39,8 +39,10 @@ WAYS = (
     PLAIN, ALONE, "cast:fp16", "cast:bf16", "cast:fp8", "int8", "int4", "int4+ef", "int4+ef21", "qsgd", "ternary",
     "ternary+ef", "topk:ratio=0.01+ef", "topk:ratio=0.01,kind=chunked+ef", "topk:ratio=0.01+ef21",
     "threshold:ratio=0.02+ef", "randomk:ratio=0.1+ef", "block:ratio=0.1+ef", "powersgd:r=4+ef",
-    "plain@sgd", "sign+ef@sgd", "topk:ratio=0.01+mc@sgd",
+    "plain@sgd", "sign+ef@sgd", "topk:ratio=0.01+mc@sgd", "sign+ef@onebit_adam",
+    "sign+ef@zeroone_adam",
 )  # fmt: skip
+FROZEN = ("onebit_adam", "zeroone_adam")  # what crosses is no gradient that could be clipped
 LR = {"adamw": 3e-3, "sgd": 0.3}
 RANKS, WINDOWS = 2, 510
 
@@ -50,6 +52,8 @@ def recipe_of(way: str, seed: int, steps: int) -> Recipe:
     optimizer = way.partition("@")[2] or "adamw"
     OPTIMISERS.read(optimizer, "--codecs")
     own = {"momentum": 0.0} if "+mc" in way else {}  # it has a momentum of its own
+    if optimizer in FROZEN:
+        own = {"clip": 0.0, **({"variance_steps": steps // 5} if optimizer == "onebit_adam" else {})}
     lr = LR.get(optimizer.partition(":")[0], LR["adamw"])
     return Recipe(
         name="quality", seed=seed,
