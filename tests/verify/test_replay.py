@@ -22,7 +22,7 @@ TRAIN = [
 ]
 
 
-def trained(folder, plan):
+def trained(folder, plan, *more):
     text = folder / "text.txt"
     text.write_text("to be or not to be, that is the question. " * 60)
     words = [
@@ -35,7 +35,7 @@ def trained(folder, plan):
         "0.1",
         "--no-out.report",
     ]
-    assert main([*words, *MODEL, *TRAIN, "--quiet", "--out.dir", str(folder / "runs")]) == 0
+    assert main([*words, *MODEL, *TRAIN, *more, "--quiet", "--out.dir", str(folder / "runs")]) == 0
     (run,) = (folder / "runs" / "run").glob("2*")
     return run
 
@@ -124,3 +124,15 @@ def test_a_step_that_was_not_recorded_is_refused(canonical, capsys):
     assert code == 2 and got["code"] == "U-V02" and got["try"] == "--step between 1 and 5"
     code, got = replayed(canonical, capsys, "--plan", "dp=2")
     assert code == 2 and got["code"] == "U-C04"
+
+
+def test_a_norm_that_was_told_a_step_late_is_compared_too(tmp_path, capsys):
+    """Under `sync=priority` gradients are on their way when a step ends, unless somebody looks at the weights."""
+    run = trained(tmp_path, "dp=2 sync=priority:slice=0.001", "--train.clip", "0", "--train.eval_every", "0")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["grad_norm"] is None for line in lines] == [True, False, True, False, False]
+    assert lines[3]["grad_norm_before"] > 0
+    code, got = replayed(run, capsys, "--step", "4")
+    assert code == 0 and not got["bit_identical"]
+    edited(run, 3, grad_norm_before=lambda norm: norm * 1.01)
+    assert replayed(run, capsys, "--step", "4")[0] == 3

@@ -107,7 +107,8 @@ class Codec(Member, ABC):
     parameter in its shape. alone: it means something with dp=1. tells: its coder yields `Sent`, so that error feedback
     can stand around it. owed: it keeps what it did not send. sparse: it sends few elements, and these nearly as they
     are. diverges: without error feedback, training under it may end nowhere. checked: what is gathered or dealt and
-    arrives damaged is an error (U-G03) on who receives it.
+    arrives damaged is an error (U-G03) on who receives it. elementwise: it asks for one sum and keeps nothing, and each
+    element of what it gives depends on that element alone: so gradients may be cut anywhere.
     """
 
     fidelity: ClassVar[Fidelity] = Fidelity.LOSSY
@@ -121,6 +122,7 @@ class Codec(Member, ABC):
     sparse: ClassVar[bool] = False
     diverges: ClassVar[bool] = False
     checked: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
 
     @property
     def rungs(self) -> "Mapping[str, Codec]":

@@ -37,6 +37,10 @@ class Cast(Codec):
     def linear(self) -> bool:  # type: ignore[override]
         return self.dtype != "fp8"
 
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        return self.linear
+
     def lost(self, dp: int) -> float:
         """Each addition rounds once more; two rounds of fp8 round twice."""
         times = 2 if self.dtype == "fp8" else dp

@@ -19,6 +19,7 @@ class Plain(Codec):
     fidelity = Fidelity.EXACT
     linear = True
     alone = True
+    elementwise = True
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         nbytes = sum(map(prod, shapes)) * itemsize

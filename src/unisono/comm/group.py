@@ -4,7 +4,7 @@ A group of one (`size == 1`) answers every call at once and moves nothing, so ca
 Bytes are payload bytes that this rank sends, by the algorithm's own count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,9 @@ class Group:
 
     ranks: global ranks in coordinate order. index: this rank's place among them. pg: torch's process group, or
     None for a group of one. ordered: scattered sums follow one tree on every backend, at the cost of the backend's
-    own algorithm. collective: how its members add up, gather and exchange. Every member of the group makes it and calls
-    each of its methods, or it hangs.
+    own algorithm. collective: how its members add up, gather and exchange. apart(): a group of the same members whose
+    operations have an order of their own, itself if nobody said how. Every member of the group makes it and calls each
+    of its methods, or it hangs.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Group:
         self.axis, self.ranks, self.index, self.pg = axis, tuple(ranks), index, pg
         self.size = len(self.ranks)
         self.recorder, self.ordered = recorder, ordered
+        self.apart: Callable[[], Group] = lambda: self
         self.algorithm = collective.bind(pg, axis) if pg is not None else None
 
     def says(self) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Self
 
 import torch.distributed as dist
@@ -61,6 +62,7 @@ class Mesh:
     def _meet(self) -> None:
         """The groups across replicas."""
         self.dp = self.group("dp", ("dp",))
+        self.dp.apart = partial(self.group, "dp", ("dp",))
         self.data = self.group("data", ("dp", "shard"))
         self.world = self.group("world", AXES)
 

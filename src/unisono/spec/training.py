@@ -41,9 +41,10 @@ class UpdateSizes:
 
 class Optimiser(Member, ABC):
     """How a gradient changes a weight. squares: it divides by the root of squares of gradients, of coded ones too, as
-    Adam does."""
+    Adam does. apart: each parameter is stepped by its own gradient and state alone, and need not wait for others."""
 
     squares: ClassVar[bool] = False
+    apart: ClassVar[bool] = False
 
     @property
     def crossing(self) -> float | None:

@@ -65,13 +65,15 @@ class Policy(Member, ABC):
 class Sync(ABC):
     """A live policy on the `dp` axis, on one rank. private: each replica keeps a state of its own. shares: what each
     keeps for itself is a part of a sum, which counts: with another dp it is dealt anew, in equal parts. cap: bytes that
-    a bucket between hosts has at most, 0 where that is not the policy's affair."""
+    a bucket between hosts has at most, 0 where that is not the policy's affair. sliced: buckets are as small on one
+    host, and do not lie in memory that all see."""
 
     dp: "Group"
     kept: "Remains | None" = None
     private: bool = False
     shares: bool = False
     cap: int = 0
+    sliced: bool = False
 
     def weigh(self, count: float) -> float:
         """Before forward: what one target's loss counts for, given the targets that one replica holds. As here: for a

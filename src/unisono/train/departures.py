@@ -49,9 +49,11 @@ def departures(
     inner: Callable[[frozenset[str]], Group] | None,
     leafwise: bool,
     cap: int = 0,
+    sliced: bool = False,
 ) -> Departures:
     """Of all that learns on this rank. leafwise: sums wait for the tree over the leaves, so none leaves early. cap: the
-    most bytes of a bucket between hosts, 0: of no matter. Every member of `dp` calls it, or it hangs."""
+    most bytes of a bucket between hosts, 0: of no matter. sliced: see `Sync`. Every member of `dp` calls it, or it
+    hangs."""
     twins = [slot for tie in ties if len(tie.here) == 2 for slot in tie.here]
     partial: dict[frozenset[str], list[nn.Parameter]] = defaultdict(list)
     early, late = [], []
@@ -69,11 +71,11 @@ def departures(
             early.append(slot.live)
     # Gradients that are added up in memory use the CPU cores that backward needs. So such a sum starts when backward
     # ends, and one bucket is enough.
-    near = not leafwise and slots and dp.near(slots[0].master.device)
+    near = not sliced and not leafwise and slots and dp.near(slots[0].master.device)
     cap = AT_ONCE if near else cap or CAP_BYTES
 
     def buckets(runs: Iterable[Sequence[nn.Parameter]]) -> list[Bucket]:
-        over = None if leafwise or dp.size == 1 else dp
+        over = None if leafwise or dp.size == 1 or sliced else dp
         return [Bucket(run, dp.size, over) for run in runs]
 
     parts = []

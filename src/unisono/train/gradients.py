@@ -60,7 +60,7 @@ class Gradients:
         self.dp, self.sync, self.sharding, self.mirror = dp, sync, sharding or {}, mirror
         self.unused: tuple[str, ...] = ()  # names of what had no gradient on any replica in the last step
         self.trees, self._final, self._next = trees or {}, False, 0
-        leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap)
+        leaving = departures(self.slots, self.ties, dp, inner, bool(self.trees), sync.cap, sync.sliced)
         self._early, self._late, self._partial = leaving.early, leaving.late, leaving.partial
         self._hooks = [
             p.register_post_accumulate_grad_hook(self._hook(bucket, part))

@@ -25,10 +25,11 @@ from unisono.programs.pipeline import Timetable, lower, part_of
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.fidelity import Fidelity
-from unisono.sync import POLICIES, Policy
+from unisono.sync import POLICIES, Policy, Sync
 from unisono.sync._choice import choosing
+from unisono.train.ahead import kind_of
 from unisono.train.clip import ByRow, ByTensor, Measure
-from unisono.train.flow import flowing, gradients_kind, unflushed
+from unisono.train.flow import flowing, unflushed
 from unisono.train.norms import normed
 from unisono.train.numbers import LossPlaces
 from unisono.train.routing import routed
@@ -74,13 +75,10 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    coder = _coder(replica)
-    bound = policy.bind(local.slots, mesh.dp, coder)
-    bound = choosing(bound, coder, local.slots, mesh.world, later=unflushed(plan) is None)
-    sync, counted = with_rows(bound, local.slots, mesh, plan.ep), mesh.tp.index == 0
+    sync, counted = _sync(replica, policy, mesh, plan), mesh.tp.index == 0
     if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
         sync.kept.take_over(part.sync.kept, mesh.dp)
-    gradients = gradients_kind(plan)(
+    gradients = kind_of(plan, sync)(
         local.slots,
         mesh.dp,
         sync,
@@ -122,6 +120,14 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
         step=part.step if isinstance(part, Run) else 0,
     )
     return flowing(run, plan)
+
+
+def _sync(replica: Replica, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
+    """The live policy with its codec, which may be chosen by measuring, and with the sums of sparse gradients."""
+    slots, coder = replica.local.slots, _coder(replica)
+    bound = policy.bind(slots, mesh.dp, coder)
+    bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
+    return with_rows(bound, slots, mesh, plan.ep)
 
 
 def _coder(replica: Replica) -> Coder:

@@ -37,11 +37,11 @@ class LossPlaces:
 
 class Line:
     """float64 [places + 2]: the losses, then how many ranks were asked to stop, then how many lack a gradient. They
-    are this rank's numbers first, and those of all replicas together after `told`."""
+    are this rank's numbers first, and those of all replicas together after `told`. more: numbers after the losses."""
 
-    def __init__(self, places: LossPlaces, dp: Group, device: torch.device) -> None:
+    def __init__(self, places: LossPlaces, dp: Group, device: torch.device, more: int = 0) -> None:
         self.places, self.dp = places, dp
-        self.values = torch.zeros(places.count + 2, dtype=torch.float64, device=device)
+        self.values = torch.zeros(places.count + more + 2, dtype=torch.float64, device=device)
         self._all = self.values.new_zeros(dp.size * len(self.values))
         self._own = torch.tensor(places.own, device=device)
 

@@ -23,7 +23,7 @@ class RowSync(Sync):
 
     def __init__(self, inner: Sync, slots: Sequence[Slot], groups: Sequence[Group]) -> None:
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
-        self.cap, self.kept = inner.cap, inner.kept
+        self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
         self.masters = [slot.master for slot in slots]
         self.groups = [group for group in groups if group.size > 1]
 

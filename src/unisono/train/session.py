@@ -24,6 +24,7 @@ from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
+from unisono.train.ahead import run_ahead
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
@@ -164,6 +165,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     if order.resume is not None:
         state = restore(run, order.resume)
         val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
+    if said := run_ahead(run, recipe.train):
+        _note(order, said)
     feed, val = feeds(recipe, plan, corpus, place.device)
     check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.

@@ -48,7 +48,7 @@ class Update:
 
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
     scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
-    something what this optimiser has it given.
+    something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
     """
 
     optimizer: Optimizer
@@ -58,6 +58,7 @@ class Update:
     scaler: Unscaled = field(default_factory=Unscaled)
     dither: Dither = field(default_factory=partial(Dither, 0))
     crossing: Around = lambda coder: coder
+    apart: bool = False
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
@@ -85,8 +86,9 @@ def update_of(
     """The recipe's update over the local tensors of a rank's slots; even: see `make`."""
     dither = dither or Dither(0)
     optimizer = make(train, slots, device, even=even, dither=dither)
-    crossing = crossing_of(train.optimiser(), optimizer, slots)
-    return Update(optimizer, slots, train.rate(), train.clip, scaler or Unscaled(), dither, crossing)
+    member = train.optimiser()
+    crossing, scaler = crossing_of(member, optimizer, slots), scaler or Unscaled()
+    return Update(optimizer, slots, train.rate(), train.clip, scaler, dither, crossing, member.apart)
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

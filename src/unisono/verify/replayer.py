@@ -34,7 +34,9 @@ def run(run_dir: Path, step: int | None, settings: Settings) -> dict[str, Any]:
         "alone": str(one_device(plan)),
         "step": step,
         "run_dir": str(run_dir),
-        "recorded": [line for n, line in sorted(lines.items()) if n <= step],
+        "recorded": [
+            _with_norm(line, lines.get(n + 1, {})) for n, line in sorted(lines.items()) if n <= step
+        ],
     }
     threads = resolved.recipe.launch.threads_per_rank or max(1, _cores(run_dir) // plan.world)
     settings.note(f"replaying step {step} of {run_dir} on one process")
@@ -63,6 +65,12 @@ def _lines(run_dir: Path) -> list[dict[str, Any]]:
         return read_steps(run_dir / "metrics.jsonl")[0]
     except OSError:
         return []
+
+
+def _with_norm(line: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """A step's line; where its gradients were still on their way when it ended, with the norm that the next one has."""
+    late = after.get("grad_norm_before")
+    return {**line, "grad_norm": late} if line.get("grad_norm") is None and late is not None else line
 
 
 def _step_of(run_dir: Path, lines: dict[int, dict[str, Any]], step: int | None) -> int:

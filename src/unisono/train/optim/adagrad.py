@@ -16,6 +16,7 @@ class Adagrad(Optimiser):
     """Each element's gradient over the root of the sum of all its squares so far; the decay is part of the gradient."""
 
     name: ClassVar[str] = "adagrad"
+    apart: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     eps: Positive = Field(default=1e-8, description="added to the root of the squares, not for sgd")
 

@@ -17,6 +17,7 @@ class AdamW(Optimiser):
     """Each element's step is its mean gradient over the root of its mean square; weights decay beside it."""
 
     name: ClassVar[str] = "adamw"
+    apart: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     betas: tuple[Share, Share] = Field(
         default=(0.9, 0.95), description="adamw, onebit_adam, zeroone_adam: decay of the two moments"

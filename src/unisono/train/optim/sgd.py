@@ -16,6 +16,7 @@ class Momentum(Optimiser):
     """A step along a velocity, to which each gradient adds; as torch has it, the decay is part of the gradient."""
 
     name: ClassVar[str] = "sgd"
+    apart: ClassVar[bool] = True
     momentum: Share = Field(default=0.9, description="sgd: decay of the velocity")
 
     @property
