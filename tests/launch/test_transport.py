@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from unisono.lab.links import DEVICE, LabLink, address
+from unisono.lab.network import LabNetwork, require
+from unisono.lab.spaces import inside
 from unisono.launch.doctor import ways
 from unisono.launch.transport import NetworkTransport, choose, leading_to, transports
+from unisono.spec.errors import Skipped
 
 ETHER, LOOPBACK, INFINIBAND = 1, 772, 32
 
@@ -199,9 +203,9 @@ def test_where_sysfs_says_nothing_the_kernels_way_is_taken() -> None:
 
 def test_names_that_lead_nowhere_else() -> None:
     assert leading_to("localhost") == leading_to("127.0.0.1") == leading_to("no host at all") == ()
-    for name, _, address in ((n, 0, _address(n)) for _, n in socket.if_nameindex()):
-        if address and not address.startswith("127."):
-            assert leading_to(address)[:1] == (name,), "a host's own address is on its own device"
+    for name, own in ((name, _address(name)) for _, name in socket.if_nameindex()):
+        if own and not own.startswith("127."):
+            assert leading_to(own)[:1] == (name,), "a host's own address is on its own device"
 
 
 def _address(name: str) -> str:
@@ -223,3 +227,17 @@ def test_the_doctor_names_a_device_that_is_not_there_or_down(sys: Sys) -> None:
         ways(found, {"NCCL_SOCKET_IFNAME": "=eth0"}).ok and ways(found, {"NCCL_SOCKET_IFNAME": "^docker"}).ok
     )
     assert ways((), {"GLOO_SOCKET_IFNAME": "eth9"}).note
+
+
+def test_on_a_host_of_the_lab_its_cable_leads_to_the_others() -> None:
+    link = LabLink(1e9)
+    try:
+        require(link)
+    except Skipped as lacking:
+        pytest.skip(lacking.what)
+    with LabNetwork(2, link) as network:
+        for host in network.hosts:
+            with inside(host):
+                ways_there = [leading_to(address(number)) for number in range(2)]
+            assert ways_there == [(DEVICE,), (DEVICE,)], "also to itself, where the others come in"
+    assert choose((NetworkTransport(DEVICE, "virtual"),), (DEVICE,), False, {}, "host0").device == DEVICE
