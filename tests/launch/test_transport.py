@@ -229,6 +229,8 @@ def test_the_doctor_names_a_device_that_is_not_there_or_down(sys: Sys) -> None:
     assert ways((), {"GLOO_SOCKET_IFNAME": "eth9"}).note
 
 
+@pytest.mark.slow
+@pytest.mark.root
 def test_on_a_host_of_the_lab_its_cable_leads_to_the_others() -> None:
     link = LabLink(1e9)
     try:
