@@ -28,6 +28,7 @@ class Verdict(Enum):
     APPLY = "apply"  # step the optimiser here
     REMOTE = "remote"  # the update happened elsewhere
     DISCARD = "discard"  # this step does not count
+    HOLD = "hold"  # it counts, and its gradient goes into the update of a later step
 
 
 class Policy(Member, ABC):
@@ -42,6 +43,12 @@ class Policy(Member, ABC):
     leafwise: ClassVar[bool] = False
     equal: ClassVar[bool] = True
     alone: ClassVar[bool] = False
+
+    @property
+    def rhythm(self) -> int:
+        """Steps from one update to the next. More than 1 changes what a run means: fidelity then is towards one device
+        that has the same policy."""
+        return 1
 
     @property
     def virtual(self) -> int:
@@ -83,6 +90,11 @@ class Sync(ABC):
     @abstractmethod
     def grad_ready(self, bucket: "Bucket") -> None:
         """During backward: this replica's gradients in `bucket` are complete."""
+
+    def lacking(self, absent: "Sequence[Any]") -> "Sequence[Any]":
+        """absent: parameters that had no gradient in this step on this replica; of these the ones that none of an
+        earlier step goes along with."""
+        return absent
 
     @abstractmethod
     def settle(self) -> Verdict:

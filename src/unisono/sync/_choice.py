@@ -122,6 +122,9 @@ class ChoosingSync(Sync):
     def grad_ready(self, bucket: Bucket) -> None:
         self.inner.grad_ready(bucket)
 
+    def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
+        return self.inner.lacking(absent)
+
     def settle(self) -> Verdict:
         return self.inner.settle()
 

@@ -134,7 +134,7 @@ class Gradients:
         whether this rank was asked to. Every rank calls it, or it hangs."""
         self._close_replica()
         departing = [bucket for _, group in self._partial for bucket in group] + [*self._late]
-        lacking = [p for bucket in (*self._early, *departing) for p in bucket.absent]
+        lacking = self.sync.lacking([p for bucket in (*self._early, *departing) for p in bucket.absent])
         self.line.write(losses, stop, bool(lacking))
         telling = self.line.tell()
         for bucket in departing if self.dp.size > 1 else ():

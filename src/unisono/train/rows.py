@@ -33,6 +33,9 @@ class RowSync(Sync):
     def grad_ready(self, bucket: Bucket) -> None:
         self.inner.grad_ready(bucket)
 
+    def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
+        return self.inner.lacking(absent)
+
     def settle(self) -> Verdict:
         verdict = self.inner.settle()
         add_up(self.masters, self.groups)

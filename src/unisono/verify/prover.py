@@ -11,7 +11,8 @@ from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.nursery import Nursery, print_output
 from unisono.plan import Plan
 from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
-from unisono.spec.errors import UnisonoError
+from unisono.plan.grammar import member
+from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
 
 ENTRY = "unisono.verify.prover_rank:main"
@@ -101,6 +102,10 @@ def prove_on(
     marks: Sequence[str] = (),
 ) -> list[Proof]:
     """As `prove`, with a nursery for `stage.entry` that serves several recipes, one after the other."""
+    for plan in plans:
+        if reason := _beyond_steps(plan):
+            fix = f"unisono verify --conformance sync={plan.sync}, which does"
+            raise UsageError(reason, where=f"{plan}", fix=fix, code="V04")
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
         return _Prover(nursery, stage, steps, root, each).prove(recipe, plans, marks)
@@ -308,8 +313,19 @@ def one_device(plan: Plan) -> Plan:
     )
 
 
+def _beyond_steps(plan: Plan) -> str:
+    """Why steps of this plan cannot be compared one by one; "" where they can."""
+    policy = member("sync", plan.sync)
+    if policy is None or policy.rhythm == 1:
+        return ""
+    said = f"sync={plan.sync} makes one update in {policy.rhythm} steps, from the gradients of all of them"
+    return f"{said}; a proof compares each step by itself, and not with one device that does the same"
+
+
 def one_line(recipe: Recipe, plan: Plan, steps: int = 3) -> str:
     """The parity of a plan in float64 as one line of text."""
+    if reason := _beyond_steps(plan):
+        return f"{plan}  not proven here: {reason}"
     train = recipe.train.model_copy(update={"dtype": "float64", "micro_batch": recipe.train.micro_batch})
     double = replace(plan, precision="fp64")
     proof = prove(

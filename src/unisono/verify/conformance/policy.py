@@ -27,12 +27,12 @@ NEAR = 1e-9  # of weights in float64 after some steps, where only the order of s
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """Of one rank: losses, wishes and weights of every step; bytes that it sent in the last one, keeps, adds up."""
+    """Of one rank: losses, wishes and weights of every step; bytes that it sent in a mean one, keeps, adds up."""
 
     losses: list[float]
     stops: list[bool]
     weights: list[torch.Tensor]
-    sent: int
+    sent: float
     kept: int
     gradients: int
 
@@ -90,7 +90,7 @@ def _trained(source: Path, text: str, rank: int, ranks: int, kept: Path | None) 
     resolved = resolve(recipe, f"{text} precision=fp64", ranks)
     place = place_of(rank, ranks, rank, "gloo", 60.0)
     live, recorder = _joined(resolved.recipe, resolved.plan, place)
-    losses, stops, weights, sent = [], [], [], 0
+    losses, stops, weights, sent = [], [], [], 0.0
     corpus = load(resolved.recipe.data, resolved.recipe.model)
     for step in range(STEPS):
         if kept is not None and step == STEPS // 2:
@@ -102,7 +102,8 @@ def _trained(source: Path, text: str, rank: int, ranks: int, kept: Path | None) 
         feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
         before = _sent(recorder)
         report = train_step(live, feed.fetch(step, live.leaves), stop=step == 2 and rank == ranks - 1)
-        sent = _sent(recorder) - before - live.gradients.line.values.nbytes * (live.mesh.dp.size - 1)
+        beside = live.gradients.line.values.nbytes * (live.mesh.dp.size - 1)
+        sent += (_sent(recorder) - before - beside) / STEPS
         losses.append(report.loss)
         stops.append(report.stop)
         weights.append(torch.cat([slot.master.detach().flatten() for slot in live.local.slots]).clone())

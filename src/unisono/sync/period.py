@@ -1,0 +1,147 @@
+"""Replicas meet in every k-th step: gradients of k steps are added up where they are made, and meet once.
+
+The update that follows is that of one batch, k times as large: with the mean of k steps' gradients, at the learning
+rate of the k-th step. The steps between change no weight. So it sends a k-th of the bytes, and changes what a run
+means: k steps make one update. One device can do the same, and that is what fidelity is told towards. (Accumulation
+over micro-batches inside a step, `micros`, changes nothing; this is for links on which even that is too often.)
+
+Fidelity: ROUNDING towards one device with the same policy, as far as the codec loses nothing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from unisono.spec.errors import Problem, UsageError
+from unisono.spec.fidelity import Fidelity
+from unisono.spec.work import Call, Work
+from unisono.sync import Policy, Sync, Verdict
+from unisono.sync.every_step import EveryStepSync
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from unisono.codecs import Coder
+    from unisono.comm.bucket import Bucket
+    from unisono.comm.group import Group
+
+COUNTER = "held_steps"
+
+
+class EveryPeriod(Policy):
+    """Every k-th step, the sum of the gradients of k steps; with k=1 every step."""
+
+    name = "period"
+    main: ClassVar[str] = "steps"
+    fidelity = Fidelity.ROUNDING
+    alone = True
+
+    steps: int = Field(default=1, ge=1, description="from one update to the next; replicas meet once in them")
+
+    @property
+    def rhythm(self) -> int:
+        return self.steps
+
+    def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
+        what = f"sync={plan.sync} keeps gradients of several steps"
+        if self.steps > 1 and plan.precision == "fp16":
+            why = f"{what}, whose scale precision=fp16 changes between them"
+            yield Problem("P16", why, "plan.sync, plan.precision", "precision=bf16, or sync=every_step")
+
+    def work(self, gradient_bytes: int, dp: int) -> Work:
+        nbytes = 2 * gradient_bytes * (dp - 1) // dp
+        kept = gradient_bytes + 8 if self.steps > 1 else 0
+        return Work((Call("dp", "all_reduce", nbytes, 1.0 / self.steps),), kept)
+
+    def bind(self, slots: Sequence[Any], group: "Group", codec: "Coder") -> Sync:
+        inner = EveryStepSync(group, codec, slots)
+        return inner if self.steps == 1 else PeriodSync(inner, slots, self.steps)
+
+
+class PeriodSync(Sync):
+    """Adds up steps that do not meet, and brings the sum into the one that does. own: what this replica holds, by
+    `PARAMETER/held`, like its gradient."""
+
+    shares = True
+
+    def __init__(self, inner: EveryStepSync, slots: Sequence[Any], steps: int) -> None:
+        import torch
+
+        self.inner, self.dp, self.cap, self.steps = inner, inner.dp, inner.cap, steps
+        owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
+        self._slots = [
+            slot
+            for slot in slots
+            if slot.live.requires_grad and not (slot.alias and slot.master.data_ptr() in owned)
+        ]
+        if any(slot.sparse for slot in self._slots):
+            what = "sync=period keeps gradients of several steps, and those of tables have other rows in each"
+            raise UsageError(what, where="plan.sync, model.kind", fix="sync=every_step", code="P24")
+        self._held = {
+            slot.name: torch.zeros_like(slot.master, dtype=slot.master.grad_dtype) for slot in self._slots
+        }
+        self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
+        self._count = torch.zeros((), dtype=torch.int64)  # steps that are held
+
+    @property
+    def meets(self) -> bool:
+        """Whether replicas meet in this step."""
+        return int(self._count) == self.steps - 1
+
+    def grad_ready(self, bucket: "Bucket") -> None:
+        if not self.meets:
+            return
+        for p, view in zip(bucket.params, bucket.views, strict=True):
+            view.add_(self._held[self._names[id(p)]].view_as(view))
+        bucket.flat.mul_(1.0 / self.steps)
+        self.inner.grad_ready(bucket)
+
+    def lacking(self, absent: "Sequence[Any]") -> "Sequence[Any]":
+        if not self.meets:
+            return absent
+        return [p for p in absent if not self._held[self._names[id(p)]].any()]
+
+    def settle(self) -> Verdict:
+        import torch
+
+        with torch.no_grad():
+            if self.meets:
+                self._bring() if self.dp.size == 1 else None
+                self._count.zero_()
+                for held in self._held.values():
+                    held.zero_()
+                return self.inner.settle()
+            for slot in self._slots:
+                if (grad := slot.master.grad) is not None:
+                    self._held[slot.name].add_(grad)
+                    grad.zero_()
+            self._count += 1
+            return Verdict.HOLD
+
+    def _bring(self) -> None:
+        """The sum into the gradients, where nothing departs."""
+        for slot in self._slots:
+            held = self._held[slot.name]
+            if slot.master.grad is None:
+                slot.master.grad = held.clone() if held.any() else None
+            else:
+                slot.master.grad.add_(held)
+            if slot.master.grad is not None:
+                slot.master.grad.mul_(1.0 / self.steps)
+
+    def after_update(self, step: int) -> None:
+        self.inner.after_update(step)
+
+    def undone(self) -> None:
+        self.inner.undone()
+
+    def told(self) -> "Mapping[str, Any]":
+        return self.inner.told()
+
+    def own(self, key: str) -> bool:
+        return key.endswith("/held") or self.inner.own(key)
+
+    def state(self) -> "Mapping[str, Tensor]":
+        held = {f"{name}/held": x for name, x in self._held.items()}
+        return {**self.inner.state(), **held, COUNTER: self._count}
