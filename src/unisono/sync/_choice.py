@@ -35,6 +35,7 @@ class ChoosingSync(Sync):
         self, inner: Sync, coder: "LadderCoder", gradient: Gradient, world: Group, *, later: bool = True
     ) -> None:
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
+        self.sliced, self.kept = inner.sliced, inner.kept
         self.coder, self.gradient, self.world, self.later = coder, gradient, world, later
         self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
         # Sums in memory that all see cost less than encoding, and begin when backward is over.

@@ -69,6 +69,7 @@ class PeriodSync(Sync):
         import torch
 
         self.inner, self.dp, self.cap, self.steps = inner, inner.dp, inner.cap, steps
+        self.sliced, self.kept = inner.sliced, inner.kept
         owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
         self._slots = [
             slot
