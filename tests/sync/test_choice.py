@@ -214,7 +214,8 @@ def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monke
         size, axis = 2, "dp"
 
     class Site:
-        private = shares = False
+        private = shares = sliced = False
+        settled = ""
         dp = Near()
 
     Near.near = lambda self, device: True  # type: ignore[attr-defined]

@@ -9,7 +9,9 @@ from unisono.cli import main
 from unisono.comm import probe as probing
 from unisono.comm.collectives.memory import live as memory
 from unisono.programs.collectives import pick
-from unisono.train.settled import FILE, kept
+from unisono.sync import _bucket
+from unisono.sync._bucket import tuned
+from unisono.train.settled import FILE, SYNC, kept
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("ranks_on_threads")]
 ASKED = "auto:measured=true"
@@ -47,3 +49,27 @@ def test_a_run_that_goes_on_measures_nothing_anew(tmp_path: Path, monkeypatch, c
     monkeypatch.setattr(probing, "probe", lambda pg: pytest.fail("it was measured anew"))
     assert main(["train", "--resume", str(folder), "--train.steps", "4", "--no-out.report"]) == 0
     assert "by=ring-65536" in capsys.readouterr().err
+
+
+def test_buckets_are_as_large_as_they_were(tmp_path: Path, monkeypatch) -> None:
+    """Other borders would round sums otherwise."""
+    monkeypatch.setattr(memory, "sees_all", lambda pg: False)
+    monkeypatch.setattr(_bucket, "measured_link", lambda *_: (1.0, 1e8))
+    text, runs = tmp_path / "text.txt", tmp_path / "runs"
+    text.write_text("to be or not to be, that is the question. " * 60)
+    sizes = "--model.n_layer 2 --model.n_head 2 --model.d_model 16 --model.context 8 --train.global_batch 8"
+    words = ["train", *sizes.split(), "--plan", "dp=2 sync=every_step:bucket=auto", "--data.source", f"text:{text}",
+             "--no-out.report", "--out.dir", str(runs)]  # fmt: skip
+    assert main([*words, "--train.steps", "2"]) == 0
+    [folder] = [path.parent for path in runs.rglob(SYNC)]
+    taken = json.loads((folder / SYNC).read_text())["taken"]
+    assert kept(folder, "every_step:bucket=auto", 2, SYNC) == taken != "every_step:bucket=auto"
+    monkeypatch.setattr(_bucket, "measured_link", lambda *_: pytest.fail("it was measured anew"))
+    assert main(["train", "--resume", str(folder), "--train.steps", "4", "--no-out.report"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "rate", "mib"), [(1e-3, 1e8, 3.24), (0.0, 1e8, 1.0), (1.0, 1e9, 25.0), (1e-9, 1e8, 1.0)]
+)
+def test_buckets_are_tuned_to_latency_and_rate(before: float, rate: float, mib: float) -> None:
+    assert tuned(116_000_000, before, rate) / 2**20 == pytest.approx(mib, abs=0.01)

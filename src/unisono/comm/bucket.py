@@ -23,10 +23,7 @@ class Bucket:
         numel = sum(p.numel() for p in params)
         like = params[0].new_empty(0, dtype=params[0].grad_dtype)
         length = -(-numel // multiple) * multiple
-        if over is None:
-            self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
-        else:
-            self.flat = over.buffer(length, like)
+        self.flat = like.new_zeros(length) if over is None else over.buffer(length, like)
         self.views: list[Tensor] = []
         offset = 0
         for p in params:
@@ -53,8 +50,7 @@ class Bucket:
     def fill(self) -> None:
         """As `gather`, and let those that there are not be zero."""
         self.gather()
-        self.absent = [p for p in self.params if p.grad is None]
-        if self.absent:
-            for p, view in zip(self.params, self.views, strict=True):
-                if p.grad is None:
-                    p.grad = view.zero_()
+        lacking = [(p, view) for p, view in zip(self.params, self.views, strict=True) if p.grad is None]
+        self.absent = [p for p, _ in lacking]
+        for p, view in lacking:
+            p.grad = view.zero_()

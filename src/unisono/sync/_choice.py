@@ -37,6 +37,7 @@ class ChoosingSync(Sync):
         self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
         self.sliced, self.kept = inner.sliced, inner.kept
         self.coder, self.gradient, self.world, self.later = coder, gradient, world, later
+        self.sliced = inner.sliced
         self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
         # Sums in memory that all see cost less than encoding, and begin when backward is over.
         self._near = inner.dp.near(gradient.device)
@@ -44,7 +45,8 @@ class ChoosingSync(Sync):
         self._seconds: Sequence[CodecSeconds] = ()
         self._measure()
         self._decide(0.0, 0.0)
-        self.cap = coder.now.cap  # of buckets that are laid out now, and stay as they are
+        # Of buckets that are laid out now, and stay as they are.
+        self.cap = inner.cap if inner.sliced or inner.settled else coder.now.cap
 
     def _measure(self) -> None:
         here = torch.tensor([float(not self._near)])

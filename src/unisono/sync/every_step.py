@@ -4,9 +4,12 @@ Fidelity: ROUNDING (the sum over replicas has another order than one device's), 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
 
 from unisono.spec.fidelity import Fidelity
+from unisono.spec.training import NotNegative
 from unisono.spec.work import Call, Work
 from unisono.sync import Policy, Sync, Verdict
 
@@ -25,11 +28,15 @@ class EveryStep(Policy):
     fidelity = Fidelity.ROUNDING
     alone = True
 
+    bucket: NotNegative | Literal["auto"] = Field(default=0.0, description="MiB; auto: by the links; 0: 25")
+
     def work(self, gradient_bytes: int, dp: int) -> Work:
         return Work((Call("dp", "all_reduce", 2 * gradient_bytes * (dp - 1) // dp),))
 
     def bind(self, slots: Sequence[Any], group: "Group", codec: "Coder") -> "EveryStepSync":
-        return EveryStepSync(group, codec, slots)
+        from unisono.sync._bucket import sized
+
+        return sized(EveryStepSync(group, codec, slots), self.bucket, slots)
 
 
 class EveryStepSync(Sync):

@@ -75,9 +75,7 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     _check(replica, policy, mesh, assignment)
     leaves = assignment[mesh.rank]
     plan = replace(replica.plan, dp=mesh.dp.size, micros=len(leaves))
-    sync, counted = _sync(replica, policy, mesh, plan), mesh.tp.index == 0
-    if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
-        sync.kept.take_over(part.sync.kept, mesh.dp)
+    sync, counted = _sync(part, policy, mesh, plan), mesh.tp.index == 0
     gradients = kind_of(plan, sync)(
         local.slots,
         mesh.dp,
@@ -122,12 +120,17 @@ def join(part: Replica | Run, members: Members, speeds: Sequence[float] | None =
     return flowing(run, plan)
 
 
-def _sync(replica: Replica, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
-    """The live policy with its codec, which may be chosen by measuring, and with the sums of sparse gradients."""
+def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
+    """The live policy with its codec, which may be chosen by measuring, and with the sums of sparse gradients. What one
+    under way has kept goes on."""
+    replica = part.replica if isinstance(part, Run) else part
     slots, coder = replica.local.slots, _coder(replica)
     bound = policy.bind(slots, mesh.dp, coder)
     bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
-    return with_rows(bound, slots, mesh, plan.ep)
+    sync = with_rows(bound, slots, mesh, plan.ep)
+    if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:
+        sync.kept.take_over(part.sync.kept, mesh.dp)
+    return sync
 
 
 def _coder(replica: Replica) -> Coder:

@@ -35,7 +35,7 @@ from unisono.train.flow import unflushed
 from unisono.train.guard import install
 from unisono.train.run import Run
 from unisono.train.sample import sample
-from unisono.train.settled import keep
+from unisono.train.settled import keep, keep_sync
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
 from unisono.train.update import Report
@@ -151,6 +151,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     if place.rank == 0:
         with writing(order.run_dir):
             keep(order.run_dir, plan.collective, run.mesh)
+            keep_sync(order.run_dir, plan.sync, run.sync)
     if SCHEDULES.read(plan.schedule).measured and plan.pp > 1:
         _note(order, f"stages by measured seconds: {'/'.join(map(str, run.local.blocks))} blocks")
     if schedule := unflushed(plan):

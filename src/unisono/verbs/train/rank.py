@@ -24,7 +24,7 @@ from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
-from unisono.train.settled import kept
+from unisono.train.settled import SYNC, kept
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.order import TrainOrder
@@ -58,7 +58,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
         if resume is not None:  # what was measured then is not measured anew
             said = tell(ctx, "collective", lambda: kept(run_dir, plan.collective, plan.dp))
-            plan = replace(plan, collective=said)
+            sync = tell(ctx, "sync", lambda: kept(run_dir, plan.sync, plan.dp, SYNC))
+            plan = replace(plan, collective=said, sync=sync)
         room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
