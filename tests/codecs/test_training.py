@@ -53,10 +53,21 @@ def replicas_agree(results) -> bool:
     return True
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("codec", CODECS)
+LAYOUTS = [("dp=2 micros=4", 2), ("dp=2 pp=2", 4), ("dp=2 tp=2", 4), ("dp=2 shard=2", 4)]
+QUICK = (
+    ("int8:block=64", "dp=2 tp=2"),
+    ("topk:ratio=0.05+ef", "dp=2 shard=2"),
+    ("powersgd:r=2+ef", "dp=2 pp=2"),
+)
+
+
 @pytest.mark.parametrize(
-    ("plan", "ranks"), [("dp=2 micros=4", 2), ("dp=2 pp=2", 4), ("dp=2 tp=2", 4), ("dp=2 shard=2", 4)]
+    ("codec", "plan", "ranks"),
+    [
+        pytest.param(codec, *layout, marks=() if (codec, layout[0]) in QUICK else pytest.mark.slow)
+        for codec in CODECS
+        for layout in LAYOUTS
+    ],
 )
 def test_it_trains_inside_every_layout_and_goes_on_where_it_was(codec, plan, ranks, text, tmp_path, threads):  # noqa: F811
     plan = f"{plan} codec={codec}"

@@ -17,6 +17,7 @@ from unisono.train.step import train_step
 pytestmark = pytest.mark.timeout(600)
 
 CODECS = (
+    "int8",
     "topk:ratio=0.01+ef",
     "topk:ratio=0.05,kind=chunked,values=bf16+ef",
     "threshold:ratio=0.05,every=2+ef",
