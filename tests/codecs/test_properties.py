@@ -60,8 +60,8 @@ def test_estimates_of_ef21_add_up_to_what_is_used(name: str) -> None:
     meeting = Meeting(f"{name}+ef21", SHAPES, replicas=3)
     for step in range(4):
         total = meeting.step(drawn(meeting.numel, 3 * step, 3 * step + 1, 3 * step + 2))
-    shared = sum(memory["estimates"] for memory in meeting.memories)
-    own = sum(memory["estimate"] for memory in meeting.memories)
+    shared = torch.stack([memory["estimates"] for memory in meeting.memories]).sum(0)
+    own = torch.stack([memory["estimate"] for memory in meeting.memories]).sum(0)
     assert torch.allclose(shared, total) and torch.allclose(own, total, rtol=1e-4, atol=1e-5)
 
 
