@@ -174,7 +174,7 @@ PLANS = {
     "onebit_adam": ("dp=2 codec=sign+ef", "dp=2 codec=plain"),
     "zeroone_adam": ("dp=2 tp=2 codec=sign+ef21",),
 }
-MORE = ("dp=2 pp=2 micros=4 codec=sign+ef", "dp=2 tp=2 codec=int8:block=64", "dp=2 shard=2 codec=topk:ratio=0.05+ef",
+MORE = ("dp=2 pp=2 codec=sign+ef", "dp=2 tp=2 codec=int8:block=64", "dp=2 shard=2 codec=topk:ratio=0.05+ef",
         "dp=3 codec=ternary", "dp=2 shard=2 zero=1 codec=powersgd:r=2+ef", "dp=2 tp=2 pp=2 codec=sign+ef21")  # fmt: skip
 
 
