@@ -193,7 +193,7 @@ PLAYED = [
     model("ending", "left with status 3 without a word", "", code="R02"),
     model("killing", "killed by SIGKILL, rank 1", "", "fewer ranks", code="R02", exit=137),
     model("dividing", "step 1: the loss is", "first in", "--train.lr", code="N01"),
-    model("filling", "can't allocate memory", "models.py:35 in large", "micro_batch", code="M01", exit=5),
+    model("filling", "can't allocate memory", "models.py:11 in forward", "micro_batch", code="M01", exit=5),
     played("a sink that raises", "--out.track sinks.py:Loud", "R01", "LookupError: no such board", "sinks.py:9 in observe", "", exit=1),
     BadRun("a link that flips a bit", ("train", "r.toml", "--plan", FLIPS), "G03",
            "in step 2 what replica 0 dealt to replica 1 arrived as other bytes, rank 1", "seen on replica 1", "checkpoint", exit=1,

@@ -17,7 +17,7 @@ from unisono.models.batch_norm import LeafNorm
 from unisono.models.calls import arguments, is_tensor
 from unisono.models.deals import GraphWalk, sizes
 from unisono.models.noise import Dropout, Noise
-from unisono.models.traced import BATCH, Either, Traced, packet
+from unisono.models.traced import BATCH, Either, Traced, line_of, packet
 from unisono.models.units import Stretch, uses
 from unisono.models.weights import Shape, Weights
 
@@ -139,6 +139,12 @@ class GraphUnit(GraphModule):
     additions: int
     held: dict[str, Tensor]
     written: tuple[str, ...]
+
+    def users_line(self, written: str) -> str:
+        """Which line of the user's this line of `forward`, as `torch.fx` wrote it, stands for: `file:line in function`,
+        "" if that is not known."""
+        made = written.partition(" = ")[0].strip()
+        return next((line_of(node) for node in self.graph.nodes if node.name == made), "")
 
     def refill(self) -> None:
         """Give the buffers their values, once they have memory."""

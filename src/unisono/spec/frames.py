@@ -32,6 +32,11 @@ def users(error: BaseException) -> list[traceback.FrameSummary]:
     for (frame, _), summary in zip(
         traceback.walk_tb(error.__traceback__), traceback.extract_tb(error.__traceback__), strict=True
     ):
+        stands_for = getattr(frame.f_locals.get("self"), "users_line", None)
+        if stands_for is not None and (line := stands_for(summary.line or "")):  # of a traced module
+            file, _, at = line.partition(" in ")[0].rpartition(":")
+            own.append(traceback.FrameSummary(file, int(at), line.rpartition(" in ")[2]))
+            continue
         module = str(frame.f_globals.get("__name__", ""))
         ours = is_foreign(summary.filename) or module.startswith("unisono.")
         if module.startswith(_LOADED) or not ours:
