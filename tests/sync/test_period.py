@@ -10,6 +10,7 @@ from unisono.config import ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
+from unisono.sync.period import PeriodSync, period_for
 from unisono.train.checkpoint import latest, save
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
@@ -78,6 +79,48 @@ def test_a_codec_sees_the_sum_of_a_period_once(threads, text) -> None:  # noqa: 
     plain = threads(trained, 2, text=text, plan="dp=2 sync=period:3")
     off = (ended[0]["weights"][2] - plain[0]["weights"][2]).norm() / plain[0]["weights"][2].norm()
     assert 0 < off < 0.05
+
+
+@pytest.fixture
+def seen(monkeypatch) -> list[list[float]]:
+    """Of each rank, what its meetings show, in seconds, where a step computes for one."""
+    shown: list[list[float]] = []
+
+    def times(self, world):
+        own = torch.tensor([[shown[self.dp.index].pop(0), 1.0]], dtype=torch.float64)
+        return tuple(world.all_gather(own).amin(0).tolist())
+
+    monkeypatch.setattr(PeriodSync, "_times", times)
+    return shown
+
+
+def verdicts(end: dict[str, Any]) -> str:
+    return "".join("a" if report.verdict is Verdict.APPLY else "h" for report in end["reports"])
+
+
+def test_a_period_follows_the_links_alike_on_all_ranks(threads, text, seen) -> None:  # noqa: F811
+    seen += [[0.3, 9.0, 0.05, 0.0], [0.29, 2.0, 0.5, 0.0]]
+    ends = threads(trained, 2, text=text, plan="dp=2 sync=period:most=4", steps=9)
+    assert [verdicts(end) for end in ends] == ["ahhahhhaa"] * 2  # 1, then 3, then 4 at most, then 1
+    assert torch.equal(ends[0]["weights"][-1], ends[1]["weights"][-1])
+
+
+def test_a_period_that_has_grown_goes_on_from_a_checkpoint(threads, text, seen, tmp_path) -> None:  # noqa: F811
+    seen += [[0.3] * 9, [0.3] * 9]
+    plan = "dp=2 sync=period:most=4"
+    threads(trained, 2, text=text, plan=plan, steps=2, folder=tmp_path)
+    ends = threads(trained, 2, text=text, plan=plan, steps=5, resume=latest(tmp_path))
+    assert [verdicts(end) for end in ends] == ["hahha"] * 2
+
+
+@pytest.mark.parametrize(
+    ("shown", "computing", "period"),
+    [(0.0, 1.0, 1), (0.1, 1.0, 1), (0.11, 1.0, 2), (5.0, 1.0, 8), (1.0, 0.0, 1)],
+)
+def test_the_shortest_period_in_which_a_meeting_shows_a_tenth(
+    shown: float, computing: float, period: int
+) -> None:
+    assert period_for(shown, computing, 1, 8) == period
 
 
 def test_what_has_no_meaning_is_refused() -> None:

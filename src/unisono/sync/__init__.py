@@ -50,6 +50,11 @@ class Policy(Member, ABC):
         that has the same policy."""
         return 1
 
+    def steady(self, text: str) -> str:
+        """text: this policy as the plan says it. The same where nothing follows what is measured on the way, so that
+        two runs do the same."""
+        return text
+
     @property
     def virtual(self) -> int:
         """Shards by which every layer is computed, so that `tp` and `cp` change no bit; 1: layers as they are."""
@@ -82,6 +87,10 @@ class Sync(ABC):
     cap: int = 0
     sliced: bool = False
     settled: str = ""
+
+    def among(self, world: "Group") -> None:
+        """Before the first step: all ranks of the run, with whom a decision is taken that all must take alike."""
+        return None
 
     def weigh(self, count: float) -> float:
         """Before forward: what one target's loss counts for, given the targets that one replica holds. As here: for a

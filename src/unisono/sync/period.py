@@ -5,9 +5,14 @@ rate of the k-th step. The steps between change no weight. So it sends a k-th of
 means: k steps make one update. One device can do the same, and that is what fidelity is told towards. (Accumulation
 over micro-batches inside a step, `micros`, changes nothing; this is for links on which even that is too often.)
 
-Fidelity: ROUNDING towards one device with the same policy, as far as the codec loses nothing.
+With `most` the period follows the links: after each meeting ranks agree on the shortest one in which what showed of
+communication is a tenth of computing. All take it alike, and a checkpoint keeps it.
+
+Fidelity: ROUNDING towards one device with the same policy and the same periods, as far as the codec loses nothing.
 """
 
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,7 +31,16 @@ if TYPE_CHECKING:
     from unisono.comm.bucket import Bucket
     from unisono.comm.group import Group
 
-COUNTER = "held_steps"
+COUNTER, PERIOD = "held_steps", "period_steps"
+SHOWS = 0.1
+"""Of the computing of a period, what communication may show."""
+
+
+def period_for(shown: float, computing: float, least: int, most: int) -> int:
+    """The shortest period in which a meeting that shows `shown` seconds is at most `SHOWS` of computing, which takes
+    `computing` seconds a step."""
+    wanted = math.ceil(shown / (SHOWS * computing)) if computing > 0.0 else least
+    return min(max(wanted, least), most)
 
 
 class EveryPeriod(Policy):
@@ -38,25 +52,30 @@ class EveryPeriod(Policy):
     alone = True
 
     steps: int = Field(default=1, ge=1, description="from one update to the next; replicas meet once in them")
+    most: int = Field(default=1, ge=1, description="steps that a period may grow to where links are slow")
 
     @property
     def rhythm(self) -> int:
-        return self.steps
+        return max(self.steps, self.most)
+
+    def steady(self, text: str) -> str:
+        return f"{self.name}:{self.steps}" if self.most > self.steps else text
 
     def problems(self, plan: Any, batch: Any) -> Iterator[Problem]:
         what = f"sync={plan.sync} keeps gradients of several steps"
-        if self.steps > 1 and plan.precision == "fp16":
+        if self.rhythm > 1 and plan.precision == "fp16":
             why = f"{what}, whose scale precision=fp16 changes between them"
             yield Problem("P16", why, "plan.sync, plan.precision", "precision=bf16, or sync=every_step")
 
     def work(self, gradient_bytes: int, dp: int) -> Work:
         nbytes = 2 * gradient_bytes * (dp - 1) // dp
-        kept = gradient_bytes + 8 if self.steps > 1 else 0
+        kept = gradient_bytes + 8 * (1 + (self.most > self.steps)) if self.rhythm > 1 else 0
+        # Where the period may grow this is the most.
         return Work((Call("dp", "all_reduce", nbytes, 1.0 / self.steps),), kept)
 
     def bind(self, slots: Sequence[Any], group: "Group", codec: "Coder") -> Sync:
         inner = EveryStepSync(group, codec, slots)
-        return inner if self.steps == 1 else PeriodSync(inner, slots, self.steps)
+        return inner if self.rhythm == 1 else PeriodSync(inner, slots, self.steps, self.rhythm)
 
 
 class PeriodSync(Sync):
@@ -65,10 +84,10 @@ class PeriodSync(Sync):
 
     shares = True
 
-    def __init__(self, inner: EveryStepSync, slots: Sequence[Any], steps: int) -> None:
+    def __init__(self, inner: EveryStepSync, slots: Sequence[Any], steps: int, most: int) -> None:
         import torch
 
-        self.inner, self.dp, self.cap, self.steps = inner, inner.dp, inner.cap, steps
+        self.inner, self.dp, self.cap, self.least, self.most = inner, inner.dp, inner.cap, steps, most
         self.sliced, self.kept = inner.sliced, inner.kept
         owned = {slot.master.data_ptr() for slot in slots if not slot.alias}
         self._slots = [
@@ -84,6 +103,17 @@ class PeriodSync(Sync):
         }
         self._names = {id(p): slot.name for slot in self._slots for p in (slot.live, slot.master)}
         self._count = torch.zeros((), dtype=torch.int64)  # steps that are held
+        self._period = torch.tensor(steps)
+        self._world: Group | None = None
+        self._shown, self._computed, self._since, self._said = 0.0, 0.0, 0, 0
+
+    def among(self, world: "Group") -> None:
+        self._world = world
+
+    @property
+    def steps(self) -> int:
+        """Of the period that is under way."""
+        return int(self._period)
 
     @property
     def meets(self) -> bool:
@@ -112,7 +142,10 @@ class PeriodSync(Sync):
                 self._count.zero_()
                 for held in self._held.values():
                     held.zero_()
-                return self.inner.settle()
+                begun = time.perf_counter()
+                verdict = self.inner.settle()
+                self._shown = time.perf_counter() - begun
+                return verdict
             for slot in self._slots:
                 if (grad := slot.master.grad) is not None:
                     self._held[slot.name].add_(grad)
@@ -133,16 +166,34 @@ class PeriodSync(Sync):
 
     def after_update(self, step: int) -> None:
         self.inner.after_update(step)
+        self._since += 1
+        if not int(self._count) and self._world is not None and self.most > self.least:
+            self._period.fill_(period_for(*self._times(self._world), self.least, self.most))
+
+    def _times(self, world: "Group") -> tuple[float, float]:
+        """Seconds that this meeting showed, and that a step since the last one computed: of the rank that waited least
+        for others, and of the quickest. Every rank of `world` calls it, or it hangs."""
+        import torch
+
+        totals = self.dp.recorder.totals()
+        computed = totals.get("forward", 0.0) + totals.get("backward", 0.0)
+        own = [self._shown, (computed - self._computed) / max(1, self._since)]
+        self._computed, self._since = computed, 0
+        shown, computing = world.all_gather(torch.tensor([own], dtype=torch.float64)).amin(0).tolist()
+        return shown, computing
 
     def undone(self) -> None:
         self.inner.undone()
 
     def told(self) -> "Mapping[str, Any]":
-        return self.inner.told()
+        grown = self.steps != self._said and self.most > self.least
+        self._said = self.steps
+        return {**self.inner.told(), **({"period": self.steps} if grown else {})}
 
     def own(self, key: str) -> bool:
         return key.endswith("/held") or self.inner.own(key)
 
     def state(self) -> "Mapping[str, Tensor]":
         held = {f"{name}/held": x for name, x in self._held.items()}
-        return {**self.inner.state(), **held, COUNTER: self._count}
+        grows = {PERIOD: self._period} if self.most > self.least else {}
+        return {**self.inner.state(), **held, **grows, COUNTER: self._count}

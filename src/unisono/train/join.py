@@ -126,6 +126,7 @@ def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
     replica = part.replica if isinstance(part, Run) else part
     slots, coder = replica.local.slots, _coder(replica)
     bound = policy.bind(slots, mesh.dp, coder)
+    bound.among(mesh.world)
     bound = choosing(bound, coder, slots, mesh.world, later=unflushed(plan) is None)
     sync = with_rows(bound, slots, mesh, plan.ep)
     if isinstance(part, Run) and sync.kept is not None and part.sync.kept is not None:

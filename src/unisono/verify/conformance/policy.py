@@ -12,7 +12,7 @@ from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems
 from unisono.spec.fidelity import Fidelity
-from unisono.sync import Policy
+from unisono.sync import POLICIES, Policy
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import save
 from unisono.train.data.load import load
@@ -21,7 +21,7 @@ from unisono.train.session import place_of
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
 
-STEPS = 4
+STEPS = 4  # at least
 NEAR = 1e-9  # of weights in float64 after some steps, where only the order of sums differs
 
 
@@ -40,11 +40,15 @@ class _Trained:
 def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
     """1. Loss and request to stop are the same on all replicas. 2. So are weights, if it says `equal`. 3. They are
     as near to one device's as its fidelity says. 4. It sends and keeps what it declares. 5. A run that was saved and
-    loaded goes on as one that was not."""
+    loaded goes on as one that was not. All under its `steady` self."""
+    steady = policy.steady(text)
+    if steady != text:
+        policy, text = POLICIES.read(steady), steady
+    steps = -(-STEPS // policy.rhythm) * policy.rhythm  # whole periods
     source = folder / "text.txt"
     source.write_text("to be or not to be, that is the question: " * 40, encoding="utf-8")
     try:
-        many = _world(source, f"dp=2 micros=2 sync={text}", 2)
+        many = _world(source, f"dp=2 micros=2 sync={text}", 2, steps)
     except ConfigProblems as error:
         yield f"dp=2 micros=2 sync={text}: {error.problems[0].what}"
         return
@@ -58,7 +62,7 @@ def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
             yield f"rank {rank} has other weights than rank 0, and it says `equal`"
     if not all(weights.isfinite().all() for weights in first.weights):
         yield "weights are not finite"
-    (one,) = _world(source, f"dp=1 micros=4 sync={text if policy.alone else 'every_step'}", 1)
+    (one,) = _world(source, f"dp=1 micros=4 sync={text if policy.alone else 'every_step'}", 1, steps)
     if policy.fidelity is not Fidelity.LOSSY:
         for step, (mine, theirs) in enumerate(zip(first.weights, one.weights, strict=True)):
             off = ((mine - theirs).norm() / theirs.norm()).item()
@@ -71,29 +75,29 @@ def faults(policy: Policy, folder: Path, text: str) -> Iterator[str]:
         yield f"it sends {first.sent} bytes of gradients a step and declares {work.sent}"
     if work.kept != first.kept:
         yield f"it keeps {first.kept} bytes between steps and declares {work.kept}"
-    again = _world(source, f"dp=2 micros=2 sync={text}", 2, folder / "kept")
+    again = _world(source, f"dp=2 micros=2 sync={text}", 2, steps, folder / "kept")
     if not all(_same(a.weights, b.weights) for a, b in zip(again, many, strict=True)):
-        yield f"saved and loaded after {STEPS // 2} steps, a run goes on otherwise"
+        yield f"saved and loaded after {steps // 2} steps, a run goes on otherwise"
 
 
-def _world(source: Path, plan: str, ranks: int, kept: Path | None = None) -> list[_Trained]:
-    return threads.run(ranks, lambda rank: _trained(source, plan, rank, ranks, kept))
+def _world(source: Path, plan: str, ranks: int, steps: int, kept: Path | None = None) -> list[_Trained]:
+    return threads.run(ranks, lambda rank: _trained(source, plan, rank, ranks, steps, kept))
 
 
-def _trained(source: Path, text: str, rank: int, ranks: int, kept: Path | None) -> _Trained:
+def _trained(source: Path, text: str, rank: int, ranks: int, steps: int, kept: Path | None) -> _Trained:
     """A short training on one rank; where `kept` is given, in two lives with a checkpoint between them."""
     recipe = Recipe(
         model=ModelConfig(n_layer=1, n_head=2, d_model=32, context=8),
         data=DataConfig(source=f"text:{source}"),
-        train=TrainConfig(steps=STEPS, global_batch=4, micro_batch=1, dtype="float64", lr=1e-2),
+        train=TrainConfig(steps=steps, global_batch=4, micro_batch=1, dtype="float64", lr=1e-2),
     )
     resolved = resolve(recipe, f"{text} precision=fp64", ranks)
     place = place_of(rank, ranks, rank, "gloo", 60.0)
     live, recorder = _joined(resolved.recipe, resolved.plan, place)
     losses, stops, weights, sent = [], [], [], 0.0
     corpus = load(resolved.recipe.data, resolved.recipe.model)
-    for step in range(STEPS):
-        if kept is not None and step == STEPS // 2:
+    for step in range(steps):
+        if kept is not None and step == steps // 2:
             boxes = [*pieces_of(live), *kept_of(live)]
             folder = save(kept, live.step, boxes, {}, rank=rank, world=ranks, token="conformance")
             live, recorder = _joined(resolved.recipe, resolved.plan, place)
@@ -103,7 +107,7 @@ def _trained(source: Path, text: str, rank: int, ranks: int, kept: Path | None) 
         before = _sent(recorder)
         report = train_step(live, feed.fetch(step, live.leaves), stop=step == 2 and rank == ranks - 1)
         beside = live.gradients.line.values.nbytes * (live.mesh.dp.size - 1)
-        sent += (_sent(recorder) - before - beside) / STEPS
+        sent += (_sent(recorder) - before - beside) / steps
         losses.append(report.loss)
         stops.append(report.stop)
         weights.append(torch.cat([slot.master.detach().flatten() for slot in live.local.slots]).clone())
