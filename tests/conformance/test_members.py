@@ -97,7 +97,7 @@ def test_a_fault_planted_in_a_starter_is_found(name: str, words: str, tmp_path: 
 def test_a_name_of_several_members_is_told_apart_by_its_key() -> None:
     names = [name for family in families() for name in family.names()]
     several = sorted({name for name in names if names.count(name) > 1})
-    assert several == ["hf", "mpi", "ring"], "a name has one meaning, but for those of the contract"
+    assert several == ["auto", "hf", "mpi", "ring"], "a name has one meaning, but for those of the contract"
     for name in several:
         with pytest.raises(UsageError, match=f"{name} is a member of several families") as error:
             family_of(name)

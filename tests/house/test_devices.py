@@ -17,7 +17,8 @@ ALLOWED = {
     "launch/agree.py": "a remedy, in words of the contract",
     "launch/crossing.py": "what backends say of a rank that left, in their own words",
     "launch/nursery.py": "a variable of the environment, for a process that has no torch yet",
-    "launch/rank.py": "a variable of the environment, set before torch looks at devices",
+    "launch/backend.py": "names of backends, which are part of the contract, and which devices they serve",
+    "launch/transport.py": "variables of the environment that a backend reads; no torch there",
     "verbs/train/expected.py": "whether GPUs have the memory that is asked for; no torch there",
     "observe/environment.py": "variables that are noted beside a run; no torch there",
 }

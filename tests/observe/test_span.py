@@ -142,7 +142,7 @@ def test_a_span_that_is_not_kept_is_cheap() -> None:
             pass
 
     # About 1 µs on an idle core; the bound leaves room for a machine that is busy with other things.
-    assert min(timeit.repeat(once, number=2000, repeat=5)) / 2000 < 5e-6
+    assert min(timeit.repeat(once, number=500, repeat=20)) / 500 < 5e-6
 
 
 def test_the_observers_import_no_torch() -> None:

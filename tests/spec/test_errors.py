@@ -8,7 +8,7 @@ from unisono.spec import errors
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
 
 EXITS = {
-    "UserCodeError": 1, "UsageError": 2, "VerifyMismatch": 3, "DoctorFault": 4, "Infeasible": 5, "HangError": 6,
+    "UserCodeError": 1, "PeerGone": 1, "UsageError": 2, "VerifyMismatch": 3, "DoctorFault": 4, "Infeasible": 5, "HangError": 6,
     "Stopped": 75, "Skipped": 77, "Interrupted": 130, "ConfigProblems": 2,
 }  # fmt: skip
 WORDS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=9)

@@ -76,9 +76,17 @@ class MemoryAlgorithm(EngineAlgorithm):
         buffers = self._buffers.get(x.data_ptr())
         return buffers is not None and buffers[self.pg.rank()].numel() == x.numel()
 
+    def sends(self, op: str, x: Tensor, root: int = 0) -> int:
+        if op == "all_reduce" and self.holds(x) and self._is_small(x):
+            return x.nbytes * (self.pg.size() - 1)
+        return super().sends(op, x, root)
+
+    def _is_small(self, x: Tensor) -> bool:
+        return x.nbytes * (self.pg.size() - 1) <= SMALL
+
     def all_reduce(self, x: Tensor, op: Any) -> Pending:
         if op == dist.ReduceOp.SUM and self.holds(x):
-            if x.nbytes * (self.pg.size() - 1) <= SMALL:
+            if self._is_small(x):
                 return start_small_sum(x, op, self.pg)  # one round of messages, where a meeting takes two
             return Meeting(self.pg, self._buffers[x.data_ptr()], self.pg.rank(), agreed(self.pg))
         if op in _OPS and passes("all_reduce", x):
