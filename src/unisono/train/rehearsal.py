@@ -183,7 +183,8 @@ def rehearse(
         leaves, notes = _leaves(run, corpus), _left_out(run)
         for _ in range(steps):
             calls.clear()
-            watching.waits.clear(), watching.strays.clear()
+            watching.waits.clear()
+            watching.strays.clear()
             lasting = watching.peak = watching.now
             watching.stepping = True
             if notes:
