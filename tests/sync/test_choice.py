@@ -215,7 +215,7 @@ def test_replicas_that_see_each_others_memory_send_plain_without_measuring(monke
 
     class Site:
         private = shares = sliced = False
-        settled, kept = "", None
+        settled, kept, cap = "", None, 0
         dp = Near()
 
     Near.near = lambda self, device: True  # type: ignore[attr-defined]

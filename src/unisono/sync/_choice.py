@@ -11,11 +11,11 @@ import torch
 from torch import Size, Tensor
 
 from unisono.codecs import Coder
-from unisono.comm.bucket import Bucket
 from unisono.comm.device import has_numbers
 from unisono.comm.group import Group
 from unisono.spec.words import seconds as written
-from unisono.sync import Sync, Verdict
+from unisono.sync import Sync
+from unisono.sync._around import SyncAround
 from unisono.sync._probe import CodecSeconds, Gradient, probe
 
 if TYPE_CHECKING:
@@ -27,17 +27,15 @@ HIDES = 0.5
 """Of backward, what buckets that leave one after the other hide behind: the last one leaves when it is over."""
 
 
-class ChoosingSync(Sync):
+class ChoosingSync(SyncAround):
     """A policy, and beside it the choice of its codec. later: ranks are between two steps at the same time, so that
     they can decide again there. Every rank of `world` makes one and calls `after_update`, or it hangs."""
 
     def __init__(
         self, inner: Sync, coder: "LadderCoder", gradient: Gradient, world: Group, *, later: bool = True
     ) -> None:
-        self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
-        self.sliced, self.kept = inner.sliced, inner.kept
+        super().__init__(inner)
         self.coder, self.gradient, self.world, self.later = coder, gradient, world, later
-        self.sliced = inner.sliced
         self._steps, self._since = 0, (0, torch.zeros(2))  # and when computing was looked at last, its time
         # Sums in memory that all see cost less than encoding, and begin when backward is over.
         self._near = inner.dp.near(gradient.device)
@@ -118,30 +116,6 @@ class ChoosingSync(Sync):
         chosen = {} if self._told else {"codec": self.coder.called, "codec_why": self._why}
         self._told = True
         return {**self.inner.told(), **chosen}
-
-    def weigh(self, count: float) -> float:
-        return self.inner.weigh(count)
-
-    def grad_ready(self, bucket: Bucket) -> None:
-        self.inner.grad_ready(bucket)
-
-    def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
-        return self.inner.lacking(absent)
-
-    def settle(self) -> Verdict:
-        return self.inner.settle()
-
-    def undone(self) -> None:
-        self.inner.undone()
-
-    def own(self, key: str) -> bool:
-        return self.inner.own(key)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return self.inner.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.inner.load(state)
 
 
 def choosing(sync: Sync, coder: Coder, slots: Sequence[Any], world: Group, *, later: bool = True) -> Sync:

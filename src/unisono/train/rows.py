@@ -4,63 +4,31 @@ They are gathered, rows and their numbers, and added in the order of the ranks: 
 what travels grows with the rows that were read instead of with the table.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from unisono.comm.bucket import Bucket
 from unisono.comm.group import Group
 from unisono.comm.mesh import Mesh
 from unisono.parallel.params import Slot
 from unisono.sync import Sync, Verdict
+from unisono.sync._around import SyncAround
 
 
-class RowSync(Sync):
+class RowSync(SyncAround):
     """A policy, and beside it the sums of sparse gradients. groups: of ranks that hold the same rows, one inside the
     other's results. Every member calls `settle`, or it hangs."""
 
     def __init__(self, inner: Sync, slots: Sequence[Slot], groups: Sequence[Group]) -> None:
-        self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
-        self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
+        super().__init__(inner)
         self.masters = [slot.master for slot in slots]
         self.groups = [group for group in groups if group.size > 1]
-
-    def weigh(self, count: float) -> float:
-        return self.inner.weigh(count)
-
-    def grad_ready(self, bucket: Bucket) -> None:
-        self.inner.grad_ready(bucket)
-
-    def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
-        return self.inner.lacking(absent)
 
     def settle(self) -> Verdict:
         verdict = self.inner.settle()
         add_up(self.masters, self.groups)
         return verdict
-
-    def after_update(self, step: int) -> None:
-        self.inner.after_update(step)
-
-    def undone(self) -> None:
-        self.inner.undone()
-
-    def says(self) -> str:
-        return self.inner.says()
-
-    def told(self) -> Mapping[str, Any]:
-        return self.inner.told()
-
-    def own(self, key: str) -> bool:
-        return self.inner.own(key)
-
-    def state(self) -> Mapping[str, Tensor]:
-        return self.inner.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.inner.load(state)
 
 
 def with_rows(sync: Sync, slots: Sequence[Slot], mesh: Mesh, ep: int) -> Sync:

@@ -1,0 +1,50 @@
+"""What stands around a policy and hands on all that it does not do itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from unisono.comm.bucket import Bucket
+from unisono.sync import Sync, Verdict
+
+
+class SyncAround(Sync):
+    """A policy as it is. Whoever stands around one overrides what is its own affair."""
+
+    def __init__(self, inner: Sync) -> None:
+        self.inner, self.dp, self.private, self.shares = inner, inner.dp, inner.private, inner.shares
+        self.cap, self.sliced, self.kept = inner.cap, inner.sliced, inner.kept
+
+    def weigh(self, count: float) -> float:
+        return self.inner.weigh(count)
+
+    def grad_ready(self, bucket: Bucket) -> None:
+        self.inner.grad_ready(bucket)
+
+    def lacking(self, absent: Sequence[Any]) -> Sequence[Any]:
+        return self.inner.lacking(absent)
+
+    def settle(self) -> Verdict:
+        return self.inner.settle()
+
+    def after_update(self, step: int) -> None:
+        self.inner.after_update(step)
+
+    def undone(self) -> None:
+        self.inner.undone()
+
+    def says(self) -> str:
+        return self.inner.says()
+
+    def told(self) -> Mapping[str, Any]:
+        return self.inner.told()
+
+    def own(self, key: str) -> bool:
+        return self.inner.own(key)
+
+    def state(self) -> Mapping[str, Tensor]:
+        return self.inner.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.inner.load(state)
