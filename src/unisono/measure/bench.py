@@ -29,7 +29,7 @@ def run(
     else:
         settings.note(f"bench {bench.name}: {ranks} {'rank' if ranks == 1 else 'ranks'}, {_busy()}")
         with local.start(ENTRY, ranks, settings.quiet) as nursery:
-            threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+            threads = bench.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
             outcome = nursery.run(argument, ranks, threads, None, _SILENCE, "auto")
     result = _result(outcome)
     if place is not None and place.rank:

@@ -22,11 +22,13 @@ Row = dict[str, Any]
 
 class Bench(ABC):
     """One of the things that can be measured. ranks: how many are started, where nobody started any and none were asked
-    for. together: whether those that somebody started (a lab, torchrun) all take part."""
+    for. threads: of each of these; 0: its share of the cores. Those that somebody started (a lab, torchrun) all take
+    part, with the threads that they have."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     ranks: ClassVar[int] = 2
+    threads: ClassVar[int] = 0
 
     def flags(self, parser: argparse._ArgumentGroup) -> None:
         """Adds its own flags."""

@@ -14,11 +14,12 @@ from unisono.spec.words import percent
 
 
 class CodecsBench(Bench):
-    """The codecs bench: one process, which plays the other replicas by itself."""
+    """The codecs bench: one process on one core, which plays the other replicas by itself."""
 
     name = "codecs"
     about = "how fast gradients are encoded and decoded, beside a copy and torch's hooks"
     ranks = 1
+    threads = 1
 
     def flags(self, parser: argparse._ArgumentGroup) -> None:
         parser.add_argument(
