@@ -37,7 +37,7 @@ PLAIN, ALONE, SGD = "plain", "one device", "@sgd"
 ASKED = ("cast:bf16", "int8", "int4+ef")  # to be within noise
 WAYS = (
     PLAIN, ALONE, "cast:fp16", "cast:bf16", "cast:fp8", "int8", "int4", "int4+ef", "int4+ef21", "qsgd", "ternary",
-    "ternary+ef", "topk:ratio=0.01+ef", "topk:ratio=0.01,kind=chunked+ef", "topk:ratio=0.01+ef21",
+    "ternary:clip=1+ef", "topk:ratio=0.01+ef", "topk:ratio=0.01,kind=chunked+ef", "topk:ratio=0.01+ef21",
     "threshold:ratio=0.02+ef", "randomk:ratio=0.1+ef", "block:ratio=0.1+ef", "powersgd:r=4+ef",
     "plain@sgd", "sign+ef@sgd", "topk:ratio=0.01+mc@sgd", "sign+ef@onebit_adam",
     "sign+ef@zeroone_adam",

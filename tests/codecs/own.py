@@ -87,3 +87,10 @@ class RoundedCoder(Coder):
 
         yield Sent(sent)
         return (yield Gather(own)).reshape(-1).to(grad.dtype)
+
+
+class Far(Rounded):
+    """Declares that more may be missing than there was."""
+
+    name = "far"
+    error = 2.0

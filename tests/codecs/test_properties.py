@@ -7,6 +7,7 @@ from tests.codecs.meeting import Meeting, drawn
 from tests.codecs.test_training import replicas_agree, trained
 from tests.train.test_gradients import text  # noqa: F401
 from unisono.codecs import CODECS
+from unisono.codecs._marks.ef import LEFT, FedCoder
 from unisono.codecs._parcel import kept_of
 from unisono.config import Recipe, TrainConfig, resolve
 from unisono.spec.errors import ConfigProblems, UsageError
@@ -43,7 +44,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_arrives(name: str) -> None:
         assert not Meeting(name, SHAPES).step(grads).isfinite().all()
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *OTHERS])
+@pytest.mark.parametrize("name", [name for name in (*BLOCKS, *OTHERS) if CODECS.read(name).contracts])
 def test_with_feedback_all_sums_and_what_is_left_are_all_gradients(name: str) -> None:
     meeting = Meeting(f"{name}+ef", SHAPES, replicas=3, seed=2)
     whole = came = torch.zeros(meeting.numel).double()
@@ -53,6 +54,39 @@ def test_with_feedback_all_sums_and_what_is_left_are_all_gradients(name: str) ->
     came = came + sum(memory["left"] for memory in meeting.memories)
     near = 0.1 if CODECS.read(name).linear and name.startswith("cast") else 1e-5
     assert (came - whole).norm() <= near * whole.norm()
+
+
+GROWS = ["qsgd:levels=1", "ternary", "randomk:ratio=0.5,unbiased=true", "randomk:ratio=0.25,unbiased=true"]
+STAYS = [
+    "qsgd:levels=2",
+    "ternary:clip=1",
+    "ternary:clip=1.9",
+    "randomk:ratio=1,unbiased=true",
+    "sign",
+    "int4",
+]
+
+
+@pytest.mark.parametrize("name", [*GROWS, *STAYS])
+def test_what_is_kept_stays_bounded_where_a_codec_says_that_it_contracts(name: str) -> None:
+    meeting, sizes = Meeting(name, [(32, 64)], seed=2), []
+    meeting.coders = [FedCoder(coder) for coder in meeting.coders]
+    for memory in meeting.memories:
+        memory.kept = {**memory.kept, LEFT: torch.zeros(meeting.numel, dtype=meeting.dtype)}
+    for step in range(60):
+        meeting.step(drawn(meeting.numel, 2 * step, 2 * step + 1))
+        sizes.append(meeting.memories[0][LEFT].norm().item())
+    assert CODECS.read(name).contracts is (name in STAYS)
+    assert (sizes[-1] <= 1.5 * sizes[9]) is (name in STAYS)
+
+
+@pytest.mark.parametrize("mark", ["ef", "ef21"])
+@pytest.mark.parametrize("name", [*GROWS, "tests/codecs/own.py:Far"])
+def test_feedback_around_what_does_not_contract_is_refused(name: str, mark: str) -> None:
+    with pytest.raises(UsageError, match="would grow from step to step") as error:
+        CODECS.read(f"{name}+{mark}")
+    assert error.value.code == "P23"
+    CODECS.read(name)
 
 
 @pytest.mark.parametrize("name", ["int4", "topk:ratio=0.1", "sign"])
@@ -125,6 +159,7 @@ def test_it_trains_and_where_all_is_sent_it_is_plain_descent(text, threads) -> N
     [
         ("topk+ef+ef", {}, "two would count everything twice"),
         ("plain+ef", {}, "it loses nothing that could be fed back"),
+        ("randomk:unbiased=true+mc", {"optimizer": "sgd", "momentum": 0.0}, "would grow from step to step"),
         ("int8+mc", {}, "every element is sent in every step"),
         ("topk+mc", {"optimizer": "adamw"}, "divide by the root of their squares"),
         ("topk+mc", {"optimizer": "sgd", "momentum": 0.9}, "there would be two"),

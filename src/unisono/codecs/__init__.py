@@ -106,7 +106,8 @@ class Codec(Member, ABC):
     what is decoded differs in the mean from what was encoded, so that it needs error feedback. matrix: it needs each
     parameter in its shape. alone: it means something with dp=1. tells: its coder yields `Sent`, so that error feedback
     can stand around it. owed: it keeps what it did not send. sparse: it sends few elements, and these nearly as they
-    are. diverges: without error feedback, training under it may end nowhere. checked: what is gathered or dealt and
+    are. diverges: without error feedback, training under it may end nowhere. contracts: what a replica misses is less
+    than what it was given, so that what error feedback keeps stays bounded. checked: what is gathered or dealt and
     arrives damaged is an error (U-G03) on who receives it. elementwise: it asks for one sum and keeps nothing, and each
     element of what it gives depends on that element alone: so gradients may be cut anywhere.
     """
@@ -133,6 +134,11 @@ class Codec(Member, ABC):
     def taken(self, seconds: "Sequence[float]") -> int:
         """Which of `rungs` is taken where a step takes so many seconds with each."""
         return 0
+
+    @property
+    def contracts(self) -> bool:
+        """As far as `error` tells; who knows better says so."""
+        return self.error <= 1.0
 
     def lost(self, dp: int) -> float:
         """`error` with these options on `dp` replicas, for the proof: of each parameter, the largest error of an

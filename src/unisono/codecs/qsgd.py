@@ -29,6 +29,12 @@ class DrawnLevels(BlockCodec):
     def error(self) -> float:  # type: ignore[override]
         return 4.0 / self.levels
 
+    @property
+    def contracts(self) -> bool:
+        """An element is off by less than a level, which is the block's largest over `levels`. With one level that is
+        no less than what was drawn from."""
+        return self.levels > 1
+
     def lost(self, dp: int) -> float:
         return rounded_twice(self.levels, dp, 1.0)
 

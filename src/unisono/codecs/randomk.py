@@ -34,6 +34,11 @@ class RandomK(Sparse):
     def error(self) -> float:  # type: ignore[override]
         return max(1.0, ceil(1 / self.ratio) - 1.0) if self.unbiased else 1.0
 
+    @property
+    def contracts(self) -> bool:
+        """What counts for a stretch of L elements is off by L - 1 times its square in the mean."""
+        return not self.unbiased or self.ratio == 1
+
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         sent = sum(map(self.kept, shapes)) * itemsize
         moved = 2 * sum(map(prod, shapes)) * itemsize  # whether all is finite, and zeros before the sum

@@ -22,6 +22,7 @@ class Signs(BlockCodec):
     bits: ClassVar[int] = 1  # type: ignore[override]
     biased: ClassVar[bool] = True
     diverges: ClassVar[bool] = True
+    contracts: ClassVar[bool] = True  # type: ignore[override]  # the mean magnitude is what signs are nearest to
 
     block: int = Field(
         default=1024, ge=64, le=65536, multiple_of=64, description="elements whose mean magnitude is sent"

@@ -38,6 +38,11 @@ class Ternary(Selective):
         default=2.5, gt=0, description="the size is at most so many times the parameter's root mean square"
     )
 
+    @property
+    def contracts(self) -> bool:
+        """A draw of x is off by |x| (size - |x|) in the mean square, a parameter so by at most clip - 1 of its own."""
+        return self.clip < 2.0
+
     def lost(self, dp: int) -> float:
         """What a replica sends of an element is off by less than its largest element, which is taken to be sqrt(dp)
         times smaller than the largest of the sum. With a margin of two, as `rounded_twice` has."""

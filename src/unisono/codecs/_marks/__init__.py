@@ -60,6 +60,10 @@ class Around(Codec):
         return self.inner.diverges and not self.owed
 
     @property
+    def contracts(self) -> bool:
+        return self.inner.contracts
+
+    @property
     def checked(self) -> bool:  # type: ignore[override]
         return self.inner.checked
 

@@ -38,6 +38,10 @@ def unheard(codec: Codec) -> str:
         return "it has a memory of what was not sent already, and two would count everything twice"
     if not codec.tells:
         return "it loses nothing that could be fed back, or does not say what it sent (Sent)"
+    if not codec.contracts:
+        return (
+            "what it misses may be as large as what it is given, so what is kept would grow from step to step"
+        )
     return ""
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from unisono.codecs import BucketMemory, Codec, Coder, Exchange
 from unisono.codecs._marks import Around, AroundCoder, hearing
-from unisono.codecs._marks.ef import LEFT, FedCodec
+from unisono.codecs._marks.ef import LEFT, FedCodec, unheard
 from unisono.spec.errors import Problem
 from unisono.spec.family import Mark
 from unisono.spec.work import Work
@@ -45,6 +45,8 @@ class MomentumCorrection(Mark):
             return "it has another memory of what was not sent already"
         if not (inner.sparse and inner.tells):
             return "every element is sent in every step, so momentum in the optimiser is right as it is"
+        if why := "" if inner.contracts else unheard(inner):
+            return why
         if self.warmup and "ratio" not in type(inner).model_fields:
             return "it has no option ratio, which a warm-up of sparsity could change"
         return ""
