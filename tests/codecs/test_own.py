@@ -8,6 +8,7 @@ import pytest
 from tests.train.test_gradients import started, text  # noqa: F401
 from unisono.cli import main
 from unisono.codecs import CODECS
+from unisono.codecs._watched import CodecFault
 from unisono.spec.errors import UsageError
 from unisono.train.step import train_step
 from unisono.verify.conformance import held
@@ -65,6 +66,33 @@ def test_a_mistake_is_told_in_a_line(name: str, words: str, tmp_path: Path) -> N
     faults = held(f"{WRONG}:{name}", tmp_path).faults
     assert any(words in fault for fault in faults), faults
     assert all("\n" not in fault for fault in faults) and len(faults) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "line"),
+    [
+        ("Wrong:nothing", "exchange returns nothing; it returns the sum", "def nothing("),
+        ("Wrong:nothing+ef21", "exchange returns nothing; it returns the sum", "def nothing("),
+        ("Wrong:at_once+ef", "exchange returns a tensor at once; it is a generator", "def exchange("),
+        (
+            "Wrong:bare",
+            "exchange yields a tensor; it yields Sum, Gather, Deal or Sent",
+            "return (yield grad)",
+        ),
+        ("Wrong:too_short+ef", "and so is the sum", "def too_short("),
+        ("Wrong:whole+ef", "exchange yields no Sent, and the codec says `tells`", "def whole("),
+        ("Wrong:unnamed", "memory for 'left', which `keeps` of its coder does not name", 'memory["left"]'),
+        ("Wrong:overlong+ef", "decoded of Sent returns [", "Sent(lambda"),
+        ("Unbound", "bind returns Unbound; it returns a subclass", "def bind("),
+    ],
+)
+def test_a_run_tells_a_mistake_at_the_users_line(name, words, line, threads, text) -> None:  # noqa: F811
+    with pytest.raises(CodecFault) as error:
+        threads(trained, 2, text=text, plan=f"dp=2 codec={WRONG}:{name}", steps=1)
+    found = error.value
+    assert (found.code, found.exit) == ("R01", 1) and words in found.what
+    path, _, at = found.where.partition(" in ")[0].rpartition(":")
+    assert Path(path) == WRONG and line in WRONG.read_text().splitlines()[int(at) - 1]
 
 
 @pytest.mark.parametrize(("name", "lacks"), [("Unfinished", "work"), ("Nameless", "name")])

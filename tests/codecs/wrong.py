@@ -93,7 +93,7 @@ def overlong(grad, shapes, memory):
 
 
 FUNCTIONS = {f.__name__: f for f in (
-    too_short, without_zeros, at_once, nothing, bare, endless, alone, uneven, undealt, unnamed, overlong,
+    whole, too_short, without_zeros, at_once, nothing, bare, endless, alone, uneven, undealt, unnamed, overlong,
 )}  # fmt: skip
 
 

@@ -105,9 +105,23 @@ class Flipped:
         self.pending.wait()
         self.out.view(torch.uint8)[0] ^= 1
 '''
+CODECS = """\
+from unisono.codecs import Coder, Sum
+from unisono.codecs.plain import Plain
+
+class Lost(Plain):
+    name = "lost"
+    def bind(self):
+        return Loser()
+
+class Loser(Coder):
+    def exchange(self, grad, shapes, memory):
+        yield Sum(grad)
+"""
 FLIPS = "dp=2 collective=links.py:Flips codec=int8:dense=0+crc"
 FILES = {
     "links.py": LINKS,
+    "codecs.py": CODECS,
     "models.py": MODELS,
     "lacks.py": "import nothing_of_this_name\ndef own(vocab): pass\n",
     "sinks.py": SINKS,
@@ -195,6 +209,8 @@ PLAYED = [
     model("dividing", "step 1: the loss is", "first in", "--train.lr", code="N01"),
     model("filling", "can't allocate memory", "models.py:11 in forward", "micro_batch", code="M01", exit=5),
     played("a sink that raises", "--out.track sinks.py:Loud", "R01", "LookupError: no such board", "sinks.py:9 in observe", "", exit=1),
+    BadRun("a codec that returns no sum", ("train", "r.toml", "--plan", "dp=2 codec=codecs.py:Lost"), "R01",
+           "exchange returns nothing; it returns the sum", "codecs.py:10 in exchange", "", exit=1, likely=ALL),
     BadRun("a link that flips a bit", ("train", "r.toml", "--plan", FLIPS), "G03",
            "in step 2 what replica 0 dealt to replica 1 arrived as other bytes, rank 1", "seen on replica 1", "checkpoint", exit=1,
            likely="a flipped bit"),

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from unisono.codecs import CODECS, Coder
+from unisono.codecs import CODECS, Coder, bound
 from unisono.comm.members import Assignment, Members, assign
 from unisono.comm.mesh import Mesh
 from unisono.comm.tree import TreeSum
@@ -137,7 +137,7 @@ def _sync(part: Replica | Run, policy: Policy, mesh: Mesh, plan: Plan) -> Sync:
 def _coder(replica: Replica) -> Coder:
     """The live codec, which draws by the run's seed and knows the scale of what it is given."""
     member = CODECS.read(replica.plan.codec)
-    coder = member.bind()
+    coder = bound(member)
     if member.fidelity is Fidelity.LOSSY:
         coder = replica.update.crossing(coder)
         # A plain sum carries an overflow to all by itself.

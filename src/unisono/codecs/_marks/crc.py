@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
-from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent
+from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, bound
 from unisono.codecs._marks import Around, AroundCoder
 from unisono.spec.errors import UserCodeError
 from unisono.spec.family import Mark
@@ -60,7 +60,7 @@ class CheckedCodec(Around):
         return self.more(replace(inner, calls=(*inner.calls, *beside)), 0, round(_AS_MOVED * read))
 
     def bind(self) -> "CheckedCoder":
-        return CheckedCoder(self.inner.bind())
+        return CheckedCoder(bound(self.inner))
 
 
 class CheckedCoder(AroundCoder):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from unisono.codecs import BucketMemory, Codec, Coder, Exchange
+from unisono.codecs import BucketMemory, Codec, Coder, Exchange, bound
 from unisono.codecs._marks import Around, AroundCoder, hearing
 from unisono.codecs._marks.ef import LEFT, FedCodec, unheard
 from unisono.spec.errors import Problem
@@ -99,7 +99,7 @@ class CorrectedCodec(Around):
         return [*(self.inner.model_copy(update={"ratio": ratio}) for ratio in ratios), self.inner]
 
     def bind(self) -> "CorrectedCoder":
-        return CorrectedCoder([codec.bind() for codec in self.stages()], self.momentum, self.warmup)
+        return CorrectedCoder([bound(codec) for codec in self.stages()], self.momentum, self.warmup)
 
 
 class CorrectedCoder(AroundCoder):

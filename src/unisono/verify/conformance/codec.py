@@ -9,6 +9,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from unisono.codecs import CODECS, Codec
+from unisono.codecs._watched import CodecFault, WatchedCoder, unlike
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
@@ -17,7 +18,6 @@ from unisono.observe.span import Recorder
 from unisono.spec.fidelity import Fidelity
 from unisono.spec.work import Work
 from unisono.sync._drive import Drive
-from unisono.verify.conformance.codec_watch import CodecFault, WatchedCoder, unlike
 from unisono.verify.conformance.codec_wire import of_wire
 
 BUCKETS = (
@@ -125,11 +125,11 @@ def _driven(
     held = [[nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in shapes] for shapes in BUCKETS]
     params = {f"{i}.{j}": p for i, some in enumerate(held) for j, p in enumerate(some)}
     buckets = [Bucket(some, dp) for some in held]
-    drive, sums = Drive(WatchedCoder(codec.bind(), log), group, params), []
+    drive, sums = Drive(WatchedCoder(codec.bind(), log, codec), group, params), []
     for step in range(steps):
         if anew and step == anew:
             state = {key: x.clone() for key, x in drive.state.items()}
-            drive = Drive(WatchedCoder(codec.bind(), log), group, params)
+            drive = Drive(WatchedCoder(codec.bind(), log, codec), group, params)
             for key, x in drive.state.items():
                 x.copy_(state[key])
         for i, bucket in enumerate(buckets):
