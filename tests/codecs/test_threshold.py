@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from tests.codecs.meeting import Meeting, drawn
+from unisono.codecs import CODECS
+from unisono.codecs.threshold import Threshold
 
 SHAPES = [(60, 50), (11,), (0, 3)]
 
@@ -11,7 +13,8 @@ SHAPES = [(60, 50), (11,), (0, 3)]
 def test_elements_above_the_threshold_are_sent_and_no_others() -> None:
     meeting = Meeting("threshold:tau=1.5,ratio=0.5,dense=0", SHAPES, replicas=3)
     grads = drawn(meeting.numel, 1, 2, 3)
-    assert torch.equal(meeting.step(grads), sum(torch.where(g.abs() > 1.5, g, 0.0) for g in grads))
+    above = torch.stack([torch.where(g.abs() > 1.5, g, 0.0) for g in grads])
+    assert torch.equal(meeting.step(grads), above.sum(0))
 
 
 def test_where_there_is_no_room_the_largest_go() -> None:
@@ -19,6 +22,24 @@ def test_where_there_is_no_room_the_largest_go() -> None:
     (grad,) = drawn(meeting.numel, 4)
     least = grad.abs().topk(100).values.min()
     assert torch.equal(meeting.step([grad]), torch.where(grad.abs() >= least, grad, 0.0))
+
+
+@pytest.mark.parametrize("values", ["plain", "bf16"])
+def test_norms_and_biases_are_added_up_beside_the_gather_without_places(values: str) -> None:
+    text = f"threshold:ratio=0.05,every=2,values={values}"
+    meeting = Meeting(text, [(300,), (3, 5), (50, 20)], replicas=3, dtype=torch.float32)
+    for step in range(3):
+        grads = [x.float() for x in drawn(meeting.numel, 3 * step, 3 * step + 1, 3 * step + 2)]
+        total, whole = meeting.step(grads), torch.stack(grads).sum(0)
+        assert torch.equal(total[:315], whole[:315]) and not torch.equal(total[315:], whole[315:])
+        torch.testing.assert_close(torch.stack(meeting.decoded).sum(0), total)
+    member = CODECS.read(text)
+    assert isinstance(member, Threshold)
+    gathered = member.parcel([(50, 20)], 4)
+    assert dict(meeting.requests[1]) == {"Gather": gathered.nbytes, "Sum": 4 * 315}
+    alone = Meeting(text, [(300,), (3, 5)])
+    own = drawn(315, 1, 2)
+    assert torch.equal(alone.step(own), own[0] + own[1]) and alone.requests == [[("Sum", 8 * 315)]]
 
 
 def test_it_is_told_anew_after_so_many_steps_and_kept_alike() -> None:

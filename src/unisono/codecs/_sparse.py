@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
-from unisono.codecs._parcel import SPAN, Parcel
+from unisono.codecs import Exchange, Gather, Sent, Sum
+from unisono.codecs._parcel import SPAN, Parcel, Sparse
 
 SAMPLE = 1 << 15  # elements from which a threshold is told, at most
 PIECE = 1 << 19  # elements that are looked at together
@@ -143,6 +144,42 @@ def added(
         values, places = unpacked(row, parcel, dtype, base)
         spread(values, places, out)
     return out
+
+
+def met(
+    member: Sparse,
+    grad: Tensor,
+    shapes: Sequence[Size],
+    sent: Tensor,
+    places: Tensor,
+    parcel: Parcel,
+    base: Tensor | None = None,
+) -> Exchange:
+    """The sum of what each replica sends: its elements `sent` [kept] at `places` [kept], given to all and added up in
+    one order, and what goes whole, added up beside. Returns `grad`, overwritten."""
+    gather, whole = Gather(packed(sent, places, parcel, base)), _whole(member, grad, shapes)
+    if whole:
+        rows, total = yield gather, Sum(torch.cat(whole))
+    else:
+        rows, total = (yield gather), grad[:0]
+
+    def decoded() -> Tensor:
+        out = spread(sent, places, grad.new_zeros(parcel.numel))
+        for view, own in zip(_whole(member, out, shapes), whole, strict=True):
+            view.copy_(own)
+        return out
+
+    yield Sent(decoded)
+    out = added(rows, parcel, sent.dtype, grad, base)
+    for view, part in zip(whole, total.split([x.numel() for x in whole]), strict=True):
+        view.copy_(part)
+    return out
+
+
+def _whole(member: Sparse, flat: Tensor, shapes: Sequence[Size]) -> list[Tensor]:
+    """Views of the parameters that go whole, in something as long as the bucket."""
+    parts = zip(spans(flat, [shape.numel() for shape in shapes]), shapes, strict=True)
+    return [x for (_, x), shape in parts if member.spared(shape)]
 
 
 def told(body: Tensor) -> Tensor:

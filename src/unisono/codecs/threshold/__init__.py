@@ -37,6 +37,10 @@ class Threshold(Sparse):
         """Whether this parameter has a threshold that is told from samples."""
         return not self.tau and self.share(shape) < 1 and prod(shape) > 0
 
+    def kept(self, shape: Sequence[int]) -> int:
+        """None of what goes whole: it is added up beside."""
+        return 0 if self.spared(shape) else super().kept(shape)
+
     def parcel(self, shapes: Sequence[Sequence[int]], width: int) -> Parcel:
         """What is sent of a bucket of parameters with these shapes, of `width` bytes an element."""
         kept = sum(map(self.kept, shapes))
@@ -44,10 +48,10 @@ class Threshold(Sparse):
 
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         parcel, thresholds = self.parcel(shapes, itemsize), sum(map(self.sampled, shapes))
-        calls = [Call("dp", "all_gather", parcel.nbytes * (dp - 1))]
-        if thresholds:
-            agreed = 2 * thresholds * itemsize * (dp - 1) // dp
-            calls.append(Call("dp", "all_reduce", agreed, 1 / self.every))
+        whole = sum(prod(shape) for shape in shapes if self.spared(shape)) * itemsize
+        calls = [Call("dp", "all_gather", parcel.nbytes * (dp - 1))] if parcel.kept else []
+        sums = ((whole, 1.0), (thresholds * itemsize, 1 / self.every))
+        calls += [Call("dp", "all_reduce", 2 * n * (dp - 1) // dp, times) for n, times in sums if n]
         return Work(tuple(calls), kept=thresholds * itemsize, moved=3 * parcel.numel * itemsize)
 
     def bind(self) -> "ThresholdCoder":

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Size, Tensor
 
-from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent, Sum
-from unisono.codecs._sparse import above, added, capped, packed, spans, spread, threshold
+from unisono.codecs import BucketMemory, Coder, Exchange, Sent, Sum
+from unisono.codecs._sparse import above, capped, met, spans, threshold
 from unisono.codecs.threshold import Threshold
 
 
 class ThresholdCoder(Coder):
-    """Each replica's elements above the threshold of their parameter, added up."""
+    """Each replica's elements above the threshold of their parameter, added up, and beside them what goes whole."""
 
     counts = True
 
@@ -25,7 +25,10 @@ class ThresholdCoder(Coder):
 
     def exchange(self, grad: Tensor, shapes: Sequence[Size], memory: BucketMemory) -> Exchange:
         member, parts = self.member, list(spans(grad, [shape.numel() for shape in shapes]))
-        kept = [member.kept(shape) for shape in shapes]
+        parcel, kept = member.parcel(shapes, grad.itemsize), [member.kept(shape) for shape in shapes]
+        if not parcel.kept:
+            yield Sent(lambda: grad)
+            return (yield Sum(grad))
         taus = [alike.get("tau") for alike in memory.alike]
         if memory.step % member.every == 0 and any(tau is not None for tau in taus):
             told = [
@@ -38,8 +41,10 @@ class ThresholdCoder(Coder):
             for tau, new in zip((tau for tau in taus if tau is not None), agreed, strict=True):
                 tau.copy_(new)
         found, values = [], []
-        for (begin, x), n, tau in zip(parts, kept, taus, strict=True):
-            least = grad.new_full((), member.tau) if tau is None else tau
+        for (begin, x), shape, tau in zip(parts, shapes, taus, strict=True):
+            if member.spared(shape):
+                continue
+            n, least = member.kept(shape), grad.new_full((), member.tau) if tau is None else tau
             places = torch.arange(n, device=x.device) if n == x.numel() else above(x, least)
             places, count = capped(x, places, n)
             values.append(x[places])
@@ -47,7 +52,4 @@ class ThresholdCoder(Coder):
             found.append(places + begin)
         places, sent = torch.cat(found), torch.cat(values)
         sent = sent.bfloat16() if member.values == "bf16" else sent
-        parcel = member.parcel(shapes, grad.itemsize)
-        rows = yield Gather(packed(sent, places, parcel))
-        yield Sent(lambda: spread(sent, places, grad.new_zeros(parcel.numel)))
-        return added(rows, parcel, sent.dtype, grad)
+        return (yield from met(member, grad, shapes, sent, places, parcel))

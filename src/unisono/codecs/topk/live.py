@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Size, Tensor
 
-from unisono.codecs import BucketMemory, Coder, Exchange, Gather, Sent, Sum
+from unisono.codecs import BucketMemory, Coder, Exchange, Sent, Sum
 from unisono.codecs._parcel import CHUNK, kept_of
-from unisono.codecs._sparse import added, largest, packed, sampled, spans, spread
+from unisono.codecs._sparse import largest, met, sampled, spans
 from unisono.codecs.topk import TopK
 
 
@@ -28,28 +28,7 @@ class TopKCoder(Coder):
         places = torch.cat([places for places, _ in chosen])
         values = torch.cat([values for _, values in chosen])
         sent = values.bfloat16() if self.member.values == "bf16" else values
-        gather, whole = Gather(packed(sent, places, parcel, base)), self._whole(grad, shapes)
-        if not whole:
-            rows, total = (yield gather), grad[:0]
-        else:
-            rows, total = yield gather, Sum(torch.cat(whole))
-
-        def told() -> Tensor:
-            out = spread(sent, places, grad.new_zeros(parcel.numel))
-            for view, own in zip(self._whole(out, shapes), whole, strict=True):
-                view.copy_(own)
-            return out
-
-        yield Sent(told)
-        out = added(rows, parcel, sent.dtype, grad, base)
-        for view, part in zip(whole, total.split([x.numel() for x in whole]), strict=True):
-            view.copy_(part)
-        return out
-
-    def _whole(self, flat: Tensor, shapes: Sequence[Size]) -> list[Tensor]:
-        """Views of the parameters that go whole, in something as long as the bucket."""
-        parts = zip(spans(flat, [shape.numel() for shape in shapes]), shapes, strict=True)
-        return [x for (_, x), shape in parts if self.member.spared(shape)]
+        return (yield from met(self.member, grad, shapes, sent, places, parcel, base))
 
     def _base(self, shapes: tuple[Size, ...], device: torch.device) -> Tensor:
         """Where in the bucket the chunk begins from which each place that is sent counts."""
