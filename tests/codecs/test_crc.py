@@ -67,12 +67,23 @@ def test_the_suite_finds_a_codec_that_promises_and_does_not_look() -> None:
 
 
 def test_the_error_names_who_sent_what_and_when() -> None:
-    with pytest.raises(UserCodeError) as caught:  # two payloads and two checksums a step
-        run(2, lambda rank: summed(CODECS.read("int8+crc"), rank, 2, steps=3, noisy=2 * 4 + 1))
+    with pytest.raises(UserCodeError) as caught:  # three payloads and three checksums a step
+        run(2, lambda rank: summed(CODECS.read("int8+crc"), rank, 2, steps=3, noisy=2 * 6 + 1))
     error = caught.value
     assert (error.code, error.exit) == ("G03", 1)
     assert "in step 2 what replica 0 dealt to replica 1" in error.what
     assert "seen on replica 1" in error.where and "layer0, layer1, layer2" in error.where
+
+
+@pytest.mark.parametrize(
+    ("text", "place"), [("int8+crc", 0), ("topk:ratio=0.05+crc+ef", 1), ("threshold:every=2+crc", 1)]
+)
+def test_what_is_added_up_beside_a_codec_is_given_to_all_and_compared(text: str, place: int) -> None:
+    """place: of the bias of layer1 among what rank 1 gets in a step."""
+    with pytest.raises(UserCodeError, match="in step 1 what replica 0 gave to all arrived as other bytes"):
+        inner = CODECS.read(text)
+        first = len(inner.work(SHAPES, 4, 2).calls)  # of the second step
+        run(2, lambda rank: summed(inner, rank, 2, noisy=first + place))
 
 
 def test_every_bit_and_every_place_counts() -> None:
@@ -108,6 +119,8 @@ def test_twice_is_refused() -> None:
 def test_bytes_of_checksums_are_declared(text: str) -> None:
     shapes, dp = [tuple(shape) for shape in SHAPES], 4
     work, plain = (CODECS.read(t).work(shapes, 4, dp) for t in (text, text.replace("+crc", "")))
-    payloads = [call for call in plain.calls if call.op != "all_reduce"]
-    assert work.sent - plain.sent == SUM * (dp - 1) * sum(call.times for call in payloads) > 0
+    whole = sum(call.nbytes * call.times for call in plain.calls if call.op == "all_reduce")
+    times = sum(call.times for call in plain.calls)
+    assert not [call for call in work.calls if call.op == "all_reduce"]
+    assert work.sent - plain.sent == SUM * (dp - 1) * times + (dp / 2 - 1) * whole > 0
     assert work.moved > plain.moved and work.kept == plain.kept

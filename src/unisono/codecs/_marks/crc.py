@@ -3,6 +3,9 @@
 CRC-32 (Peterson & Brown, "Cyclic codes for error detection", 1961) finds every burst of up to 32 bits, and of all other
 damage all but one in 4 billion. Ethernet and TCP have checksums too, but network cards, drivers and memory lie behind
 them (Stone & Partridge, "When the CRC and TCP checksum disagree", 2000).
+
+What a codec adds up beside its payloads, such as norms and biases, no replica has sent as a sum. So here each replica
+gives its own to all, who compare and add up in one order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from zlib import crc32
 
-from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, bound
+from unisono.codecs import BucketMemory, Coder, Deal, Exchange, Gather, Sent, Sum, bound
 from unisono.codecs._marks import Around, AroundCoder
 from unisono.spec.errors import UserCodeError
 from unisono.spec.family import Mark
@@ -54,17 +57,25 @@ class CheckedCodec(Around):
     def work(self, shapes: Sequence[tuple[int, ...]], itemsize: int, dp: int) -> Work:
         """Every payload is read before it leaves and when it has come."""
         inner = self.inner.work(shapes, itemsize, dp)
-        given = [call for call in inner.calls if call.op in ("all_gather", "all_to_all")]
+        given = [_given(call, dp) for call in inner.calls]
         beside = (Call(call.axis, call.op, SUM * (dp - 1), call.times) for call in given)
         read = sum(2 * call.nbytes * call.times * dp / max(1, dp - 1) for call in given)
-        return self.more(replace(inner, calls=(*inner.calls, *beside)), 0, round(_AS_MOVED * read))
+        return self.more(replace(inner, calls=(*given, *beside)), 0, round(_AS_MOVED * read))
 
     def bind(self) -> "CheckedCoder":
         return CheckedCoder(bound(self.inner))
 
 
+def _given(call: Call, dp: int) -> Call:
+    """Of a sum, each replica giving all of its own to the others."""
+    if call.op != "all_reduce" or dp == 1:
+        return call
+    whole = -(-call.nbytes * dp // (2 * (dp - 1)))
+    return Call(call.axis, "all_gather", whole * (dp - 1), call.times)
+
+
 class CheckedCoder(AroundCoder):
-    """Sends checksums beside what the codec inside gives and deals. Its sums are as they were."""
+    """Sends checksums beside what the codec inside gives and deals, and gives to all what it would have added up."""
 
     def __init__(self, inner: Coder) -> None:
         super().__init__(inner, counts=True)
@@ -81,12 +92,24 @@ class CheckedCoder(AroundCoder):
                 answer = yield asked
                 continue
             requests = asked if isinstance(asked, tuple) else (asked,)
-            given = [(at, one) for at, one in enumerate(requests) if isinstance(one, Gather | Deal)]
+            given = [Gather(one.tensor.view(-1)) if isinstance(one, Sum) else one for one in requests]
             turn += 1
-            answers = yield (*requests, *(_summed(one, memory, turn) for _, one in given))
-            for (at, one), told in zip(given, answers[len(requests) :], strict=True):
-                _compare(answers[at], told, one, memory, turn)
-            answer = answers[: len(requests)] if isinstance(asked, tuple) else answers[0]
+            told = yield (*given, *(_summed(one, memory, turn) for one in given))
+            answers = []
+            for one, request, rows, sums in zip(
+                given, requests, told[: len(given)], told[len(given) :], strict=True
+            ):
+                _compare(rows, sums, one, memory, turn)
+                answers.append(_added(rows, request.tensor) if isinstance(request, Sum) else rows)
+            answer = tuple(answers) if isinstance(asked, tuple) else answers[0]
+
+
+def _added(rows: "Tensor", out: "Tensor") -> "Tensor":
+    """out, overwritten with the sum of rows [replicas, n], one after the other: the same bits everywhere."""
+    total = out.view(-1).copy_(rows[0])
+    for row in rows[1:]:
+        total.add_(row)
+    return out
 
 
 def _summed(request: Gather | Deal, memory: BucketMemory, turn: int) -> Gather | Deal:
