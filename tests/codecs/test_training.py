@@ -7,6 +7,7 @@ import torch
 
 from tests.train.test_gradients import started, text  # noqa: F401
 from unisono.codecs import CODECS as CODECS_THERE
+from unisono.plan import Plan
 from unisono.train.checkpoint import latest, save
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
@@ -35,6 +36,7 @@ def trained(ctx, text, plan, steps=4, first=0, folder=None, resume=None, **train
         "again": sum(report.again for report in reports),
         "weights": {slot.name: slot.master.detach().clone() for slot in live.local.slots},
         "own": own,
+        "boxes": {slot.name: (slot.shape, slot.start) for slot in live.local.slots},
         "state": {key: x.clone() for key, x in live.sync.state().items()},
     }
 
@@ -95,6 +97,55 @@ def test_with_another_dp_nothing_of_what_is_kept_is_lost(codec, before, after, t
     plan = f"dp={after} codec={codec}"
     more = threads(trained, after, text=text, plan=plan, steps=2, first=4, resume=here)
     assert replicas_agree(more) and more[0]["losses"][-1] < was[0]["losses"][0]
+
+
+FIRST, SECOND = "stem.tok.weight", "head.out.weight"
+
+
+def kept_in_all(results) -> dict[str, torch.Tensor]:
+    """Of all ranks together, what each keeps for itself, whole; of a tied weight, of both uses."""
+    found = {}
+    for result in results:
+        for key, x in result["own"].items():
+            shape, start = result["boxes"][key.rpartition("/")[0]]
+            part = found.setdefault(key.replace(SECOND, FIRST), torch.zeros(shape, dtype=x.dtype))
+            part[tuple(slice(a, a + n) for a, n in zip(start, x.shape, strict=True))] += x
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plan", "sync"),
+    [
+        ("dp=2 codec=int4+ef", ""),
+        ("dp=2 shard=2", "sync=period:3"),
+        pytest.param("dp=2 pp=2 codec=int4+ef", "", marks=pytest.mark.slow),
+        pytest.param("dp=2 shard=2 codec=int4+ef", "", marks=pytest.mark.slow),
+        pytest.param("dp=4 codec=int4+ef", "", marks=pytest.mark.slow),
+        pytest.param("dp=4", "sync=period:3", marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_second_use_of_a_tied_weight_kept_is_added_to_the_firsts(plan, sync, text, tmp_path, threads):  # noqa: F811
+    codec = "codec=int4+ef" if "codec" in plan else ""
+    was = threads(trained, 4, text=text, plan=f"dp=2 pp=2 {codec} {sync}", steps=2, folder=str(tmp_path))
+    at = {"first": 2, "resume": str(latest(tmp_path))}
+    ranks = Plan.parse(plan).world
+    now = threads(trained, ranks, text=text, plan=f"{plan} {sync}", steps=0, **at)
+    (folder := tmp_path / "again").mkdir()
+    end = threads(trained, ranks, text=text, plan=f"{plan} {sync}", steps=3, folder=str(folder), **at)
+    assert replicas_agree(end) and end[0]["losses"][-1] < was[0]["losses"][0]
+    for one in now:  # a second use beside the first keeps nothing of its own
+        one["own"] = {key: x for key, x in one["own"].items() if SECOND not in key or "pp" in plan}
+    owns = [pair for result in was for pair in result["own"].items()]
+    assert len({key for key, x in owns if key.startswith((FIRST, SECOND)) and x.any()}) == 2
+    before, after = kept_in_all(was), kept_in_all(now)
+    assert before.keys() == after.keys()
+    for key, x in before.items():
+        torch.testing.assert_close(after[key], x, rtol=1e-9, atol=1e-12)
+    again = {"first": 5, "resume": str(latest(folder))}
+    then = threads(trained, ranks, text=text, plan=f"{plan} {sync}", steps=0, **again)
+    for one, other in zip(then, end, strict=True):
+        shared = one["own"].keys() & other["own"].keys()
+        assert len(shared) > 10 and all(torch.equal(one["own"][key], other["own"][key]) for key in shared)
 
 
 @pytest.mark.parametrize("codec", ["int8:block=64", "int4+ef", "topk:ratio=0.05+ef"])

@@ -91,7 +91,10 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
         if box.name in known and not (dealt and run.sync.own(key))
     ]
     scale = [box for box in _scale_of(run) if box.name in known]
-    saved = load(folder, [*pieces_of(run), *scale, *(box for _, box in kept)])
+    second = [] if dealt else _second_uses(run, state, known)
+    saved = load(folder, [*pieces_of(run), *scale, *(box for _, box in (*kept, *second))])
+    for key, box in second:
+        state[key].add_(box.tensor)
     shared = _deal_anew(run, folder, state, known) if dealt else []
     run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
     run.step = int(saved.get("step", run.step))
@@ -126,6 +129,7 @@ def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[s
     for replica in sorted(_replicas(known)):
         found = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
         boxes = [(key, box) for key, box in _kept(run, found, replica) if box.name in known]
+        boxes += _second_uses(run, found, known, replica)
         load(folder, [box for _, box in boxes])
         for key, box in boxes:
             state[key].zero_() if key not in dealt else None
@@ -134,15 +138,43 @@ def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[s
     return sorted(dealt)
 
 
+def _joined(run: Run) -> dict[str, str]:
+    """Alias → owner of tied weights whose uses are added up on this rank before replicas meet: what is kept of them is
+    kept of their sum, under the owner's name."""
+    here, whole = {slot.name for slot in run.local.slots}, run.mesh.pp.size == 1
+    return {
+        alias: owner
+        for alias, owner in run.local.owners.items()
+        if owner in here and (alias in here or whole) and run.sync.shares and not run.gradients.trees
+    }
+
+
+def _second_uses(
+    run: Run, state: Mapping[str, Tensor], known: set[str], replica: int | None = None
+) -> list[tuple[str, Box]]:
+    """Where the checkpoint has what was kept of a second use by itself, as stages keep it: (key of the owner's, a box
+    that gets what is to be added to it)."""
+    joined, found = _joined(run), []
+    for key, box in _kept(run, state, replica):
+        name, _, what = key.rpartition("/")
+        for alias in (alias for alias, owner in joined.items() if owner == name and run.sync.own(key)):
+            other = box.name.replace(f"/{key}", f"/{alias}/{what}", 1)
+            if other in known:
+                found.append((key, replace(box, name=other, tensor=torch.zeros_like(box.tensor))))
+    return found
+
+
 def _kept(run: Run, state: Mapping[str, Tensor], replica: int | None = None) -> list[tuple[str, Box]]:
     """(key, box) of each: a box like its parameter's where the key begins with its name, else a whole tensor. What is
     kept of a parameter in another shape belongs to one box of it, which its name says. replica: whose, if not this
     rank's."""
     slots, at = {slot.name: slot for slot in run.local.slots}, run.mesh.at
     first = not any(index for axis, index in at.items() if axis != "dp")
-    kept = []
+    kept, joined = [], _joined(run)
     for key, value in state.items():
         slot, own = slots.get(key.rpartition("/")[0]), run.sync.own(key)
+        if own and slot is not None and slot.name in joined:
+            continue
         twin = slot is not None and slot.copy and run.sync.shares
         place = at["dp"] + run.mesh.dp.size * twin if replica is None else replica
         prefix = f"sync/{place}" if own else "sync"
