@@ -178,6 +178,10 @@ class LaunchConfig(BaseModel):
         default=None,
         description="seconds that a rank may keep others waiting; by the run's own steps when absent",
     )
+    recover: bool = Field(
+        default=True,
+        description="replace ranks that are killed or stand still, while the others stay; false: they end the run",
+    )
     order: str = Field(
         default="",
         pattern=r"^((pp|dp|shard|cp|tp)(,(pp|dp|shard|cp|tp))*)?$",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import socket
 import sys
 import threading
@@ -11,7 +12,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from unisono.launch import wire
+from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
+from unisono.spec.errors import PeerGone
+from unisono.spec.meeting import Meeting
+
+
+LATEST = 60.0
+"""Seconds in which the supervisor says that ranks meet anew, if they do."""
 
 
 class Channel(ABC):
@@ -27,6 +35,11 @@ class Channel(ABC):
 
         Ranks may hear it at different steps; the caller agrees on one step over a collective.
         """
+
+    def meeting(self, error: BaseException) -> Meeting | None:
+        """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
+        or the error is this rank's own. Waits until it is known."""
+        return None
 
 
 class NullChannel(Channel):
@@ -54,9 +67,46 @@ class SocketChannel(Channel):
         self._frames = wire.Frames()
         self._heard: set[str] = set()
         self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._left = False  # the supervisor has
+        self._epoch = self._called = self._freed = 0  # this rank's, the latest, and the one that `away` was for
+        self._away: Callable[[], None] = lambda: None
+        self._anew: Callable[[int], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
         self._told = False
+
+    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[int], Any]) -> None:
+        """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
+        other ranks; called by a thread beside, as soon as one was lost. anew(epoch): the store of that meeting."""
+        self._epoch = self._called = self._freed = epoch
+        self._away, self._anew = away, anew
+        threading.Thread(target=self._hear_on, name="unisono-hear", daemon=True).start()
+
+    def _hear_on(self) -> None:
+        while select.select([self._sock], [], [])[0]:
+            with self._lock:
+                self._left = not self._listen(socket.MSG_DONTWAIT)
+                called = self._called
+            if called > self._freed:
+                self._away()
+            with self._lock:
+                self._freed = called
+                self._news.notify_all()
+                if self._left or "leave" in self._heard:
+                    return
+
+    def meeting(self, error: BaseException) -> Meeting | None:
+        mine = not isinstance(error, PeerGone) and not is_echo(type(error).__name__, str(error))
+        if self._anew is None or (mine and self._called == self._epoch):
+            return None
+        self.send("lost", epoch=self._epoch)
+        with self._lock:
+            self._news.wait_for(lambda: self._freed > self._epoch or self._left, LATEST)
+            if self._freed == self._epoch:
+                return None
+            self._epoch = self._freed
+        return Meeting(self._epoch, self._anew(self._epoch))
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":
@@ -83,7 +133,8 @@ class SocketChannel(Channel):
             self._told = True
             self.send("asked", how=self.asked)
         with self._lock:
-            self._listen(socket.MSG_DONTWAIT)
+            if self._anew is None:  # else the thread beside listens
+                self._listen(socket.MSG_DONTWAIT)
             return bool(self.asked) or "stop" in self._heard
 
     def _listen(self, flags: int) -> bool:
@@ -94,7 +145,10 @@ class SocketChannel(Channel):
             return True
         except OSError:
             return False
-        self._heard.update(json.loads(one)["kind"] for one in self._frames.feed(data))
+        for one in map(json.loads, self._frames.feed(data)):
+            self._heard.add(one["kind"])
+            if one["kind"] == "regroup":
+                self._called = one["epoch"]
         return bool(data)
 
     def farewell(self, kind: str, **fields: Any) -> None:
@@ -110,6 +164,10 @@ class SocketChannel(Channel):
             except OSError:
                 return
             self._backlog.clear()
+        if self._anew is not None:
+            with self._lock:
+                self._news.wait_for(lambda: "leave" in self._heard or self._left)
+            return
         while "leave" not in self._heard and self._listen(
             0
         ):  # without the lock: the lookout may have to speak
@@ -140,7 +198,8 @@ class RankContext:
     """One rank's place in a run.
 
     `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
-    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these.
+    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. epoch: how
+    often ranks have met before. `meeting`: the one in which this rank takes a lost one's place among others that train.
     """
 
     rank: int
@@ -154,6 +213,8 @@ class RankContext:
     channel: Channel
     run_token: str
     means: str = ""
+    epoch: int = 0
+    meeting: Meeting | None = None
 
 
 def flush_and_leave(code: int) -> NoReturn:

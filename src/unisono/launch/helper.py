@@ -52,6 +52,7 @@ class _Helper:
         self._pid = os.getpid()
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, rank)
         self._order: _Order | None = None
+        self._ran: tuple[_Order, Any] | None = None  # the run under way, and what its ranks share
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
@@ -88,7 +89,7 @@ class _Helper:
             pass
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pidfd)
-        self._say(op="exit", rank=rank, status=status)
+        self._say(op="exit", rank=rank, pid=pid, status=status)
 
     def _obey(self) -> bool:
         got = wire.read_message(self._control)
@@ -102,6 +103,11 @@ class _Helper:
             if len(self._order.seats) == self._order.terms["ranks"]:
                 order, self._order = self._order, None
                 self._fork_all(order)
+        elif message["op"] == "again" and self._ran is not None:
+            order, shared = self._ran
+            born = {key: message[key] for key in ("epoch", "joins")}
+            again = _Order(order.terms | born, order.argument | message["settled"])
+            self._fork({message["rank"]: fds}, again, shared)
         return True
 
     def _fork_all(self, order: _Order) -> None:
@@ -114,28 +120,33 @@ class _Helper:
             return
         gc.collect()
         gc.freeze()  # the children share these pages; a collection would write to all of them
+        self._fork(dict(enumerate(order.seats)), order, shared)
+        gc.unfreeze()
+        self._ran = (order, shared)
+        self._say(op="forked", threads=threads_alive())
+
+    def _fork(self, seats: dict[int, list[int]], order: _Order, shared: Any) -> None:
+        """Ranks for these seats: the ends of the sockets of each, by its number."""
         sys.stdout.flush()
         sys.stderr.flush()
-        for rank in range(len(order.seats)):
+        for rank in seats:
             pid = os.fork()
             if pid == 0:
-                self._become(rank, order, shared)
+                self._become(rank, seats, order, shared)
             pidfd = os.pidfd_open(pid)
             self._children[pidfd] = (pid, rank)
             self._say((pidfd,), op="born", rank=rank, pid=pid)
-        gc.unfreeze()
-        _close(order.seats)
-        self._say(op="forked", threads=threads_alive())
+        _close(list(seats.values()))
 
-    def _become(self, rank: int, order: _Order, shared: Any) -> None:
+    def _become(self, rank: int, seats: dict[int, list[int]], order: _Order, shared: Any) -> None:
         """In the child: keep our own sockets only, and never come back into the loop above."""
         try:
             die_with(self._pid, self._libc)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            _close([seat for other, seat in enumerate(order.seats) if other != rank])
-            seat = self._rank.SeatEnds(rank, *order.seats[rank])
+            _close([seat for other, seat in seats.items() if other != rank])
+            seat = self._rank.SeatEnds(rank, *seats[rank])
             self._rank.live(seat, order.terms, self._entry, order.argument, shared)
         finally:
             os._exit(1)

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from unisono.launch.heap import with_huge_pages
 from unisono.launch.pace import StepPace
+from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Outcome, Supervision
 from unisono.spec.errors import UsageError
@@ -73,12 +74,14 @@ class Nursery:
         on_event: OnEvent | None = None,
         timeout: float | None = None,
         backend: str = "auto",
+        recovery: Recovery | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
         and a request to stop. `timeout`: seconds that a rank may keep the others
-        waiting; by the run's own steps if None (`pace`).
+        waiting; by the run's own steps if None (`pace`). recovery: replaces ranks that are lost; without it a lost rank
+        ends the run.
         Ctrl-C and SIGTERM ask the ranks to stop; a second Ctrl-C kills them. Failures are in the Outcome.
         """
         host = socket.gethostname()
@@ -90,9 +93,10 @@ class Nursery:
             "backend": backend,
             "token": secrets.token_hex(16),
             "timeout": timeout,
+            "recovers": recovery is not None,
         }
         hear = on_event or print_output
-        watch = Supervision(self._control, ranks, hear, StepPace(timeout), host, self._process.kill)
+        watch = Supervision(self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery)
         with Signals() as signals:
             with contextlib.suppress(
                 ConnectionError

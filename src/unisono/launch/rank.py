@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unisono.comm import parting
 from unisono.comm.device import built, count
 from unisono.launch import crossing, transport
 from unisono.launch.backend import Backend, Equipment, choose, has_mpi
@@ -24,6 +25,7 @@ from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
 from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.meeting import Meeting
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -59,6 +61,9 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         backend = _backend(order, channel)
         if backend is None:
             return
+        epoch = order.get("epoch", 0)
+        limit = timedelta(seconds=margin(order["timeout"]))
+        store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
         ctx = RankContext(
             rank=seat.rank,
             world=order["ranks"],
@@ -67,20 +72,53 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             host=socket.gethostname(),
             threads=order["threads"],
             backend=backend.name,
-            store=SocketStore(socket.socket(fileno=seat.store), timedelta(seconds=margin(order["timeout"]))),
+            store=store,
             channel=channel,
             run_token=order["token"],
             means=means(backend, route),
+            epoch=epoch,
+            meeting=Meeting(epoch, store) if order.get("joins") else None,
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
         if seat.rank == 0 and backend.note:
             channel.send("note", text=backend.note)
-        lookout = Lookout(ctx.rank, ctx.world, ctx.host, ctx.store, pace, partial(_hung, channel))
+        watch = partial(Lookout, ctx.rank, ctx.world, ctx.host, pace=pace, ended=partial(_hung, channel))
+        meetings = _Meetings(store, watch)
+        if order["recovers"]:
+            channel.recover(epoch, meetings.away, meetings.anew)
         code = _play(ctx, channel, entry, argument, shared)
-        lookout.close()
+        meetings.lookout.close()
     finally:
         flush_and_leave(code)
+
+
+def _keys(epoch: int) -> str:
+    """What keys in the store begin with in one epoch."""
+    return f"epoch/{epoch}/" if epoch else ""
+
+
+class _Meetings:
+    """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it."""
+
+    def __init__(self, store: SocketStore, watch: Callable[..., Lookout]) -> None:
+        self.store, self._watch = store, watch
+        self.lookout = watch(store=store)
+        self._spared = parting.sockets()
+
+    def away(self) -> None:
+        """A rank was lost: free whatever waits for others here."""
+        self.lookout.dismiss()
+        self.store.end()
+        parting.cut(self._spared)
+
+    def anew(self, epoch: int) -> SocketStore:
+        """The store of an epoch, with a lookout over it."""
+        parting.cut(self._spared)  # again: some may have been made since
+        parting.forget()
+        self.store = self.store.anew(_keys(epoch))
+        self.lookout = self._watch(store=self.store)
+        return self.store
 
 
 def _hung(channel: SocketChannel, error: UnisonoError, mine: bool, kill: Sequence[int]) -> None:

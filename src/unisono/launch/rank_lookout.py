@@ -78,11 +78,15 @@ class Lookout:
             self._threads.append(threading.Thread(target=work, name="unisono-lookout", daemon=True))
             self._threads[-1].start()
 
-    def close(self) -> None:
-        """No more alarms; returns when the threads have ended."""
+    def dismiss(self) -> None:
+        """No more alarms; returns at once. The threads end by themselves."""
         self._over.set()
         if self._threads:
             self._take_back()
+
+    def close(self) -> None:
+        """No more alarms; returns when the threads have ended."""
+        self.dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(5.0)

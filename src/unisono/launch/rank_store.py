@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch.distributed import DistStoreError, Store  # pyright: ignore[reportPrivateImportUsage]
@@ -14,22 +15,78 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
+@dataclass
+class _Line:
+    """The connection to the supervisor, for all stores of a rank. Whoever finds nobody reading reads for all (leader
+    and followers), so a thread that waits for a key never keeps another from setting one."""
+
+    sock: socket.socket
+    sending: threading.Lock = field(default_factory=threading.Lock)
+    turn: threading.Condition = field(default_factory=threading.Condition)
+    reading: bool = False
+    answers: dict[bytes, list[bytes]] = field(default_factory=dict)
+    last: int = 0
+
+    def ask(self, op: bytes, fields: Sequence[bytes]) -> bytes:
+        """Send a request; returns the name of its answer."""
+        with self.sending:
+            self.last += 1
+            id = str(self.last).encode()
+            try:
+                self.sock.sendall(wire.frame(wire.join([id, op, *fields])))
+            except OSError as error:
+                raise DistStoreError(f"the launcher has gone ({error})") from error
+        return id
+
+    def answer(self, id: bytes) -> list[bytes]:
+        """Wait for the answer of that name."""
+        with self.turn:
+            while id not in self.answers:
+                if self.reading:
+                    self.turn.wait()
+                    continue
+                self.reading = True
+                self.turn.release()
+                try:
+                    got, *rest = wire.split(wire.read_frame(self.sock))
+                except OSError as error:
+                    raise DistStoreError(f"the launcher has gone ({error})") from error
+                finally:
+                    self.turn.acquire()
+                    self.reading = False
+                    self.turn.notify_all()
+                self.answers[got] = rest
+            return self.answers.pop(id)
+
+
 class SocketStore(Store):
     """Keys and values held by the supervisor; semantics of torch's TCPStore, usable by several threads.
 
-    Whoever finds nobody reading reads for all (leader and followers), so a thread that waits for a key never keeps
-    another from setting one. Raises DistStoreError when a wait outlasts its timeout or the supervisor has gone.
+    line: a socket to the supervisor. prefix: of all keys: ranks that meet anew read no word of before. Raises
+    DistStoreError when a wait outlasts its timeout, the supervisor has gone, or the ranks meet anew.
     """
 
-    def __init__(self, sock: socket.socket, timeout: timedelta = timedelta(seconds=600)) -> None:
+    def __init__(
+        self,
+        line: "socket.socket | _Line",
+        timeout: timedelta = timedelta(seconds=600),
+        prefix: str = "",
+    ) -> None:
         super().__init__()
-        self._sock = sock
+        self._line = line if isinstance(line, _Line) else _Line(line)
         self._limit = timeout
-        self._sending = threading.Lock()
-        self._turn = threading.Condition()
-        self._reading = False
-        self._answers: dict[bytes, list[bytes]] = {}
-        self._last = 0
+        self._prefix = prefix.encode()
+        self._over = False
+
+    def anew(self, prefix: str) -> "SocketStore":
+        """The store of the next meeting. From now on this one answers nobody: whoever waits in it waits for ranks that
+        may never speak."""
+        self.end()
+        return SocketStore(self._line, self._limit, prefix)
+
+    def end(self) -> None:
+        """Answer nobody from now on. (Who waits already is answered by the supervisor.)"""
+        self._over = True
 
     @property
     def timeout(self) -> timedelta:
@@ -43,63 +100,44 @@ class SocketStore(Store):
         return self
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(b"set", _bytes(key), _bytes(value))
+        self._ask(b"set", self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self._ask(b"get", _bytes(key), self._seconds(self._limit))[0]
+        return self._ask(b"get", self._key(key), self._seconds(self._limit))[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._ask(b"wait", self._seconds(timeout or self._limit), *map(_bytes, keys))
+        self._ask(b"wait", self._seconds(timeout or self._limit), *map(self._key, keys))
 
     def add(self, key: str, value: int) -> int:
-        return int(self._ask(b"add", _bytes(key), str(value).encode())[0])
+        return int(self._ask(b"add", self._key(key), str(value).encode())[0])
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._ask(b"check", *map(_bytes, keys))[0] == b"1"
+        return self._ask(b"check", *map(self._key, keys))[0] == b"1"
 
     def delete_key(self, key: str) -> bool:
-        return self._ask(b"delete", _bytes(key))[0] == b"1"
+        return self._ask(b"delete", self._key(key))[0] == b"1"
 
     def num_keys(self) -> int:
         return int(self._ask(b"count")[0])
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        return self._ask(b"compare_set", _bytes(key), _bytes(expected_value), _bytes(desired_value))[0]
+        return self._ask(b"compare_set", self._key(key), _bytes(expected_value), _bytes(desired_value))[0]
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + _bytes(key)
 
     @staticmethod
     def _seconds(limit: timedelta) -> bytes:
         return repr(limit.total_seconds()).encode()
 
     def _ask(self, op: bytes, *fields: bytes) -> list[bytes]:
-        with self._sending:
-            self._last += 1
-            id = str(self._last).encode()
-            try:
-                self._sock.sendall(wire.frame(wire.join([id, op, *fields])))
-            except OSError as error:
-                raise DistStoreError(f"the launcher has gone ({error})") from error
-        status, *rest = self._answer(id)
+        if self._over:
+            raise DistStoreError("the ranks meet anew")
+        status, *rest = self._line.answer(self._line.ask(op, fields))
         if status == store.LATE:
             raise DistStoreError(f"nobody set {rest[0].decode(errors='replace')} in time")
         if status == store.BAD:
             raise DistStoreError(rest[0].decode(errors="replace"))
+        if status == store.ANEW:
+            raise DistStoreError("the ranks meet anew")
         return rest
-
-    def _answer(self, id: bytes) -> list[bytes]:
-        with self._turn:
-            while id not in self._answers:
-                if self._reading:
-                    self._turn.wait()
-                    continue
-                self._reading = True
-                self._turn.release()
-                try:
-                    got, *rest = wire.split(wire.read_frame(self._sock))
-                except OSError as error:
-                    raise DistStoreError(f"the launcher has gone ({error})") from error
-                finally:
-                    self._turn.acquire()
-                    self._reading = False
-                    self._turn.notify_all()
-                self._answers[got] = rest
-            return self._answers.pop(id)

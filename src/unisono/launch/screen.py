@@ -6,11 +6,12 @@
 import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 from unisono.launch.board import Board
+from unisono.launch.verdict import listed
 from unisono.spec.settings import silence, tell
 
 PLAIN_EVERY = 10.0
@@ -19,6 +20,15 @@ DRAW_EVERY = 0.125
 """Seconds between drawings of the table."""
 NARROW = 60
 """Columns below which the table would be cut to nothing, so that there are lines instead."""
+
+
+def changed(event: Mapping[str, Any]) -> str:
+    """A change of a run's ranks, for a person: who was lost, or that all have met again."""
+    if "met" in event:
+        return f"all ranks have met again, after step {event['met']}"
+    lost = "; ".join(f"rank {rank} was lost ({how})" for rank, how in event["lost"].items())
+    new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
+    return f"{lost or 'ranks lost each other'}: {new}"
 
 
 class Screen:
@@ -71,6 +81,8 @@ class Screen:
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
                 self.say(f"stopping after this step, then saving{how}")
+            case "members":
+                self._note(changed(event))
             case "imported":
                 self.board.expect(self._ranks)
                 if event["threads"] > 1:

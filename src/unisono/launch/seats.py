@@ -43,10 +43,10 @@ class Seat:
         """True once it has said how it ended."""
         return self.finished or self.error is not None
 
-    def tell(self, kind: str) -> None:
+    def tell(self, kind: str, **fields: Any) -> None:
         """Say something to the rank; one that is gone does not mind."""
         with contextlib.suppress(OSError):
-            self.events.send(wire.frame(wire.dumps({"kind": kind})), socket.MSG_DONTWAIT)
+            self.events.send(wire.frame(wire.dumps({"kind": kind, **fields})), socket.MSG_DONTWAIT)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self.pidfd is not None and self.status is None:
@@ -99,6 +99,10 @@ class Seat:
         lines = [line for line in lines if not line.startswith(_CHATTER)]
         self.lines.extend(lines)
         return lines, open_
+
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.pid is not None and self.status is None and process_state(self.pid) == "T"
 
     def close(self) -> None:
         self.store.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-OK, LATE, BAD = b"+", b"t", b"-"
+OK, LATE, BAD, ANEW = b"+", b"t", b"-", b"a"
 
 
 @dataclass
@@ -108,6 +108,17 @@ class StoreServer:
             if not wait.over:
                 wait.over = True
                 answers.append((wait.who, [wait.id, LATE, b", ".join(sorted(wait.missing))]))
+        return answers
+
+    def interrupt(self) -> list[tuple[int, list[bytes]]]:
+        """Answers to all requests that wait: ranks meet anew, and what they wait for may never come."""
+        answers = []
+        for _, _, wait in self._deadlines:
+            if not wait.over:
+                wait.over = True
+                answers.append((wait.who, [wait.id, ANEW]))
+        self._deadlines.clear()
+        self._waits.clear()
         return answers
 
     def next_deadline(self) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from unisono.launch import crossing, verdict, wire
 from unisono.launch.pace import StepPace
+from unisono.launch.recovery import LOOK_EVERY, Recovery
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals
 from unisono.launch.store import StoreServer
@@ -49,7 +50,8 @@ class Outcome:
 
 @dataclass
 class Supervision:
-    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent."""
+    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent.
+    recovery: where ranks that are lost are replaced."""
 
     control: socket.socket
     ranks: int
@@ -57,7 +59,9 @@ class Supervision:
     pace: StepPace
     host: str
     abandon: Callable[[], None]
+    recovery: Recovery | None = None
     seats: list[Seat] = field(default_factory=list)
+    settled: dict[str, Any] = field(default_factory=dict)  # of the argument, what ranks agreed on at their start
     store: StoreServer = field(default_factory=StoreServer)
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
@@ -72,15 +76,18 @@ class Supervision:
     def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
         """Ask the helper for the ranks. Raises ConnectionError when it has gone; `watch` then says why."""
         wire.send_message(self.control, {"op": "run", "argument": argument, **terms})
-        now = time.monotonic()
         for rank in range(self.ranks):
-            seat, theirs = seat_pair(rank, now)
-            self.seats.append(seat)
-            try:
-                wire.send_message(self.control, {"op": "seat", "rank": rank}, theirs)
-            finally:
-                for fd in theirs:
-                    os.close(fd)
+            self.seats.append(self._send_seat({"op": "seat", "rank": rank}))
+
+    def _send_seat(self, message: dict[str, Any]) -> Seat:
+        """A seat for the message's rank, whose ends go to the helper with it."""
+        seat, theirs = seat_pair(message["rank"], time.monotonic())
+        try:
+            wire.send_message(self.control, message, theirs)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        return seat
 
     def watch(self, signals: Signals) -> Outcome:
         """Serve and watch the ranks until all are gone; whatever happens here, none of them stays."""
@@ -88,9 +95,7 @@ class Supervision:
         watch(self.control, selectors.EVENT_READ, self._hear_helper)
         watch(signals, selectors.EVENT_READ, lambda: self._signalled(signals))
         for seat in self.seats:
-            watch(seat.events, selectors.EVENT_READ, lambda seat=seat: self._hear(seat))
-            watch(seat.store, selectors.EVENT_READ, lambda seat=seat: self._serve(seat))
-            watch(seat.output, selectors.EVENT_READ, lambda seat=seat: self._relay(seat))
+            self._watch_seat(seat)
         try:
             while not self._over():
                 for key, _ in self._selector.select(self._patience()):
@@ -105,6 +110,12 @@ class Supervision:
             self._selector.close()
             for seat in self.seats:
                 seat.close()
+
+    def _watch_seat(self, seat: Seat) -> None:
+        watch = self._selector.register
+        watch(seat.events, selectors.EVENT_READ, lambda: self._hear(seat))
+        watch(seat.store, selectors.EVENT_READ, lambda: self._serve(seat))
+        watch(seat.output, selectors.EVENT_READ, lambda: self._relay(seat))
 
     def _over(self) -> bool:
         if self.unborn is not None:
@@ -136,7 +147,9 @@ class Supervision:
                 if self._ending:
                     seat.kill()
             case "exit":
-                self._buried(self.seats[message["rank"]], message["status"])
+                seat = self.seats[message["rank"]]
+                if seat.pid == message["pid"]:  # else one whose place is taken already
+                    self._buried(seat, message["status"])
             case "failed":
                 self.unborn = message["error"]
             case op:
@@ -156,11 +169,11 @@ class Supervision:
                 case "asked":
                     self._stop(event["how"])
                 case "hang":
-                    self.hung = True
-                    self._judge(crossing.revive(event["error"], None, self.host))
+                    self._hung(crossing.revive(event["error"], None, self.host))
+                case "lost":
+                    self._missed(seat)
                 case kind:
-                    if kind == "step" and seat.rank == 0:
-                        self.pace.stepped(event["step"])
+                    self._train(seat, kind, event)
                     self.on_event(seat.rank, event)
         if all(other.reported() for other in self.seats):
             for other in self.seats:
@@ -202,7 +215,11 @@ class Supervision:
         for sock in (seat.events, seat.store):
             self._forget(sock)
         if not seat.reported() and not self._ending:
-            self._failed(verdict.Failure(seat.rank, None, status))
+            failure = verdict.Failure(seat.rank, None, status)
+            if self._replaceable(status):
+                self._lose([failure])
+            else:
+                self._failed(failure)
 
     def _forget(self, file: socket.socket | int) -> None:
         try:
@@ -231,6 +248,84 @@ class Supervision:
         for seat in self.seats:
             seat.tell("stop")
 
+    # Ranks that are lost are replaced.
+
+    def _replaceable(self, status: int) -> bool:
+        return (
+            self.recovery is not None
+            and status < 0
+            and not self.failures
+            and not self.stopped
+            and not self.helper_gone
+            and self.recovery.may()
+        )
+
+    def _train(self, seat: Seat, kind: str | None, event: dict[str, Any]) -> None:
+        """Take in how far a rank is."""
+        if kind == "step" and seat.rank == 0:
+            self.pace.stepped(event["step"])
+        if kind == "settled":
+            self.settled = event["argument"]
+        if self.recovery is None:
+            return
+        if kind == "step":
+            self.recovery.stepped(event["step"])
+        if kind == "ready" and not self.recovery.all_ready():
+            self.recovery.ready.add(seat.rank)
+            if self.recovery.epoch and self.recovery.all_ready():
+                self._deadline = None
+                self.on_event(-1, {"kind": "members", "epoch": self.recovery.epoch, "met": event["step"]})
+
+    def _missed(self, seat: Seat) -> None:
+        """A rank misses another. If nobody turns out to be dead, a connection was cut: then all meet anew too."""
+        if self.recovery is None or self._ending:
+            return
+        if self._deadline is None:
+            self._deadline = time.monotonic() + ECHO_GRACE
+
+    def _hung(self, error: UnisonoError) -> None:
+        """The ranks have found whose fault a hang is: one that stands still is replaced, as if it had died."""
+        who = error.rank
+        if error.code == "H01" and who is not None and self._replaceable(-signal.SIGKILL):
+            self.on_event(-1, {"kind": "note", "text": error.what})
+            self.seats[who].kill()
+            return
+        self.hung = True
+        self._judge(error)
+
+    def _lose(self, lost: list[verdict.Failure]) -> None:
+        """New processes take the places of those that are lost, and all ranks meet anew. If the others cannot, since
+        they have not begun or have ended, all ranks begin anew, from the newest checkpoint."""
+        recovery = self.recovery
+        if recovery is None:
+            return
+        joins = recovery.epoch == 0 and recovery.all_ready() or recovery.epoch > 0
+        joins = joins and not any(seat.reported() for seat in self.seats)
+        epoch = recovery.change()
+        self._deadline = None
+        self._reply(self.store.interrupt())
+        gone = {failure.rank for failure in lost}
+        if not joins:
+            for seat in self.seats:
+                seat.kill()
+            gone = set(range(self.ranks))
+        why = {one.rank: verdict.how_died(one.status) for one in lost}
+        self.on_event(-1, {"kind": "members", "epoch": epoch, "lost": why, "born": sorted(gone)})
+        for seat in self.seats:
+            if seat.rank not in gone:
+                seat.tell("regroup", epoch=epoch)
+        for rank in sorted(gone):
+            self._replace(rank, {"epoch": epoch, "joins": joins, "settled": self.settled if joins else {}})
+
+    def _replace(self, rank: int, terms: dict[str, Any]) -> None:
+        old = self.seats[rank]
+        for file in (old.events, old.store, old.output):
+            self._forget(file)
+        old.close()
+        with contextlib.suppress(ConnectionError):  # the helper has gone: `watch` will find that
+            self.seats[rank] = seat = self._send_seat({"op": "again", "rank": rank, **terms})
+            self._watch_seat(seat)
+
     # What follows from it.
 
     def _failed(self, failure: verdict.Failure) -> None:
@@ -244,6 +339,8 @@ class Supervision:
     def _patience(self) -> float | None:
         """Seconds until something is due, None for never."""
         due = [self.store.next_deadline(), self._deadline, self._silence_ends()]
+        if self.recovery is not None and not self._ending:
+            due.append(time.monotonic() + LOOK_EVERY)
         times = [time_ for time_ in due if time_ is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -263,8 +360,15 @@ class Supervision:
             for seat in self._unfinished():
                 seat.lines.clear()
                 seat.kill(signal.SIGUSR1)  # faulthandler writes the stack to the rank's output
+        if self.recovery is not None and not self._ending:
+            for seat in self.seats:
+                if self.recovery.stands(seat.rank, seat.is_stopped(), now):
+                    seat.kill()
         if self._deadline is not None and self._deadline <= now and self._judged is None:
-            self._judge(self._find_error())
+            if self._replaceable(-signal.SIGKILL) and not self.hung:
+                self._lose([])
+            else:
+                self._judge(self._find_error())
 
     def _unfinished(self) -> list[Seat]:
         return [seat for seat in self.seats if not seat.reported() and seat.status is None]

@@ -76,6 +76,16 @@ def listed(ranks: Sequence[int]) -> str:
     return "ranks " + ", ".join(map(str, ranks))
 
 
+def how_died(status: int) -> str:
+    """ "killed by SIGKILL": how a process ended, by its exit status."""
+    if status >= 0:
+        return f"left with status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
 def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequence[str]) -> UnisonoError:
     where = from_dump(failure.rank, last_lines).place
     if failure.status >= 0:
@@ -88,10 +98,6 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
             code="R02",
         )
     number = -failure.status
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
     causes: dict[int, str] = {
         signal.SIGKILL: "the kernel ran out of memory and killed it (dmesg says so), or somebody did",
         signal.SIGABRT: "a check in native code failed; its words are above",
@@ -101,7 +107,7 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     likely = causes.get(number, stopped_because(others))
     fix = "fewer ranks, or a smaller train.micro_batch" if number == signal.SIGKILL else ""
     error = UserCodeError(
-        f"killed by {name}", where=where, likely=likely, fix=fix, rank=failure.rank, host=host, code="R02"
+        how_died(failure.status), where=where, likely=likely, fix=fix, rank=failure.rank, host=host, code="R02"
     )
     error.__dict__["exit"] = 128 + number  # the contract's 128+n, for this one error
     return error

@@ -23,7 +23,8 @@ class Run:
     """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
 
     leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
-    is this rank's, `eval_row` its forwards alone.
+    is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not so
+    in the middle of an update.
     """
 
     replica: "Replica"
@@ -42,3 +43,4 @@ class Run:
     seed: int
     recorder: Recorder
     step: int = 0
+    whole: bool = True

@@ -22,21 +22,24 @@ from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
+from unisono.spec.meeting import Meeting
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
-from unisono.train.ahead import run_ahead
+from unisono.train.ahead import AheadUpdate, run_ahead
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
-from unisono.train.checkpoint import Saver
+from unisono.train.checkpoint import Box, Saver
+from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.evaluate import evaluate
 from unisono.train.flow import unflushed
 from unisono.train.guard import install
+from unisono.train.handover import NotHeld, PeerMemory
 from unisono.train.run import Run
 from unisono.train.sample import sample
 from unisono.train.settled import keep, keep_sync
-from unisono.train.state import kept_of, pieces_of, restore
+from unisono.train.state import kept_of, pieces_of, refill, restore
 from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
@@ -48,7 +51,8 @@ from unisono.train.writing import writing
 class RankOrder:
     """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
 
-    token: shared by all ranks, new at each start. last_bits: what the last bits of a sum depend on beside the plan, by
+    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. meeting: the one in which this rank, a new process, takes a lost one's
+    place; None at a start. last_bits: what the last bits of a sum depend on beside the plan, by
     name; checkpoints keep it.
     """
 
@@ -62,6 +66,8 @@ class RankOrder:
     host: str
     token: str
     last_bits: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    meeting: Meeting | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +85,7 @@ class Live:
     targets: int  # of one step, over all ranks
     corpus: Corpus
     saved: str = ""
+    begun_from: Path | None = None  # the checkpoint
     said: str = ""  # what was told last of what the policy chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
 
@@ -88,12 +95,21 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
 
     Raises UsageError for a checkpoint that is damaged or of another model, UserCodeError when numbers go bad.
     """
-    live = _start(order, corpus)
+    meeting, live = order.meeting, None if order.meeting else _start(order, corpus)
     try:
-        return _play(live, corpus)
+        while True:
+            try:
+                if meeting is not None or live is None:
+                    live, meeting = _rejoin(order, meeting, corpus, live), None
+                return _play(live, corpus)
+            except Exception as error:
+                meeting = order.line.meeting(error)
+                if meeting is None:
+                    raise
     finally:
-        with suppress(OSError):  # what is under way, if anything, is the better story
-            live.journal.close()
+        if live is not None:
+            with suppress(OSError):  # what is under way, if anything, is the better story
+                live.journal.close()
 
 
 def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
@@ -116,7 +132,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if not stopped:
         _validate(live)
     # A run resumed at its end has nothing new to save.
-    folder = _save(live, blocking=True) if run.step > first or order.resume is None else order.resume
+    folder = live.begun_from if run.step == first and live.begun_from else _save(live, blocking=True)
     live.feed.close()
     tokens = (run.step - first) * live.targets
     summary = {
@@ -162,24 +178,79 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
                      f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
     for said in (*run.local.told, *corpus.told):
         _note(order, said)
-    val_losses: list[tuple[int, float]] = []
-    if order.resume is not None:
-        state = restore(run, order.resume)
-        val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
+    state = restore(run, order.resume) if order.resume is not None else {}
+    live = _enter(order, run, corpus, state, order.resume, order.epoch)
+    _tell_choice(live)
+    return live
+
+
+def _enter(
+    order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None, epoch: int
+) -> Live:
+    """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
+    if there is one. Every rank calls it, or it hangs."""
+    recipe, place = order.recipe, order.place
+    val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     if said := run_ahead(run, recipe.train):
         _note(order, said)
-    feed, val = feeds(recipe, plan, corpus, place.device)
+    feed, val = feeds(recipe, order.plan, corpus, place.device)
     check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    saver = Saver(order.run_dir, place.rank, place.world, token=order.token, keep=3)
+    saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", keep=3)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets)
-    saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
-    live = Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved)
-    _tell_choice(live)
-    return live
+    saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
+    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved, folder)
+
+
+def _rejoin(order: RankOrder, meeting: Meeting | None, corpus: Corpus, old: Live | None) -> Live:
+    """The run among ranks that meet anew. old: as it was here before; None on a rank that is new. Its state comes from
+    the ranks' memory or, where they do not hold all of it, from the newest checkpoint. Every rank calls it, or it
+    hangs."""
+    if meeting is None:
+        raise ValueError("ranks that meet anew need a meeting")
+    place, recorder = order.place, Recorder(order.place.rank)
+    memory = _remembered(order, meeting, old)
+    connect(place, meeting.store)
+    run = build(
+        order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder, filled=False
+    )
+    try:
+        state, folder = refill(run, memory), None
+    except NotHeld as missing:
+        folder = _newest(order, meeting)
+        if folder is None:
+            run = build(order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder)
+        state = restore(run, folder) if folder is not None else {}
+        _note(order, f"{missing}: going on from {folder.name if folder else 'the beginning'}")
+    if old is not None:
+        with suppress(OSError):
+            old.journal.close()
+        old.feed.close()
+    return _enter(order, run, corpus, state, folder, meeting.epoch)
+
+
+def _remembered(order: RankOrder, meeting: Meeting, old: Live | None) -> PeerMemory:
+    """What ranks hold of the run: nothing where an update was under way, or where updates follow their step."""
+    place, step, state = order.place, -1, dict[str, Any]()
+    boxes: list[Box] = []
+    if old is not None and old.run.whole and not isinstance(old.run.update, AheadUpdate):
+        step, state = old.run.step, {"val": old.val_losses}
+        boxes = [*pieces_of(old.run), *kept_of(old.run)] if unflushed(order.plan) is None else []
+    return PeerMemory(place.rank, place.world, meeting.store, boxes, step, state, place.device)
+
+
+def _newest(order: RankOrder, meeting: Meeting) -> Path | None:
+    """The newest whole checkpoint, as rank 0 sees it."""
+    if order.place.rank == 0:
+        folder, faults = first_whole(by_age(order.run_dir))
+        for fault in faults:
+            _note(order, fault)
+        meeting.store.set("checkpoint", folder.name if folder is not None else "")
+    name = meeting.store.get("checkpoint").decode()
+    return order.run_dir / FOLDER / name if name else None
 
 
 def _note(order: RankOrder, text: str) -> None:

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -77,13 +77,43 @@ def _scale_of(run: Run) -> list[Box]:
     return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
 
 
+class Source(Protocol):
+    """Where the state of a run comes from."""
+
+    def names(self) -> set[str]:
+        """Of all tensors that it has."""
+        ...
+
+    def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
+        """Fill these boxes' tensors in place; returns what was kept beside them, `step` among it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as a source."""
+
+    folder: Path
+
+    def names(self) -> set[str]:
+        return set(tensor_names(self.folder))
+
+    def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
+        return load(self.folder, boxes)
+
+
 def restore(run: Run, folder: Path) -> dict[str, Any]:
-    """Fill the run from a checkpoint, its step too; returns the saved state. What policy or scale keep
-    and the checkpoint does not have, as of a replica that is new, stays as it is. Raises UsageError as `load` does; K03
+    """Fill the run from a checkpoint, its step too; returns the saved state. Raises UsageError as `load` does; K03
     too where a plain module was cut in another way, for its rows may then lie in another order under the same names."""
     if run.local.cut_names:
         _check_cut(run.local.cut_names, load(folder, []).get("cut_names"), folder)
-    state, known = dict(run.sync.state()), set(tensor_names(folder))
+    return refill(run, Stored(folder))
+
+
+def refill(run: Run, source: Source) -> dict[str, Any]:
+    """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
+    does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
+    state, known = dict(run.sync.state()), source.names()
     dealt = run.sync.shares and _replicas(known) not in (set(), set(range(_keepers(run))))
     kept = [
         (key, box)
@@ -92,10 +122,10 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
     ]
     scale = [box for box in _scale_of(run) if box.name in known]
     second = [] if dealt else _second_uses(run, state, known)
-    saved = load(folder, [*pieces_of(run), *scale, *(box for _, box in (*kept, *second))])
+    saved = source.load([*pieces_of(run), *scale, *(box for _, box in (*kept, *second))])
     for key, box in second:
         state[key].add_(box.tensor)
-    shared = _deal_anew(run, folder, state, known) if dealt else []
+    shared = _deal_anew(run, source, state, known) if dealt else []
     run.sync.load({key: state[key] for key in (*(key for key, _ in kept), *shared)})
     run.step = int(saved.get("step", run.step))
     return saved
@@ -122,7 +152,7 @@ def _keepers(run: Run) -> int:
     return run.mesh.dp.size * run.timetable.chains
 
 
-def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
+def _deal_anew(run: Run, source: Source, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
     """Fill what each replica keeps for itself with an equal share of what all replicas of the checkpoint kept, so that
     nothing of their sum is lost; returns its keys."""
     dealt: set[str] = set()
@@ -130,7 +160,7 @@ def _deal_anew(run: Run, folder: Path, state: Mapping[str, Tensor], known: set[s
         found = {key: torch.zeros_like(x) for key, x in state.items() if run.sync.own(key)}
         boxes = [(key, box) for key, box in _kept(run, found, replica) if box.name in known]
         boxes += _second_uses(run, found, known, replica)
-        load(folder, [box for _, box in boxes])
+        source.load([box for _, box in boxes])
         for key, box in boxes:
             state[key].zero_() if key not in dealt else None
             state[key].add_(box.tensor / _keepers(run))

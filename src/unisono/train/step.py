@@ -34,12 +34,15 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
         run.update.scaler.unscale(gradients.slots)
-        report = run.update(run.step, verdict, gradients.numbers(run.measure))
+        numbers = gradients.numbers(run.measure)
+        run.whole = False
+        report = run.update(run.step, verdict, numbers)
         gradients.forget()
     if not report.finite or report.again:
         run.sync.undone()
     run.step += report.verdict is not Verdict.DISCARD
     run.sync.after_update(report.step)
+    run.whole = True
     return report
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.span import PARTS, Lap
+from unisono.spec.meeting import Meeting
 from unisono.spec.sink import Observer, StepRecord
 from unisono.train.update import Report
 
@@ -18,6 +19,7 @@ class Uplink(Protocol):
 
     def send(self, kind: str, **fields: Any) -> None: ...
     def stop_requested(self) -> bool: ...
+    def meeting(self, error: BaseException) -> Meeting | None: ...
 
 
 class Journal:

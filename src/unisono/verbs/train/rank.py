@@ -20,6 +20,7 @@ from unisono.plan import Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
 from unisono.train.build import model_of
+from unisono.train.checkpoint.find import by_age
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
 from unisono.train.resume import choose, identity
@@ -43,6 +44,8 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
     told = TrainOrder.read(argument)
+    if ctx.meeting is not None:
+        return _join(ctx, told, corpus)
     resolved = agree(
         ctx, "order", lambda: resolve(told.recipe, told.plan, ctx.world), lambda it: facts_of(ctx, it, corpus)
     )
@@ -55,7 +58,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         )  # which is the caller's own: should this rank fail, it knows where to say so
         if ctx.rank == 0 and ctx.world > 1:
             ctx.channel.send("note", text=ctx.means)
-        resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
+        again = ctx.epoch > 0 and tell(ctx, "again", lambda: bool(by_age(run_dir)))
+        resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume or again else None
         if resume is not None:  # what was measured then is not measured anew
             said = tell(ctx, "collective", lambda: kept(run_dir, plan.collective, plan.dp))
             sync = tell(ctx, "sync", lambda: kept(run_dir, plan.sync, plan.dp, SYNC))
@@ -75,19 +79,45 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             ctx.host,
             ctx.run_token,
             _last_bits(ctx),
+            ctx.epoch,
         )
-        try:
-            summary = session(order, corpus)
-        except Exception as error:
-            if not is_memory(error):
-                raise
-            raise out_of_memory(error, recipe, plan, room, corpus.vocab) from error
-        return {
-            "run_dir": str(run_dir),
-            "resumed_from": resume.name if resume is not None else None,
-            "recompute": plan.recompute,
-            **summary,
-        }
+        if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
+            ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
+        return _train(order, corpus, room)
+
+
+def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
+    """Take a lost rank's place among others that train."""
+    resolved, run_dir = resolve(told.recipe, told.plan, ctx.world), told.run_dir
+    if run_dir is None:
+        raise ValueError("a rank that joins others is told their run folder")
+    recipe = resolved.recipe
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
+    order = RankOrder(
+        recipe, resolved.plan, run_dir, None, place, ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
+        ctx.epoch, ctx.meeting,
+    )  # fmt: skip
+    room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
+    with ExitStack() as held:
+        if ctx.rank == 0:
+            held.enter_context(locked(run_dir))
+        return _train(order, corpus, room)
+
+
+def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
+    """The session, and what the summary says beside it. room: bytes of memory that this rank has."""
+    try:
+        summary = session(order, corpus)
+    except Exception as error:
+        if not is_memory(error):
+            raise
+        raise out_of_memory(error, order.recipe, order.plan, room, corpus.vocab) from error
+    return {
+        "run_dir": str(order.run_dir),
+        "resumed_from": order.resume.name if order.resume is not None else None,
+        "recompute": order.plan.recompute,
+        **summary,
+    }
 
 
 def _agree_on_recomputation(

@@ -18,6 +18,7 @@ from unisono.config.resolve import located
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
+from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
 from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent, Outcome
@@ -104,11 +105,13 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder)
+            recovery = Recovery(plan.world) if recipe.launch.recover else None
             outcome = nursery.run(
-                argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend
+                argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend, recovery
             )
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
+        summary["restarts"] = recovery.changes if recovery is not None else 0
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
     return summary

@@ -1,0 +1,177 @@
+"""The state of a run out of the memory of its ranks: what a checkpoint gives from disk, ranks give each other.
+
+Each rank says what it holds: boxes of logical tensors, after which step. Of the newest step that any rank has, every
+rank gets the boxes that it wants, its own from itself, others from whoever holds them. Old and new layout may differ,
+so that this serves a rank that takes a lost one's place, and a run that goes on under another plan.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from unisono.train.checkpoint.boxes import Box, Extent, overlap
+
+Held = dict[str, list[tuple[int, int, Extent]]]
+"""Name of a tensor → (rank, number of the box there, the box) of all that is held of it."""
+
+
+class NotHeld(Exception):
+    """Nobody that is left holds all of what is wanted; the same on every rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A part of a tensor that goes from one rank's box to another's; `source` and `target` are the boxes' numbers."""
+
+    source: int
+    target: int
+    part: Extent
+
+
+class PeerMemory:
+    """What all ranks hold, as a source to restore a run from. Every rank makes one, and calls `load` as often.
+
+    store: a torch Store of this meeting alone. boxes: what this rank holds after `step` steps; nothing where it is new.
+    state: JSON values beside, which all ranks that hold something have alike. device: where messages of the default
+    group have to lie.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        store: Any,
+        boxes: Sequence[Box],
+        step: int,
+        state: Mapping[str, Any],
+        device: torch.device,
+    ) -> None:
+        self._rank, self._world, self._store, self._device, self._round = rank, world, store, device, 0
+        self._boxes = list(boxes)
+        said = {"step": step, "state": state, "boxes": [_told(box) for box in boxes]} if boxes else {}
+        lines = self._tell("holds", said)
+        self.step = max((line["step"] for line in lines if line), default=-1)
+        """After which the newest state was held; -1 where nobody holds any."""
+        newest = [(rank, line) for rank, line in enumerate(lines) if line and line["step"] == self.step]
+        self.state: dict[str, Any] = {"step": self.step, **(newest[0][1]["state"] if newest else {})}
+        self._held: Held = defaultdict(list)
+        self._kinds: dict[str, list[Any]] = {}  # shape and dtype of the whole tensor
+        for owner, line in newest:
+            for number, (name, full, dtype, start, shape) in enumerate(line["boxes"]):
+                self._held[name].append((owner, number, (tuple(start), tuple(shape))))
+                self._kinds[name] = [full, dtype]
+
+    def names(self) -> set[str]:
+        """Of all tensors that are held."""
+        return set(self._held)
+
+    def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
+        """Fill these boxes' tensors in place; returns the state. Every rank calls it. Raises NotHeld, on all ranks."""
+        self._round += 1
+        wants = self._tell(f"wants/{self._round}", [_told(box) for box in boxes])
+        moves = self._moves(wants)
+        self._play(moves, boxes)
+        return self.state
+
+    def _tell(self, what: str, said: Any) -> list[Any]:
+        """What every rank says, in their order."""
+        self._store.set(f"{what}/{self._rank}", json.dumps(said))
+        return [json.loads(self._store.get(f"{what}/{rank}")) for rank in range(self._world)]
+
+    def _moves(self, wants: Sequence[Sequence[Any]]) -> dict[tuple[int, int], list[_Move]]:
+        """(from, to) → what goes, the same on every rank."""
+        moves: dict[tuple[int, int], list[_Move]] = defaultdict(list)
+        for rank, boxes in enumerate(wants):
+            for target, (name, full, dtype, start, shape) in enumerate(boxes):
+                if not prod(shape):
+                    continue
+                if self._kinds.get(name) != [full, dtype]:
+                    raise NotHeld(f"nobody holds {name}")
+                for owner, source, part in self._cover(rank, name, (tuple(start), tuple(shape))):
+                    moves[owner, rank].append(_Move(source, target, part))
+        return moves
+
+    def _cover(self, rank: int, name: str, wanted: Extent) -> list[tuple[int, int, Extent]]:
+        """Disjoint parts of what is held that make up a box; a rank's own come first, then the next rank's."""
+        found: list[tuple[int, int, Extent]] = []
+        missing = prod(wanted[1])
+        for owner, number, held in sorted(
+            self._held[name], key=lambda one: ((one[0] - rank) % self._world, one[1])
+        ):
+            part = _shared(wanted, held)
+            if part is None or any(overlap(part, other) for _, _, other in found):
+                continue
+            found.append((owner, number, part))
+            missing -= prod(part[1])
+            if not missing:
+                return found
+        raise NotHeld(f"nobody holds all of {name}")
+
+    def _play(self, moves: Mapping[tuple[int, int], Sequence[_Move]], boxes: Sequence[Box]) -> None:
+        pending: list[Any] = []
+        arriving: list[tuple[Tensor, Sequence[_Move]]] = []
+        kept: list[Tensor] = []
+        with torch.no_grad():
+            for (source, target), some in sorted(moves.items()):
+                if target == self._rank and source != self._rank:
+                    nbytes = sum(prod(m.part[1]) * boxes[m.target].tensor.element_size() for m in some)
+                    buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+                    pending.append(dist.irecv(buffer, source))
+                    arriving.append((buffer, some))
+            for (source, target), some in sorted(moves.items()):
+                if source != self._rank:
+                    continue
+                parts = [_cut(self._boxes[move.source], move.part) for move in some]
+                if target == self._rank:
+                    for part, move in zip(parts, some, strict=True):
+                        _cut(boxes[move.target], move.part).copy_(part)
+                    continue
+                kept.append(torch.cat([_bytes(part.to(self._device)) for part in parts]))
+                pending.append(dist.isend(kept[-1], target))
+            for work in pending:
+                work.wait()
+            for buffer, some in arriving:
+                at = 0
+                for move in some:
+                    part = _cut(boxes[move.target], move.part)
+                    size = part.numel() * part.element_size()
+                    # A copy begins where memory is aligned for any dtype.
+                    part.copy_(buffer[at : at + size].clone().view(part.dtype).view(part.shape))
+                    at += size
+
+
+def _told(box: Box) -> list[Any]:
+    return [
+        box.name,
+        list(box.full_shape),
+        str(box.tensor.dtype),
+        list(box.start),
+        list(box.tensor.shape),
+    ]
+
+
+def _shared(one: Extent, other: Extent) -> Extent | None:
+    """The elements that two boxes share."""
+    start = tuple(map(max, one[0], other[0]))
+    stops = [min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True)]
+    shape = tuple(stop - begin for stop, begin in zip(stops, start, strict=True))
+    return (start, shape) if all(size > 0 for size in shape) else None
+
+
+def _cut(box: Box, part: Extent) -> Tensor:
+    """A part of a box, by its place in the whole tensor."""
+    x = box.tensor.detach()
+    for dim, (at, begin, size) in enumerate(zip(part[0], box.start, part[1], strict=True)):
+        x = x.narrow(dim, at - begin, size)
+    return x
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().view(-1).view(torch.uint8)
