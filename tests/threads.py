@@ -13,7 +13,8 @@ import pytest
 from tests.ranks import World
 from unisono.config import Recipe
 from unisono.launch.context import Channel, NullChannel, RankContext
-from unisono.launch.supervise import OnEvent, Outcome
+from unisono.launch.outcome import Outcome
+from unisono.launch.supervise import OnEvent
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError, UserCodeError
 from unisono.verify.prover import ENTRY, Proof, ProofRanks, prove_on
@@ -54,6 +55,7 @@ class ThreadNursery:
         on_event: OnEvent | None = None,
         timeout: float | None = None,
         backend: str = "auto",
+        recovery: Any = None,
     ) -> Outcome:
         import torch
 

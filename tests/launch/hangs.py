@@ -148,7 +148,7 @@ def play(case: Case, folder: Path, deadline: float = DEADLINE) -> Played:
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     program = [str(PROGRAM), case.plan, str(deadline)]
     if case.kind == "recipe":
-        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan]
+        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan, "--launch.recover", "false"]
     output = _run(case, program, folder, environ)
     ended = time.time()
     left = left_of(mark)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unisono.launch import doctor
-from unisono.launch.supervise import Outcome
+from unisono.launch.outcome import Outcome
 from unisono.spec.errors import UserCodeError
 
 Usage = namedtuple("Usage", "total used free")

@@ -30,6 +30,9 @@ class Asked(NullChannel):
         self.left -= 1
         return self.left < 0
 
+    def rendezvous(self, error: BaseException) -> None:
+        return None
+
 
 def play(
     told: Recipe, plan: str, ranks: int, run_dir: Path, resume: bool = False, stop: int = 99,

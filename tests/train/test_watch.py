@@ -103,6 +103,9 @@ def test_the_live_table_hears_of_the_last_step_only():
         def stop_requested(self) -> bool:
             return False
 
+        def rendezvous(self, error: BaseException) -> None:
+            return None
+
     journal = Journal([LiveTable(Line(), 9, 1)], tokens=100)
     for step in range(3):
         journal.add(report(step, stop=step == 2), Recorder(0).lap(), 0.5)

@@ -15,8 +15,7 @@ from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
 from unisono.spec.errors import PeerGone
-from unisono.spec.meeting import Meeting
-
+from unisono.spec.rendezvous import Rendezvous
 
 LATEST = 60.0
 """Seconds in which the supervisor says that ranks meet anew, if they do."""
@@ -36,7 +35,7 @@ class Channel(ABC):
         Ranks may hear it at different steps; the caller agrees on one step over a collective.
         """
 
-    def meeting(self, error: BaseException) -> Meeting | None:
+    def rendezvous(self, error: BaseException) -> Rendezvous | None:
         """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
         or the error is this rank's own. Waits until it is known."""
         return None
@@ -69,7 +68,9 @@ class SocketChannel(Channel):
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._left = False  # the supervisor has
-        self._epoch = self._called = self._freed = 0  # this rank's, the latest, and the one that `away` was for
+        self._epoch = self._called = self._freed = (
+            0  # this rank's, the latest, and the one that `away` was for
+        )
         self._away: Callable[[], None] = lambda: None
         self._anew: Callable[[int], Any] | None = None
         self.dropped = 0
@@ -78,7 +79,7 @@ class SocketChannel(Channel):
 
     def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[int], Any]) -> None:
         """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
-        other ranks; called by a thread beside, as soon as one was lost. anew(epoch): the store of that meeting."""
+        other ranks; called by a thread beside, as soon as one was lost. anew(epoch): the store of that rendezvous."""
         self._epoch = self._called = self._freed = epoch
         self._away, self._anew = away, anew
         threading.Thread(target=self._hear_on, name="unisono-hear", daemon=True).start()
@@ -96,7 +97,7 @@ class SocketChannel(Channel):
                 if self._left or "leave" in self._heard:
                     return
 
-    def meeting(self, error: BaseException) -> Meeting | None:
+    def rendezvous(self, error: BaseException) -> Rendezvous | None:
         mine = not isinstance(error, PeerGone) and not is_echo(type(error).__name__, str(error))
         if self._anew is None or (mine and self._called == self._epoch):
             return None
@@ -106,7 +107,7 @@ class SocketChannel(Channel):
             if self._freed == self._epoch:
                 return None
             self._epoch = self._freed
-        return Meeting(self._epoch, self._anew(self._epoch))
+        return Rendezvous(self._epoch, self._anew(self._epoch))
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":
@@ -199,7 +200,7 @@ class RankContext:
 
     `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
     environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. epoch: how
-    often ranks have met before. `meeting`: the one in which this rank takes a lost one's place among others that train.
+    often ranks have met before. `rendezvous`: in which this rank takes a lost one's place among others that train.
     """
 
     rank: int
@@ -214,7 +215,7 @@ class RankContext:
     run_token: str
     means: str = ""
     epoch: int = 0
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
 
 def flush_and_leave(code: int) -> NoReturn:

@@ -16,7 +16,7 @@ import psutil
 
 from unisono.launch.backend import Equipment, has_mpi
 from unisono.launch.nursery import Nursery
-from unisono.launch.supervise import Outcome
+from unisono.launch.outcome import Outcome
 from unisono.launch.transport import SOCKETS, SYSFS, NetworkTransport, transports
 from unisono.spec.errors import UnisonoError
 

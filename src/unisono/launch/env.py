@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from unisono.launch.outcome import Outcome
 from unisono.launch.starters import Started, detect, idle
-from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
 
 __all__ = ["Started", "detect", "idle", "idle_here", "place_here", "run_in_env"]

@@ -19,10 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.launch.heap import with_huge_pages
+from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
-from unisono.launch.supervise import OnEvent, Outcome, Supervision
+from unisono.launch.supervise import OnEvent, Supervision
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import tell
 

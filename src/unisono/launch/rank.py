@@ -25,7 +25,7 @@ from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
 from unisono.spec.errors import UnisonoError, UsageError
-from unisono.spec.meeting import Meeting
+from unisono.spec.rendezvous import Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -77,7 +77,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             run_token=order["token"],
             means=means(backend, route),
             epoch=epoch,
-            meeting=Meeting(epoch, store) if order.get("joins") else None,
+            rendezvous=Rendezvous(epoch, store) if order.get("joins") else None,
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)

@@ -26,11 +26,11 @@ from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.helper import die_with
+from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import equipment, means
 from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout
-from unisono.launch.supervise import Outcome
 from unisono.spec.errors import UnisonoError, UsageError
 
 _EARLY = 3600  # seconds

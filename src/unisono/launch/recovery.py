@@ -15,19 +15,24 @@ LOOK_EVERY = 0.2
 """Seconds between two looks at whether a rank is stopped."""
 STOPPED = 0.4
 """Seconds for which a rank may be stopped by a signal before it counts as lost."""
+CUT_GRACE = 0.5
+"""Seconds to wait for a death after a rank has missed another; without one, their connection was cut."""
 
 
 @dataclass
 class Recovery:
-    """What is known of a run's changes. ready: ranks that trained in this epoch. changes: how often ranks were lost."""
+    """What is known of a run's changes. changes: how often ranks were lost. begun: whether all ranks have trained since
+    they were started together, so that those that are left hold the run; else all are started anew."""
 
     ranks: int
     epoch: int = 0
     changes: int = 0
-    ready: set[int] = field(default_factory=set)
+    begun: bool = False
+    _ready: set[int] = field(default_factory=set)
     _step: int = -1
     _tries: int = 0
     _since: dict[int, float] = field(default_factory=dict)
+    _hung: set[tuple[int, int]] = field(default_factory=set)
 
     def stepped(self, step: int) -> None:
         """The run has made so many steps."""
@@ -38,18 +43,29 @@ class Recovery:
         """Whether one more change is worth a try."""
         return self._tries < LIMIT
 
-    def change(self) -> int:
-        """Ranks were lost: the next epoch begins. Returns it."""
+    def may_hang(self, rank: int) -> bool:
+        """Whether to replace a rank that stood still: not where it does so after the same step again."""
+        again = (rank, self._step) in self._hung
+        self._hung.add((rank, self._step))
+        return self.may() and not again
+
+    def change(self, anew: bool = False) -> int:
+        """Ranks were lost: the next epoch begins. anew: all are started together. Returns it."""
         self.epoch += 1
         self.changes += 1
         self._tries += 1
-        self.ready.clear()
+        self.begun = self.begun and not anew
+        self._ready.clear()
         self._since.clear()
         return self.epoch
 
-    def all_ready(self) -> bool:
-        """Whether all ranks have met in this epoch and train."""
-        return len(self.ready) == self.ranks
+    def ready(self, rank: int) -> bool:
+        """A rank trains in this epoch; returns whether it is the last to do so."""
+        known = len(self._ready)
+        self._ready.add(rank)
+        done = len(self._ready) == self.ranks
+        self.begun = self.begun or done
+        return done and known < self.ranks
 
     def stands(self, rank: int, stopped: bool, now: float) -> bool:
         """Whether a rank, stopped by a signal or not, has been so for too long. now: seconds."""

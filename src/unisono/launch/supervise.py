@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, verdict, wire
+from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import LOOK_EVERY, Recovery
+from unisono.launch.recovery import CUT_GRACE, LOOK_EVERY, Recovery
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals
 from unisono.launch.store import StoreServer
-from unisono.spec.errors import Interrupted, Stopped, UnisonoError, UserCodeError
+from unisono.spec.errors import Interrupted, Stopped, UnisonoError
 
 ECHO_GRACE = 2.0
 """Seconds to wait for the true failure after one that is only an echo of another."""
@@ -32,20 +33,6 @@ STACK_GRACE = 0.5
 """Seconds that ranks get to write their stacks in a hang."""
 
 OnEvent = Callable[[int, dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: one result a rank (None where there is none), the error to show, the exit code.
-
-    `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run ended because it was asked to; then `exit`
-    is 130 or 75, and `error` is None if the ranks ended in good order.
-    """
-
-    results: list[dict[str, Any] | None]
-    error: UnisonoError | None
-    exit: int
-    stopped: str = ""
 
 
 @dataclass
@@ -61,7 +48,9 @@ class Supervision:
     abandon: Callable[[], None]
     recovery: Recovery | None = None
     seats: list[Seat] = field(default_factory=list)
-    settled: dict[str, Any] = field(default_factory=dict)  # of the argument, what ranks agreed on at their start
+    settled: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the argument, what ranks agreed on at their start
     store: StoreServer = field(default_factory=StoreServer)
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
@@ -171,14 +160,17 @@ class Supervision:
                 case "hang":
                     self._hung(crossing.revive(event["error"], None, self.host))
                 case "lost":
-                    self._missed(seat)
+                    self._missed(event["epoch"])
                 case kind:
                     self._train(seat, kind, event)
                     self.on_event(seat.rank, event)
-        if all(other.reported() for other in self.seats):
-            for other in self.seats:
-                other.tell("leave")
+        self._let_go()
         return events is not None
+
+    def _let_go(self) -> None:
+        if all(seat.reported() for seat in self.seats):
+            for seat in self.seats:
+                seat.tell("leave")
 
     def _serve(self, seat: Seat) -> None:
         for request in seat.asked():
@@ -216,7 +208,10 @@ class Supervision:
             self._forget(sock)
         if not seat.reported() and not self._ending:
             failure = verdict.Failure(seat.rank, None, status)
-            if self._replaceable(status):
+            if self.recovery is not None and self.seats[0].finished:
+                seat.finished = True  # all is done and said
+                self._let_go()
+            elif self._replaceable(status):
                 self._lose([failure])
             else:
                 self._failed(failure)
@@ -254,8 +249,7 @@ class Supervision:
         return (
             self.recovery is not None
             and status < 0
-            and not self.failures
-            and not self.stopped
+            and all(failure.echo for failure in self.failures)
             and not self.helper_gone
             and self.recovery.may()
         )
@@ -270,23 +264,19 @@ class Supervision:
             return
         if kind == "step":
             self.recovery.stepped(event["step"])
-        if kind == "ready" and not self.recovery.all_ready():
-            self.recovery.ready.add(seat.rank)
-            if self.recovery.epoch and self.recovery.all_ready():
-                self._deadline = None
-                self.on_event(-1, {"kind": "members", "epoch": self.recovery.epoch, "met": event["step"]})
+        if kind == "ready" and self.recovery.ready(seat.rank) and self.recovery.epoch:
+            self.on_event(-1, {"kind": "members", "epoch": self.recovery.epoch, "met": event["step"]})
 
-    def _missed(self, seat: Seat) -> None:
+    def _missed(self, epoch: int) -> None:
         """A rank misses another. If nobody turns out to be dead, a connection was cut: then all meet anew too."""
-        if self.recovery is None or self._ending:
-            return
-        if self._deadline is None:
-            self._deadline = time.monotonic() + ECHO_GRACE
+        if self.recovery is not None and epoch == self.recovery.epoch and self._deadline is None:
+            self._deadline = time.monotonic() + CUT_GRACE
 
     def _hung(self, error: UnisonoError) -> None:
         """The ranks have found whose fault a hang is: one that stands still is replaced, as if it had died."""
         who = error.rank
-        if error.code == "H01" and who is not None and self._replaceable(-signal.SIGKILL):
+        recovery = self.recovery if self._replaceable(-signal.SIGKILL) else None
+        if error.code == "H01" and who is not None and recovery is not None and recovery.may_hang(who):
             self.on_event(-1, {"kind": "note", "text": error.what})
             self.seats[who].kill()
             return
@@ -299,10 +289,10 @@ class Supervision:
         recovery = self.recovery
         if recovery is None:
             return
-        joins = recovery.epoch == 0 and recovery.all_ready() or recovery.epoch > 0
-        joins = joins and not any(seat.reported() for seat in self.seats)
-        epoch = recovery.change()
+        joins = recovery.begun and not any(seat.reported() for seat in self.seats)
+        epoch = recovery.change(anew=not joins)
         self._deadline = None
+        self.failures.clear()
         self._reply(self.store.interrupt())
         gone = {failure.rank for failure in lost}
         if not joins:
@@ -325,6 +315,8 @@ class Supervision:
         with contextlib.suppress(ConnectionError):  # the helper has gone: `watch` will find that
             self.seats[rank] = seat = self._send_seat({"op": "again", "rank": rank, **terms})
             self._watch_seat(seat)
+            if self.stopped:
+                seat.tell("stop")
 
     # What follows from it.
 
@@ -393,17 +385,11 @@ class Supervision:
     def _outcome(self) -> Outcome:
         results = [seat.result for seat in self.seats] + [None] * (self.ranks - len(self.seats))
         if self.unborn is not None:
-            error: UnisonoError | None = crossing.revive(self.unborn, None, self.host)
-            return Outcome(results, error, error.exit)
+            unborn = crossing.revive(self.unborn, None, self.host)
+            return Outcome(results, unborn, unborn.exit)
         error = self._judged
         if error is None and self.failures:
             error = self._find_error()
         if error is None and self.helper_gone:
-            error = UserCodeError(
-                "the process that starts the ranks was killed",
-                likely="the kernel ran out of memory (dmesg says so), or somebody killed it",
-                host=self.host,
-                code="R02",
-            )
-        code = error.exit if error is not None else {"": 0, "interrupt": 130, "terminate": 75}[self.stopped]
-        return Outcome(results, error, code, self.stopped)
+            error = helper_killed(self.host)
+        return ended(results, error, self.stopped)

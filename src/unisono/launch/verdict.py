@@ -107,7 +107,13 @@ def _died(failure: Failure, others: Sequence[int], host: str, last_lines: Sequen
     likely = causes.get(number, stopped_because(others))
     fix = "fewer ranks, or a smaller train.micro_batch" if number == signal.SIGKILL else ""
     error = UserCodeError(
-        how_died(failure.status), where=where, likely=likely, fix=fix, rank=failure.rank, host=host, code="R02"
+        how_died(failure.status),
+        where=where,
+        likely=likely,
+        fix=fix,
+        rank=failure.rank,
+        host=host,
+        code="R02",
     )
     error.__dict__["exit"] = 128 + number  # the contract's 128+n, for this one error
     return error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.launch import env, local
-from unisono.launch.supervise import Outcome
+from unisono.launch.outcome import Outcome
 from unisono.measure.benches import Bench, Row
 from unisono.report import sheet
 from unisono.spec.settings import Settings

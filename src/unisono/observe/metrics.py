@@ -69,6 +69,13 @@ def read_steps(path: str | Path) -> tuple[list[dict[str, Any]], int]:
     return records, damaged
 
 
+def last_step(path: Path) -> int:
+    """The last step that a run wrote down; 0 where there is none."""
+    if not path.is_file():
+        return 0
+    return max((record["step"] for record in read_steps(path)[0] if "step" in record), default=0)
+
+
 def forget_after(path: Path, step: int) -> None:
     """Drop the lines of steps after `step`: a resumed run makes them again. Killed here, the file is as it was."""
     if path.is_file():

@@ -23,7 +23,7 @@ class Run:
     """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
 
     leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
-    is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not so
+    is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not
     in the middle of an update.
     """
 

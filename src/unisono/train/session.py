@@ -17,12 +17,13 @@ from unisono.comm.device import of_rank
 from unisono.comm.ways import ways
 from unisono.config import Recipe
 from unisono.observe.memory import peak_rss_mib
+from unisono.observe.metrics import last_step
 from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.meeting import Meeting
+from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train.ahead import AheadUpdate, run_ahead
@@ -51,9 +52,9 @@ from unisono.train.writing import writing
 class RankOrder:
     """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
 
-    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. meeting: the one in which this rank, a new process, takes a lost one's
-    place; None at a start. last_bits: what the last bits of a sum depend on beside the plan, by
-    name; checkpoints keep it.
+    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. rendezvous: that
+    in which this rank, a new process, takes a lost one's place; None at a start. last_bits: what the last bits of a sum
+    depend on beside the plan, by name; checkpoints keep it.
     """
 
     recipe: Recipe
@@ -67,7 +68,7 @@ class RankOrder:
     token: str
     last_bits: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
 
 
 @dataclass(slots=True)
@@ -95,16 +96,20 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
 
     Raises UsageError for a checkpoint that is damaged or of another model, UserCodeError when numbers go bad.
     """
-    meeting, live = order.meeting, None if order.meeting else _start(order, corpus)
+    rendezvous, live = order.rendezvous, None if order.rendezvous else _start(order, corpus)
+    kept = Remembered(live.run, live.val_losses) if live is not None else Remembered()
     try:
         while True:
             try:
-                if meeting is not None or live is None:
-                    live, meeting = _rejoin(order, meeting, corpus, live), None
+                if rendezvous is not None:
+                    live = _rejoin(order, rendezvous, corpus, kept, live)
+                    kept.run, kept.val_losses, rendezvous = live.run, live.val_losses, None
+                if live is None:
+                    raise ValueError("a rank without a run needs a rendezvous")
                 return _play(live, corpus)
             except Exception as error:
-                meeting = order.line.meeting(error)
-                if meeting is None:
+                rendezvous = order.line.rendezvous(error)
+                if rendezvous is None:
                     raise
     finally:
         if live is not None:
@@ -190,7 +195,6 @@ def _enter(
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
     if there is one. Every rank calls it, or it hangs."""
     recipe, place = order.recipe, order.place
-    val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
     if said := run_ahead(run, recipe.train):
         _note(order, said)
     feed, val = feeds(recipe, order.plan, corpus, place.device)
@@ -202,54 +206,76 @@ def _enter(
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
-    return Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved, folder)
+    return Live(order, run, feed, val, saver, journal, check, _losses(state), targets, corpus, saved, folder)
 
 
-def _rejoin(order: RankOrder, meeting: Meeting | None, corpus: Corpus, old: Live | None) -> Live:
+def _losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """Of validations, by step."""
+    return [(int(step), float(loss)) for step, loss in state.get("val", ())]
+
+
+@dataclass(slots=True)
+class Remembered:
+    """What this rank holds of the run for a rendezvous to come: nothing where it is new."""
+
+    run: Run | None = None
+    val_losses: list[tuple[int, float]] = field(default_factory=list)
+    recent: list[dict[str, Any]] = field(default_factory=list)  # steps told, see Journal
+
+
+def _rejoin(
+    order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Remembered, old: Live | None
+) -> Live:
     """The run among ranks that meet anew. old: as it was here before; None on a rank that is new. Its state comes from
     the ranks' memory or, where they do not hold all of it, from the newest checkpoint. Every rank calls it, or it
     hangs."""
-    if meeting is None:
-        raise ValueError("ranks that meet anew need a meeting")
     place, recorder = order.place, Recorder(order.place.rank)
-    memory = _remembered(order, meeting, old)
-    connect(place, meeting.store)
+    if old is not None:
+        with suppress(OSError):
+            old.journal.close()
+        kept.recent = old.journal.recent()
+        old.feed.close()
+    memory = _remembered(order, rendezvous, kept)
+    connect(place, rendezvous.store)
     run = build(
         order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder, filled=False
     )
     try:
         state, folder = refill(run, memory), None
     except NotHeld as missing:
-        folder = _newest(order, meeting)
+        folder = _newest(order, rendezvous)
         if folder is None:
             run = build(order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder)
         state = restore(run, folder) if folder is not None else {}
         _note(order, f"{missing}: going on from {folder.name if folder else 'the beginning'}")
-    if old is not None:
-        with suppress(OSError):
-            old.journal.close()
-        old.feed.close()
-    return _enter(order, run, corpus, state, folder, meeting.epoch)
+    kept.run, kept.val_losses = run, _losses(state)  # should one more be lost before all train again
+    live = _enter(order, run, corpus, state, folder, rendezvous.epoch)
+    if old is None and order.place.rank == 0:
+        with writing(order.run_dir):
+            live.journal.catch_up(state.get("recent", ()), last_step(order.run_dir / "metrics.jsonl"))
+    return live
 
 
-def _remembered(order: RankOrder, meeting: Meeting, old: Live | None) -> PeerMemory:
+def _remembered(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
     """What ranks hold of the run: nothing where an update was under way, or where updates follow their step."""
-    place, step, state = order.place, -1, dict[str, Any]()
-    boxes: list[Box] = []
-    if old is not None and old.run.whole and not isinstance(old.run.update, AheadUpdate):
-        step, state = old.run.step, {"val": old.val_losses}
-        boxes = [*pieces_of(old.run), *kept_of(old.run)] if unflushed(order.plan) is None else []
-    return PeerMemory(place.rank, place.world, meeting.store, boxes, step, state, place.device)
+    place, run, boxes = order.place, kept.run, list[Box]()
+    holds = run is not None and run.whole and not isinstance(run.update, AheadUpdate)
+    if run is not None and holds and unflushed(order.plan) is None:
+        boxes = [*pieces_of(run), *kept_of(run)]
+    step, state = (
+        (run.step, {"val": kept.val_losses, "recent": kept.recent}) if run is not None and boxes else (-1, {})
+    )
+    return PeerMemory(place.rank, place.world, rendezvous.store, boxes, step, state, place.device)
 
 
-def _newest(order: RankOrder, meeting: Meeting) -> Path | None:
+def _newest(order: RankOrder, rendezvous: Rendezvous) -> Path | None:
     """The newest whole checkpoint, as rank 0 sees it."""
     if order.place.rank == 0:
         folder, faults = first_whole(by_age(order.run_dir))
         for fault in faults:
             _note(order, fault)
-        meeting.store.set("checkpoint", folder.name if folder is not None else "")
-    name = meeting.store.get("checkpoint").decode()
+        rendezvous.store.set("checkpoint", folder.name if folder is not None else "")
+    name = rendezvous.store.get("checkpoint").decode()
     return order.run_dir / FOLDER / name if name else None
 
 

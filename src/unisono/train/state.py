@@ -77,7 +77,7 @@ def _scale_of(run: Run) -> list[Box]:
     return [Box(f"scaler/{key}", (), (), value, first) for key, value in run.update.scaler.state().items()]
 
 
-class Source(Protocol):
+class StateSource(Protocol):
     """Where the state of a run comes from."""
 
     def names(self) -> set[str]:
@@ -110,7 +110,7 @@ def restore(run: Run, folder: Path) -> dict[str, Any]:
     return refill(run, Stored(folder))
 
 
-def refill(run: Run, source: Source) -> dict[str, Any]:
+def refill(run: Run, source: StateSource) -> dict[str, Any]:
     """Fill the run from a source, its step too; returns what was kept beside. What policy or scale keep and the source
     does not have, as of a replica that is new, stays as it is. Raises what the source raises."""
     state, known = dict(run.sync.state()), source.names()
@@ -152,7 +152,7 @@ def _keepers(run: Run) -> int:
     return run.mesh.dp.size * run.timetable.chains
 
 
-def _deal_anew(run: Run, source: Source, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
+def _deal_anew(run: Run, source: StateSource, state: Mapping[str, Tensor], known: set[str]) -> list[str]:
     """Fill what each replica keeps for itself with an equal share of what all replicas of the checkpoint kept, so that
     nothing of their sum is lost; returns its keys."""
     dealt: set[str] = set()

@@ -34,8 +34,7 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
         run.update.scaler.unscale(gradients.slots)
-        numbers = gradients.numbers(run.measure)
-        run.whole = False
+        numbers, run.whole = gradients.numbers(run.measure), False
         report = run.update(run.step, verdict, numbers)
         gradients.forget()
     if not report.finite or report.again:

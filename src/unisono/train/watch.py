@@ -1,17 +1,20 @@
 """What each step did, told to observers: the live table and the sinks (`spec.sink`). Nothing of it changes a step."""
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from unisono.observe.memory import peak_rss_mib
+from unisono.observe.metrics import plain
 from unisono.observe.span import PARTS, Lap
-from unisono.spec.meeting import Meeting
+from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import Observer, StepRecord
 from unisono.train.update import Report
 
 EVERY = 0.5  # seconds
+RECENT = 256  # steps; more are not made while one waits to be told
 
 
 class Uplink(Protocol):
@@ -19,7 +22,7 @@ class Uplink(Protocol):
 
     def send(self, kind: str, **fields: Any) -> None: ...
     def stop_requested(self) -> bool: ...
-    def meeting(self, error: BaseException) -> Meeting | None: ...
+    def rendezvous(self, error: BaseException) -> Rendezvous | None: ...
 
 
 class Journal:
@@ -33,6 +36,7 @@ class Journal:
     def __init__(self, observers: Sequence[Observer], tokens: int) -> None:
         self._observers, self._tokens = observers, tokens
         self._waiting: list[tuple[Report, Lap, float]] = []
+        self._recent: deque[StepRecord] = deque(maxlen=RECENT)
         self._told = 0.0
 
     def add(self, report: Report, lap: Lap, seconds: float, more: bool = False) -> None:
@@ -59,7 +63,18 @@ class Journal:
         mem_mib = round(peak_rss_mib(), 1)
         steps = [self._record(*waiting, mem_mib) for waiting in self._waiting]
         self._waiting.clear()
+        self._recent.extend(steps)
         for observer in self._observers:
+            observer.observe(steps)
+
+    def recent(self) -> list[dict[str, Any]]:
+        """The latest steps told, as JSON values: should the rank be lost that writes them down, they are not yet."""
+        return [plain(asdict(record)) for record in self._recent]
+
+    def catch_up(self, recent: Sequence[Mapping[str, Any]], known: int) -> None:
+        """Tell steps after `known` that another rank has told. Raises OSError."""
+        steps = [StepRecord(**record) for record in recent if record["step"] > known]
+        for observer in self._observers if steps else ():
             observer.observe(steps)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 import tomllib
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +16,13 @@ from typing import Any, Self
 from unisono.config import Recipe
 from unisono.observe import environment
 from unisono.observe.files import write_whole
+from unisono.observe.metrics import JsonLines
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
 from unisono.train.writing import writing
 
 PREDICTION = "prediction.json"
+MEMBERS = "members.jsonl"
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
@@ -68,6 +71,9 @@ class Watched:
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
             self._begin(self.path)
+        elif event.get("kind") == "members" and self.path is not None:
+            with contextlib.suppress(OSError), JsonLines(self.path / MEMBERS) as file:
+                file.write({"time": round(time.time(), 3), **{k: v for k, v in event.items() if k != "kind"}})
         elif event.get("kind") == "saved" and self.path is not None:
             with writing(self.path):  # not before: what it names can be gone on from
                 write_whole(self.path.parent / "latest", self.path.name + "\n")

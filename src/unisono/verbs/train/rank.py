@@ -44,7 +44,7 @@ def prepare(argument: dict[str, Any]) -> Corpus:
 def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str, Any]:
     """Train; returns the summary, with the run folder."""
     told = TrainOrder.read(argument)
-    if ctx.meeting is not None:
+    if ctx.rendezvous is not None:
         return _join(ctx, told, corpus)
     resolved = agree(
         ctx, "order", lambda: resolve(told.recipe, told.plan, ctx.world), lambda it: facts_of(ctx, it, corpus)
@@ -95,7 +95,7 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     order = RankOrder(
         recipe, resolved.plan, run_dir, None, place, ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
-        ctx.epoch, ctx.meeting,
+        ctx.epoch, ctx.rendezvous,
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:

@@ -18,10 +18,11 @@ from unisono.config.resolve import located
 from unisono.launch import env, local
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
+from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
 from unisono.launch.signals import heard
-from unisono.launch.supervise import OnEvent, Outcome
+from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError

@@ -1,12 +1,11 @@
-"""A meeting of a run's ranks after one of them was lost: what each is told, and what the lost ones are replaced by. No
-torch."""
+"""The ranks of a run meet anew after one of them was lost: what each is told. No torch."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """The ranks of a run meet anew.
 
     epoch: how often they have met before. store: a torch Store of this epoch alone, so that no word of an earlier one

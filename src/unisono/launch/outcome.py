@@ -1,0 +1,36 @@
+"""How a run ended. No torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from unisono.spec.errors import UnisonoError, UserCodeError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: one result a rank (None where there is none), the error to show, the exit code.
+
+    `stopped` is "interrupt" (Ctrl-C) or "terminate" (SIGTERM) when the run ended because it was asked to; then `exit`
+    is 130 or 75, and `error` is None if the ranks ended in good order.
+    """
+
+    results: list[dict[str, Any] | None]
+    error: UnisonoError | None
+    exit: int
+    stopped: str = ""
+
+
+def ended(results: list[dict[str, Any] | None], error: UnisonoError | None, stopped: str) -> Outcome:
+    """The outcome of a run of which all ranks are gone."""
+    code = error.exit if error is not None else {"": 0, "interrupt": 130, "terminate": 75}[stopped]
+    return Outcome(results, error, code, stopped)
+
+
+def helper_killed(host: str) -> UnisonoError:
+    """The error of a run whose ranks' parent has gone, and they with it."""
+    return UserCodeError(
+        "the process that starts the ranks was killed",
+        likely="the kernel ran out of memory (dmesg says so), or somebody killed it",
+        host=host,
+        code="R02",
+    )

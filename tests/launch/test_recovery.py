@@ -1,0 +1,177 @@
+"""Ranks that are lost are replaced: when, by whom, and what the run computes then."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unisono.launch.recovery import LIMIT, STOPPED, Recovery
+from unisono.observe.metrics import read_lines
+from unisono.train.checkpoint import read_full
+
+RECIPE = """
+name = "tiny"
+seed = 3
+[model]
+kind = "gpt"
+n_layer = 2
+n_head = 2
+d_model = 32
+context = 32
+[data]
+source = "text:{text}"
+tokenizer = "byte"
+[train]
+steps = 40
+global_batch = 8
+micro_batch = 1
+eval_every = 0
+[out]
+report = false
+"""
+
+
+def test_a_run_that_makes_no_step_is_given_up():
+    run = Recovery(2)
+    for _ in range(LIMIT):
+        assert run.may()
+        run.change()
+    assert not run.may()
+    run.stepped(1)
+    assert run.may()
+    run.stepped(1)  # the same step again is no progress
+    assert run.changes == run.epoch == LIMIT
+
+
+def test_those_that_are_left_hold_the_run_once_all_have_trained():
+    run = Recovery(2)
+    assert not run.ready(0) and not run.begun
+    assert run.ready(1) and run.begun
+    assert not run.ready(1)  # told twice
+    run.change()
+    assert run.begun
+    run.change(anew=True)
+    assert not run.begun
+
+
+def test_a_rank_may_stand_still_once_after_a_step():
+    run = Recovery(2)
+    run.stepped(4)
+    assert run.may_hang(1) and run.may_hang(0)
+    assert not run.may_hang(1)
+    run.stepped(5)
+    assert run.may_hang(1)
+
+
+def test_a_stop_counts_when_it_lasts():
+    run = Recovery(1)
+    assert not run.stands(0, True, 1.0)
+    assert not run.stands(0, False, 1.1)
+    assert not run.stands(0, True, 1.2)
+    assert not run.stands(0, True, 1.2 + STOPPED / 2)
+    assert run.stands(0, True, 1.2 + STOPPED)
+
+
+class Training:
+    """A run of `unisono train` whose ranks a test can find."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        text = folder / "text.txt"
+        text.write_text("all parts sound as one. " * 400)
+        recipe = folder / "tiny.toml"
+        recipe.write_text(RECIPE.format(text=text))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "unisono", "train", str(recipe), "--out.dir", str(folder / "runs"), "--json", *args],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.said: list[str] = []
+
+    def until(self, pattern: str) -> None:
+        """Read what it says up to a line with this in it."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+            if re.search(pattern, line):
+                return
+        raise AssertionError("".join(self.said))
+
+    def ranks(self) -> list[int]:
+        """Processes of ranks, the oldest first."""
+        (helper,) = _children(self.process.pid)
+        return _children(helper)
+
+    def end(self) -> dict[str, object]:
+        out, err = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, "".join(self.said) + err
+        return json.loads(out)
+
+
+def _children(pid: int) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def weights(summary: dict[str, object]) -> dict[str, bytes]:
+    return {name: x.numpy().tobytes() for name, x in read_full(Path(str(summary["checkpoint"]))).items()}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("plan", "number"),
+    [
+        ("dp=4 sync=canonical", signal.SIGKILL),
+        ("dp=2 pp=2 sync=canonical", signal.SIGKILL),
+        ("dp=2 shard=2 sync=canonical", signal.SIGSTOP),
+        ("pp=2 sync=canonical", signal.SIGKILL),
+    ],
+)
+def test_a_lost_rank_changes_no_bit(tmp_path: Path, plan: str, number: int):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    whole.mkdir()
+    broken.mkdir()
+    reference = weights(Training(whole, "--plan", plan).end())
+    run = Training(broken, "--plan", plan)
+    for i in range(2):
+        run.until(r"step \d+/" if not i else "met again")
+        ranks = run.ranks()
+        os.kill(ranks[-1 - i], number)
+    run.until("met again")
+    summary = run.end()
+    assert summary["restarts"] == 2
+    assert weights(summary) == reference
+    lines = read_lines(Path(str(summary["run_dir"]), "metrics.jsonl"))[0]
+    assert [line["step"] for line in lines] == list(range(1, 41))
+    changes = read_lines(Path(str(summary["run_dir"]), "members.jsonl"))[0]
+    assert [change.get("epoch") for change in changes] == [1, 1, 2, 2]
+
+
+@pytest.mark.timeout(120)
+def test_all_begin_anew_where_one_is_lost_before_any_trains(tmp_path: Path):
+    run = Training(tmp_path, "--plan", "dp=2")
+    run.until("starting")
+    while len(ranks := _ranks_or_none(run)) < 2:
+        assert run.process.poll() is None
+    os.kill(ranks[0], signal.SIGKILL)
+    summary = run.end()
+    assert (summary["steps"], summary["restarts"]) == (40, 1)
+
+
+def _ranks_or_none(run: Training) -> list[int]:
+    try:
+        return run.ranks()
+    except (ValueError, OSError):
+        return []
+
+
+@pytest.mark.timeout(120)
+def test_recover_can_be_switched_off(tmp_path: Path):
+    run = Training(tmp_path, "--plan", "dp=2", "--launch.recover", "false", "--train.steps", "100000")
+    run.until(r"step \d+/")
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    out, _ = run.process.communicate(timeout=60)
+    assert run.process.returncode == 128 + signal.SIGKILL
+    assert json.loads(out)["rank"] == 1

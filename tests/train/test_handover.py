@@ -1,0 +1,63 @@
+"""Ranks give each other the state of a run: whatever the layouts, each gets what it wants or all are told."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unisono.comm.threads import run, store
+from unisono.train.checkpoint import Box
+from unisono.train.handover import NotHeld, PeerMemory
+
+FULL = torch.arange(48.0).view(8, 6)
+
+
+def cut(rows: list[int], step: float = 0.0) -> list[list[Box]]:
+    """The rows of FULL dealt to ranks, by how many each has; all of them where it is -1, none where it is -2."""
+    at, boxes = 0, []
+    for n in rows:
+        if n == -2:
+            boxes.append([])
+            continue
+        size = 8 if n < 0 else n
+        begin = 0 if n < 0 else at
+        at += max(n, 0)
+        boxes.append([Box("model/w", (8, 6), (begin, 0), FULL[begin : begin + size] + step)])
+    return boxes
+
+
+def given_over(held: list[list[Box]], steps: list[int], wanted: list[list[Box]]) -> list[int]:
+    def live(rank: int) -> int:
+        memory = PeerMemory(
+            rank, len(held), store(), held[rank], steps[rank], {"who": rank}, torch.device("cpu")
+        )
+        memory.load(wanted[rank])
+        return memory.step
+
+    return run(len(held), live)
+
+
+def blank(boxes: list[list[Box]]) -> list[list[Box]]:
+    return [[Box(b.name, b.full_shape, b.start, torch.zeros_like(b.tensor)) for b in some] for some in boxes]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.permutations([3, 5, 0]), st.permutations([1, 1, 6]))
+def test_any_layout_is_made_of_any_other(old: list[int], new: list[int]):
+    wanted = blank(cut(new))
+    given_over(cut(old), [4, 4, 4], wanted)
+    for some, right in zip(wanted, cut(new), strict=True):
+        assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(some, right, strict=True))
+
+
+def test_a_new_rank_and_one_that_is_behind_get_the_newest():
+    held = [cut([-1], 100.0)[0], [], cut([-1], 7.0)[0]]
+    wanted = blank(cut([-1, -1, -1]))
+    assert given_over(held, [5, -1, 4], wanted) == [5, 5, 5]
+    assert all(torch.equal(some[0].tensor, FULL + 100.0) for some in wanted)
+
+
+def test_all_are_told_where_a_part_is_held_by_nobody():
+    held = [cut([3])[0], []]
+    with pytest.raises(NotHeld):
+        given_over(held, [2, -1], blank(cut([4, 4])))
