@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono.launch import wire
@@ -140,7 +141,8 @@ class RankContext:
     """One rank's place in a run.
 
     `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
-    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these.
+    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. `appear`: from
+    now on, who asks from outside finds this rank in the given folder.
     """
 
     rank: int
@@ -154,6 +156,7 @@ class RankContext:
     channel: Channel
     run_token: str
     means: str = ""
+    appear: Callable[[Path], None] = lambda folder: None
 
 
 def flush_and_leave(code: int) -> NoReturn:

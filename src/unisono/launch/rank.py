@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -77,6 +77,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         if seat.rank == 0 and backend.note:
             channel.send("note", text=backend.note)
         lookout = Lookout(ctx.rank, ctx.world, ctx.host, ctx.store, pace, partial(_hung, channel))
+        ctx = replace(ctx, appear=partial(lookout.appear, ctx.run_token))
         code = _play(ctx, channel, entry, argument, shared)
         lookout.close()
     finally:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
+from unisono.launch import alive
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.spec.errors import Interrupted, Stopped, UsageError
@@ -87,6 +88,8 @@ class Watched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if self.path is not None:  # what ranks that did not end by themselves have left there
+            alive.sweep(self.path / alive.ALIVE)
         if error is None or self.path is None:
             return
         if self.began:  # its ranks have gone: what one of them was saving will not be finished

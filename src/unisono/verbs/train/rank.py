@@ -14,6 +14,7 @@ from unisono import __version__
 from unisono.comm.device import arithmetic, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
+from unisono.launch.alive import ALIVE
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.plan import Plan
@@ -53,6 +54,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         argument["run_dir"] = str(
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
+        ctx.appear(run_dir / ALIVE)
         if ctx.rank == 0 and ctx.world > 1:
             ctx.channel.send("note", text=ctx.means)
         resume = _agree_on_checkpoint(ctx, told, run_dir, recipe, corpus) if told.resume else None
