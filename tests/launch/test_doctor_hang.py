@@ -201,7 +201,7 @@ def test_lines_are_those_of_now_while_c_code_holds_python(tmp_path: Path) -> Non
 def test_a_folder_that_somebody_else_has_made_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alive.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(alive, "TMP", tmp_path)
     own = alive.private_folder()
     assert alive.private("secret").parent == own and "secret" not in alive.private("secret").name
     own.chmod(0o777)
@@ -210,7 +210,7 @@ def test_a_folder_that_somebody_else_has_made_is_not_taken(
 
 
 def test_the_one_run_without_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alive.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(alive, "TMP", tmp_path)
     with pytest.raises(UsageError, match="no loop of your own"):
         doctor_hang.only_one()
     with sleeper() as pid:
@@ -254,6 +254,14 @@ def test_one_that_validates_alone_and_computes_has_more_patience() -> None:
     assert doctor_hang.judge([waits, asleep], None, 10.0).error is not None
     begun = [replace(one, stand=replace(one.stand, idle=0.0), since=0.5) for one in (waits, busy)]
     assert doctor_hang.judge([replace(one, usual=None) for one in begun], None, 0.0).again, "not known yet"
+
+
+def test_ranks_that_save_together_may_wait_for_one_that_writes() -> None:
+    frames = [["/x/src/unisono/train/checkpoint/vote.py", 9, "polls"]]
+    polls, waits = seen(0, "waits", 0.0, frames=frames), seen(1, "waits", 30.0, frames=frames)
+    assert doctor_hang.judge([polls, waits], None, 10.0).error is None
+    alone = doctor_hang.judge([polls, seen(1, "waits", 30.0)], None, 10.0).error
+    assert alone is not None and alone.code == "H02", "the other does not save"
 
 
 def test_a_run_in_which_nobody_waits_and_nobody_moves_hangs() -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from unisono.observe.files import write_all, write_whole
 
 ALIVE = "alive"
 """The folder in a run's."""
+TMP = Path("/tmp")  # TMPDIR may be another in a job than in the terminal of who asks
 _QUESTION = 256  # bytes, always written at once
 _MOST = 4 << 20  # bytes of an answer
 
@@ -84,7 +84,7 @@ def started(pid: int) -> int:
 def private_folder() -> Path:
     """Where runs without a folder of their own are seen, on each host by itself: a folder of this user's alone. Raises
     OSError where somebody else has taken it."""
-    folder = Path(tempfile.gettempdir(), f"unisono-{os.getuid()}")
+    folder = TMP / f"unisono-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     seen = folder.lstat()
     if folder.is_symlink() or seen.st_uid != os.getuid() or seen.st_mode & 0o077:

@@ -17,13 +17,14 @@ from unisono.launch.stand import Stand
 from unisono.launch.witness import Witness, look, mismatched
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import run_folder
+from unisono.train.writing import locked
 
 LEAST, TIMES = 5.0, 20
 """Seconds, and usual steps, that ranks may wait for one: a run's own deadline is longer."""
 FIRST = 10.0
 """Seconds before the pace is known."""
-PATIENCE = 10  # times that, where one rank validates or saves and still computes
-_ALONE = ("train/evaluate.py", "train/checkpoint/", "library/job.py")
+PATIENCE = 10  # times that, where ranks validate or save and one still works
+_LONG = ("train/evaluate.py", "train/checkpoint/", "library/job.py")
 _STAYS = 20.0  # seconds: for how long we look on
 
 
@@ -114,7 +115,7 @@ def _waited(ranks: Sequence[Witness], state: str, watched: float) -> float:
     """Seconds for which ranks have waited for the one that is first to blame. state: of that one."""
     waits = [one.stand.idle for one in ranks if one.spoke and one.stand.state in ("waits", "ended")]
     if state not in ("runs", "silent"):
-        return min(waits, default=watched) if state in ("waits", "ended") else max(waits, default=watched)
+        return max(waits, default=watched)
     if waits:
         return max(waits)
     if state == "silent":
@@ -130,9 +131,14 @@ def _limit(ranks: Sequence[Witness], first: Stand, waited: float, patience: floa
         return patience
     usual = [one.usual for one in ranks if one.usual is not None]
     limit = max(LEAST, TIMES * max(usual)) if usual else FIRST
-    frames = next(one.frames for one in ranks if one.stand.rank == first.rank)
-    alone = any(part in str(frame[0]) for frame in frames for part in _ALONE)
-    return limit * PATIENCE if alone and first.state == "runs" and first.idle < waited / 2 else limit
+    may_take_long = [
+        one for one in ranks if any(part in str(frame[0]) for frame in one.frames for part in _LONG)
+    ]
+    if first.state != "runs":  # all wait: of those that save together, one may write
+        long = len(may_take_long) == len(ranks) and min(one.stand.idle for one in ranks) < waited / 2
+    else:
+        long = any(one.stand.rank == first.rank for one in may_take_long) and first.idle < waited / 2
+    return limit * PATIENCE if long else limit
 
 
 def _is_restless(ranks: Sequence[Witness], waited: float, watched: float) -> bool:
@@ -163,18 +169,29 @@ def ended(folder: Path) -> UsageError:
         (path for path in (run / "summary.json", run / "error.json") if path.is_file()),
         key=lambda path: path.stat().st_mtime,
     )
-    if not ends and left:
+    if _is_held(run):
+        how = "a run writes into this folder, and no rank is to be seen: it begins, ends, or is of another version"
+    elif not ends and left:
         how = f"its processes ({', '.join(str(one.pid) for one in left)}) have gone without a word: they were killed"
     elif not ends:
         how = "it has left no word of its end" if (run / "metrics.jsonl").exists() else "it has not begun"
     else:
         how = f"it ended at {_time(ends[-1])}: {_how(ends[-1])}"
-    if not ends and (run / "metrics.jsonl").exists():
+    if not ends and not _is_held(run) and (run / "metrics.jsonl").exists():
         how += f"; its last line is of {_time(run / 'metrics.jsonl')}"
     return UsageError(
         "this run is not alive", where=str(run), likely=how,
         fix=f"unisono report {run}; unisono train --resume {run}", code="O03",
     )  # fmt: skip
+
+
+def _is_held(run: Path) -> bool:
+    """Whether a run writes into its folder, which the kernel knows on this host."""
+    try:
+        with locked(run, patience=0.0):
+            return False
+    except UsageError as error:
+        return error.code == "O02"
 
 
 def _how(path: Path) -> str:
