@@ -28,6 +28,7 @@ from unisono.train.ahead import run_ahead
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
+from unisono.train.checkpoint.mirror import Mirroring, place_at
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.evaluate import evaluate
@@ -35,6 +36,7 @@ from unisono.train.flow import unflushed
 from unisono.train.guard import install
 from unisono.train.run import Run
 from unisono.train.sample import sample
+from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
@@ -72,7 +74,7 @@ class Live:
     run: Run
     feed: Feed
     val: Permuted
-    saver: Saver
+    saver: Saving
     journal: Journal
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
@@ -116,7 +118,11 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if not stopped:
         _validate(live)
     # A run resumed at its end has nothing new to save.
-    folder = _save(live, blocking=True) if run.step > first or order.resume is None else order.resume
+    made = run.step > first or order.resume is None
+    folder = _save(live, blocking=True, last=True) if made else order.resume
+    with writing(order.run_dir):
+        live.journal.flush(must=True)
+    live.saver.close(5.0 if stopped else None)  # who was asked to stop may be killed soon
     live.feed.close()
     tokens = (run.step - first) * live.targets
     summary = {
@@ -172,12 +178,20 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    saver = Saver(order.run_dir, place.rank, place.world, token=order.token, keep=3)
+    note, kept = (
+        partial(_note, order),
+        {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every},
+    )
+    saver = Saver(order.run_dir, place.rank, place.world, token=order.token, **kept)
+    mirror = None
+    if recipe.train.mirror and place.rank == 0:
+        mirror = Mirroring(place_at(recipe.train.mirror, order.run_dir), **kept)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(order.run_dir):
-        journal = Journal(_observers(order, run), targets)
+        journal = Journal(_observers(order, run), targets, note)
     saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
-    live = Live(order, run, feed, val, saver, journal, check, val_losses, targets, corpus, saved)
+    saving = Saving(saver, run.mesh.world, place.device, note, mirror)
+    live = Live(order, run, feed, val, saving, journal, check, val_losses, targets, corpus, saved)
     _tell_choice(live)
     return live
 
@@ -207,8 +221,7 @@ def _look(live: Live, report: Report, seconds: float) -> None:
     report = replace(report, says={**report.says, **live.run.sync.told()})
     _tell_choice(live)
     validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
-    with writing(live.order.run_dir):
-        live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
+    live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
 
 
 def _tell_choice(live: Live) -> None:
@@ -251,8 +264,9 @@ def _validate(live: Live) -> None:
         live.order.line.send("val", step=live.run.step, **{"loss": None, **told})
 
 
-def _save(live: Live, blocking: bool) -> Path | None:
-    order, step = live.order, live.run.step
+def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
+    """last: it must not fail. What fails before is told, and the run goes on to the next."""
+    order, step, train = live.order, live.run.step, live.order.recipe.train
     live.check()  # what is kept is what all replicas agree on
     with writing(order.run_dir):
         live.journal.flush()  # a run resumed from here makes no line again that is missing
@@ -265,8 +279,9 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "recipe": order.recipe.model_dump(mode="json"),
         "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
     }
-    _announce(live, live.saver.wait())
-    folder = live.saver.save(step, [*pieces_of(live.run), *kept_of(live.run)], state, blocking)
+    _announce(live, live.saver.settle())
+    pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
+    folder = live.saver.save(step, pieces, state, blocking=blocking, last=last, again=again)
     _announce(live, folder)
     return folder
 
@@ -281,7 +296,7 @@ def _announce(live: Live, folder: Path | None) -> None:
 
 def _give_up(live: Live, report: Report) -> None:
     leaves = live.feed.fetch(report.step, live.run.leaves)
-    _announce(live, live.saver.wait())
+    _announce(live, live.saver.settle())
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
     if error is not None:
         raise error

@@ -70,8 +70,10 @@ class Watched:
             self.began = True
             self._begin(self.path)
         elif event.get("kind") == "saved" and self.path is not None:
+            newest, name = self.path.parent / "latest", self.path.name + "\n"
             with writing(self.path):  # not before: what it names can be gone on from
-                write_whole(self.path.parent / "latest", self.path.name + "\n")
+                if not newest.is_file() or newest.read_bytes() != name.encode():
+                    write_whole(newest, name)
 
     def _begin(self, path: Path) -> None:
         with writing(path):
