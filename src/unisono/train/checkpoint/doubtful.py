@@ -21,13 +21,14 @@ def read_regular(path: Path, limit: int) -> bytes | None:
     """All bytes of a regular file, None if they are more than `limit`. Raises OSError."""
     fd = open_regular(path)
     try:
-        if os.fstat(fd).st_size > limit:
+        size = os.fstat(fd).st_size
+        if size > limit:
             return None
         with os.fdopen(os.dup(fd), "rb") as file:
-            data = file.read(limit + 1)
+            data = file.read(size + 1)
     finally:
         os.close(fd)
-    return data if len(data) <= limit else None
+    return data if len(data) <= size else None  # it grows as it is read
 
 
 def parse(text: bytes) -> Any:

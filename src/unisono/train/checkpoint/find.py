@@ -10,7 +10,7 @@ import torch
 from unisono.spec.runs import CHECKPOINTS
 from unisono.train.checkpoint.boxes import tiling_fault
 from unisono.train.checkpoint.doubtful import read_regular
-from unisono.train.checkpoint.manifest import StoredBox, read_manifest
+from unisono.train.checkpoint.manifest import MANIFEST, Manifest, StoredBox, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 
 FOLDER = CHECKPOINTS
@@ -90,10 +90,18 @@ def newest_whole(run_dir: Path, below: int | None = None) -> Path | None:
     return first_whole(f for f in by_age(run_dir) if below is None or (step_of(f) or 0) < below)[0]
 
 
+def manifest_of(folder: Path) -> Manifest:
+    """What the checkpoint holds. Raises Damage, also where the folder is named after another step."""
+    manifest, step = read_manifest(folder), step_of(folder)
+    if step is not None and manifest.step != step:
+        raise Damage(f"is of step {manifest.step}", file=MANIFEST)
+    return manifest
+
+
 def verify_folder(folder: Path) -> list[str]:
     """Every problem of a checkpoint, each naming file and tensor; an empty list means that it is whole."""
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of(folder)
     except Damage as damage:
         return [str(damage)]
     problems = [

@@ -104,7 +104,8 @@ def save(
         for folder in (vote.folder, final):
             vote.fail(reason, number, culprit, folder)
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
-            os.unlink(vote.folder / rank_file(rank))
+            for half in vote.folder.glob(rank_file(rank) if rank else "rank-*.safetensors"):
+                half.unlink()
         if isinstance(error, OSError | PeerFailed):
             raise not_written(checkpoints, step, reason, number, culprit) from error
         raise
