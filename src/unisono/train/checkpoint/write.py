@@ -105,7 +105,7 @@ def save(
             vote.fail(reason, number, culprit, folder)
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
             for half in vote.folder.glob(rank_file(rank) if rank else "rank-*.safetensors"):
-                half.unlink()
+                half.unlink(missing_ok=True)
         if isinstance(error, OSError | PeerFailed):
             raise not_written(checkpoints, step, reason, number, culprit) from error
         raise
