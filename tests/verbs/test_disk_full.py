@@ -56,7 +56,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_step(tmp_path: Path) -> None:
             place, "train", "recipe.toml", "--json", "--train.save_every", "0", "--train.steps", "400"
         )
         assert done.code == done.object["exit"] == 2 and done.left == (), done.err
-        assert done.block.startswith("error U-K02  checkpoint step-400 could not be written: No space left on")
+        assert done.block.startswith(
+            "error U-K02  checkpoint step-400 could not be written: No space left on"
+        )
         assert "cannot write into the run folder: No space left on device; training goes on" in " ".join(
             done.err.split()
         )
