@@ -1,7 +1,8 @@
 """A user's file that hangs on one rank: a model, a metric and a data source for recipes, and (run as a program) a loop.
 
 `HANG=what:where:rank:turn` says what goes wrong, in which part, on which rank, at which turn there. The line that does
-it ends with the name of the fault as a comment, by which `hangs` knows what the error has to show.
+it ends with the name of the fault as a comment, by which `hangs` knows what the error has to show. With `HANG_PATIENT`,
+ranks hear whose fault it is and do not leave: somebody is to ask from outside.
 """
 
 import os
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unisono
+from unisono.launch.rank_lookout import Lookout
 from unisono.spec.layout import Anatomy, Split
 from unisono.spec.source import SOURCES, DataSource
 from unisono.spec.training import Metric
@@ -24,7 +26,10 @@ from unisono.spec.training import Metric
 WHAT, WHERE, RANK, TURN = os.environ.get("HANG", "nothing:nowhere:0:0").split(":")
 WIDTH = 8
 SHARED = ("shapes", "fewer", "dtype", "message")  # faults in which every rank has its part
+PATIENT = os.environ.get("HANG_PATIENT")
 turns: dict[str, int] = {}
+if PATIENT:
+    Lookout._obey = lambda *told: None
 
 
 def due(where: str) -> bool:
@@ -74,6 +79,8 @@ def go_wrong() -> None:
             dist.send(torch.ones(403), 1)
         else:
             dist.recv(torch.ones(3), 0)  # message
+    if PATIENT and WHAT in SHARED:
+        time.sleep(1000)
 
 
 class Stem(nn.Module):
@@ -148,6 +155,8 @@ class Windows:
     def fetch(self, indices):
         if due("data"):
             go_wrong()
+        if WHAT == "slow" and os.path.exists("hold"):
+            time.sleep(0.2)  # nothing is wrong
         return self.inner.fetch(indices)
 
 
@@ -176,7 +185,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 def loop(plan: str, timeout: float) -> None:
-    job = unisono.init(plan=plan, timeout=timeout)
+    job = unisono.init(plan=plan, timeout=timeout, folder=PATIENT)
     passes = 100 if WHAT in ("dtype", "skip", "lag") else 1
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 16), nn.ReLU(), nn.Linear(16, 2))

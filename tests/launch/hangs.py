@@ -1,18 +1,23 @@
 """Hangs and mismatches, and who is named for them: `python -m tests.launch.hangs [NAME ...]` plays them and prints a table.
+With `--doctor`, the deadline is far away and no rank ends the run: `unisono doctor hang` is asked from another process.
 
 Each case is a whole run of its own: a recipe or a user's loop, under `unisono train` or torchrun, with a fault on one
 rank (`hanging`). It is right if the one culprit is named with its line and what it was in, the others with what they
 wait in, within ten seconds of the deadline, with 6, and nobody is left behind.
 """
 
+import json
 import os
 import re
 import secrets
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.forked import Forked
 from tests.ports import kept_port
@@ -21,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("hanging.py")
 DEADLINE = 3.0
 LATE = 10.0
+DOCTOR = 40.0
+"""Seconds in which `unisono doctor hang` has named the culprit of a hang that has just begun."""
 
 
 @dataclass(frozen=True)
@@ -141,43 +148,68 @@ report = false
 
 def play(case: Case, folder: Path, deadline: float = DEADLINE) -> Played:
     """Play a case in a folder of its own and judge it."""
-    (folder / "words.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    (folder / "run.toml").write_text(RECIPE.format(program=PROGRAM, deadline=deadline))
-    mark = secrets.token_hex(8)
-    environ = {**os.environ, "HANG": case.fault, "HANG_MARK": mark, "OMP_NUM_THREADS": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    program = [str(PROGRAM), case.plan, str(deadline)]
-    if case.kind == "recipe":
-        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan, "--launch.recover", "false"]
-    output = _run(case, program, folder, environ)
-    ended = time.time()
-    left = left_of(mark)
+    with began(case, folder, deadline) as (processes, mark):
+        codes = _codes(processes)
+        ended = time.time()
+        left = left_of(mark)
+    output = (folder / "output").read_text(errors="replace") + f"\ncodes {' '.join(codes)}\n"
     late = (
         ended - float((folder / "began").read_text() or 0) - deadline if (folder / "began").exists() else 0.0
     )
     return _judged(case, output, late, left)
 
 
-def _run(case: Case, program: list[str], folder: Path, environ: dict[str, str]) -> str:
-    """Its output; behind it a line with the exit code, or with those of all ranks."""
-    commands = [(program, environ)]
+@contextmanager
+def began(
+    case: Case, folder: Path, deadline: float, *flags: str, **more: str
+) -> Iterator[tuple[list[Forked], str]]:
+    """A case under way, and a word that stands in the environment of all its processes; what is there at the end is
+    killed. flags: of the recipe. more: variables."""
+    (folder / "words.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
+    (folder / "run.toml").write_text(RECIPE.format(program=PROGRAM, deadline=deadline))
+    mark = secrets.token_hex(8)
+    environ = {**os.environ, "HANG": case.fault, "HANG_MARK": mark, "OMP_NUM_THREADS": "1", **more}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    program = [str(PROGRAM), case.plan, str(deadline)]
+    if case.kind == "recipe":
+        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan, "--launch.recover", "false", *flags]
     with (folder / "output").open("w") as file, kept_port() as port:
-        if case.starter == "torchrun":
-            flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
-            commands = [([*flags, *program], environ)]
-        elif case.starter == "plain":
-            place = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            commands = [(program, {**environ, **place, "RANK": str(rank)}) for rank in range(case.ranks)]
         streams = (file.fileno(), file.fileno())
-        began = [Forked(argv, folder, env, env["HANG_MARK"], streams=streams) for argv, env in commands]
-        codes = []
-        for process in began:
-            try:
-                codes.append(str(process.wait(90)))
-            except TimeoutError:
-                os.killpg(process.pid, 9)
-                codes.append("never")
-    return (folder / "output").read_text(errors="replace") + f"\ncodes {' '.join(codes)}\n"
+        commands = _commands(case, program, environ, port)
+        processes = [Forked(argv, folder, env, mark, streams=streams) for argv, env in commands]
+        try:
+            yield processes, mark
+        finally:
+            for process in processes:
+                if process.returncode is None:
+                    os.killpg(process.pid, 9)
+                    process.wait(10)
+            for pid in left_of(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+
+
+def _commands(
+    case: Case, program: list[str], environ: dict[str, str], port: int
+) -> list[tuple[list[str], dict[str, str]]]:
+    if case.starter == "torchrun":
+        flags = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+        return [([*flags, *program], environ)]
+    if case.starter == "plain":
+        place = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        return [(program, {**environ, **place, "RANK": str(rank)}) for rank in range(case.ranks)]
+    return [(program, environ)]
+
+
+def _codes(processes: list[Forked]) -> list[str]:
+    codes = []
+    for process in processes:
+        try:
+            codes.append(str(process.wait(90)))
+        except TimeoutError:
+            os.killpg(process.pid, 9)
+            codes.append("never")
+    return codes
 
 
 def left_of(mark: str) -> list[int]:
@@ -226,17 +258,80 @@ def _judged(case: Case, output: str, late: float, left: list[int]) -> Played:
         wrong.append("late")
     if left:
         wrong.append(f"left {left}")
-        for pid in left:
-            os.kill(pid, 9)
     return Played(tuple(wrong), block, late, output)
 
 
+def ask(case: Case, folder: Path, *flags: str) -> Played:
+    """Play a case whose ranks wait, and have `unisono doctor hang` name the culprit from outside. flags: of it."""
+    more = {"HANG_PATIENT": "seen"}
+    with began(case, folder, 600.0, **more) as (processes, _):
+        until = time.monotonic() + 60
+        while not (folder / "began").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        asked = time.time()
+        code, told, printed = doctor(folder, "runs" if case.kind == "recipe" else "seen", *flags)
+        took = time.time() - asked
+        ended = [process.pid for process in processes if _has_ended(process.pid)]
+    output = (folder / "output").read_text(errors="replace") + printed
+    return _asked(case, code, told, output, took, ended)
+
+
+def doctor(folder: Path, run: str, *flags: str) -> tuple[int, dict[str, Any], str]:
+    """(exit code, the object, all that was printed) of `unisono doctor hang RUN --json`, asked in a folder."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        streams = (out.fileno(), err.fileno())
+        command = ["-m", "unisono", "doctor", "hang", run, "--json", *flags]
+        code = Forked(command, folder, environ, secrets.token_hex(8), streams=streams).wait(90)
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read())
+    return code, json.loads(texts[0] or "{}"), "".join(texts)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _asked(case: Case, code: int, told: dict[str, Any], output: str, took: float, ended: list[int]) -> Played:
+    error, wrong = told.get("error") or {}, []
+    block = f"{error.get('code')} {error.get('what')} | {error.get('where')} | {error.get('likely')}"
+    if not case.code:
+        faults = [block] * bool(error) + [f"exit {code}"] * bool(code)
+        return Played(tuple(faults), told.get("cause", ""), took, output)
+    if code != 4:
+        wrong.append(f"exit {code}")
+    if error.get("code") != f"U-{case.code}":
+        wrong.append("code")
+    if told.get("culprit") != case.rank:
+        wrong.append("culprit")
+    marker = case.line or case.fault.split(":")[0]
+    lines = [n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if text.endswith(f"# {marker}")]
+    if marker != "-" and not any(f"hanging.py:{n} in " in block for n in lines):
+        wrong.append("line")
+    if case.says not in block:
+        wrong.append("operation")
+    if not told.get("remedy"):
+        wrong.append("remedy")
+    if ended:
+        wrong.append("the run has ended")
+    if took > DOCTOR:
+        wrong.append("late")
+    return Played(tuple(wrong), block, took, output + json.dumps(told, indent=1))
+
+
 def main() -> int:
-    chosen = [case for case in CASES if not sys.argv[1:] or any(word in case.name for word in sys.argv[1:])]
+    words = [word for word in sys.argv[1:] if word != "--doctor"]
+    outside = "--doctor" in sys.argv[1:]
+    chosen = [case for case in CASES if not words or any(word in case.name for word in words)]
     right = 0
     for case in chosen:
         with tempfile.TemporaryDirectory() as folder:
-            played = play(case, Path(folder))
+            played = (ask if outside else play)(case, Path(folder))
         right += not played.wrong
         print(
             f"{case.name:<42} {'ok' if not played.wrong else 'WRONG: ' + ', '.join(played.wrong):<24}",
@@ -246,7 +341,10 @@ def main() -> int:
             f"{played.late:+5.1f} s  {played.block.splitlines()[0] if played.block else played.output[-2000:]}",
             flush=True,
         )
-    print(f"{right} of {len(chosen)} right: culprit, line, operation, exit code, nobody left")
+        if played.wrong and outside:
+            print(played.output[-6000:])
+    what = "culprit, line, operation, remedy, in time, the run goes on" if outside else ""
+    print(f"{right} of {len(chosen)} right: {what or 'culprit, line, operation, exit code, nobody left'}")
     return int(right < len(chosen))
 
 

@@ -89,7 +89,7 @@ def test_verbs_of_later_versions_say_so(run, name: str) -> None:
         (["verify", "--steps", "0"], "at least one step"),
         (["config", "shwo"], "shwo"),
         (["config", "diff", "a"], "takes 2 files"),
-        (["doctor", "hang", "x"], "not yet in this version"),
+        (["doctor", "hang", "x"], "no such run folder"),
         (["--quiet"], "without a verb"),
     ],
 )

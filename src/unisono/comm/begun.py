@@ -3,6 +3,7 @@
 import json
 import pickle
 import sys
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unisono.comm.device import CPU_BACKEND, RECORDER
+from unisono.comm.device import CPU_BACKEND, RECORDER, recorded, recorded_backends
 
 _ADDS = ("all_reduce", "reduce")
 _COPIES = ("broadcast", "all_gather", "gather", "scatter")
@@ -27,7 +28,7 @@ class Begun:
     """A collective between CPUs, the `number`-th of its group. says: what has to be the same on all ranks of the group;
     "" if this is not known. shown: the same for a person, with all dims: "all_reduce of float32 [3, 2]". over: whether
     it has ended. made: tells apart groups of this process that had the same name one after the other. far: where ranks
-    differ, the one that is farther has left something out."""
+    differ, the one that is farther has left something out. axis: what its group is of, if it has said so."""
 
     number: int
     says: str
@@ -36,6 +37,7 @@ class Begun:
     frames: Frames = ()
     made: int = 0
     far: int = 0
+    axis: str = ""
 
 
 def is_any_pending() -> bool:
@@ -44,15 +46,17 @@ def is_any_pending() -> bool:
     return any(not entry["retired"] for entry in entries)
 
 
-def latest(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+def latest(
+    frames: bool = False, backend: str = CPU_BACKEND
+) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
     """The latest collectives of each group of several ranks that is alive, by its name and ranks and by their number.
     frames: with the lines that began them."""
-    if not hasattr(RECORDER, "_dump_fr_trace_json"):
-        return {}  # a torch that records nothing between CPUs
-    entries = (_with_frames() if frames else json.loads(RECORDER._dump_fr_trace_json())).get("entries", ())
+    if backend not in recorded_backends():
+        return {}  # a torch that records nothing of it
+    entries = _recorded(backend, frames).get("entries", ())
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for entry in entries[-_LATEST:]:
-        if entry["profiling_name"].startswith(f"{CPU_BACKEND}:") and not entry["is_p2p"]:
+        if entry["profiling_name"].startswith(f"{backend}:") and not entry["is_p2p"]:
             found.setdefault(entry["process_group"][0], {}).setdefault(entry["pg_id"], []).append(entry)
     known: dict[tuple[str, tuple[int, ...]], dict[int, Begun]] = {}
     world = dist.distributed_c10d._world
@@ -61,23 +65,54 @@ def latest(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, 
         # A name is used again once all groups were destroyed. The recorder still has the collectives of the old one;
         # the last of them is not this group's last.
         own = found[name][max(found[name])] if name in found and len(ranks) > 1 else []
-        if own and own[-1]["op_id"] == _count(group):
-            known[name, ranks] = {entry["collective_seq_id"]: _begun(entry) for entry in own}
+        if own and (backend != CPU_BACKEND or own[-1]["op_id"] == _count(group)):
+            known[name, ranks] = {entry["collective_seq_id"]: _begun(entry, _axis(group)) for entry in own}
     return known
 
 
-def _with_frames() -> dict[str, Any]:
-    """torch would import its compiler for them, which takes seconds, to look for code that it has made: there is none
-    where nobody has imported it."""
+def everywhere(frames: bool = False) -> dict[tuple[str, tuple[int, ...]], dict[int, Begun]]:
+    """`latest` of all backends at once; a group that has several counts the collectives of each by themselves."""
+    return {
+        (name if backend == CPU_BACKEND else f"{backend}:{name}", ranks): calls
+        for backend in recorded_backends()
+        for (name, ranks), calls in latest(frames, backend).items()
+    }
+
+
+def counts() -> dict[tuple[str, tuple[int, ...]], tuple[int, str]]:
+    """How many collectives and messages each group of several ranks has begun between CPUs, by its name and ranks; and
+    what it is of."""
+    world = dist.distributed_c10d._world
+    told = {}
+    for group, name in list(world.pg_names.items()):
+        ranks = tuple(world.pg_group_ranks.get(group, ()))
+        if len(ranks) > 1 and (number := _count(group)) >= 0:
+            told[name, ranks] = number, _axis(group)
+    return told
+
+
+def _axis(group: Any) -> str:
+    return {"default_pg": "default", "undefined": ""}.get(group.group_desc, str(group.group_desc))
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _recorded(backend: str, frames: bool) -> dict[str, Any]:
+    """With frames, torch would import its compiler, which takes seconds, to look for code that it has made: there is
+    none where nobody has imported it."""
+    if not frames:
+        return json.loads(recorded(backend, frames))
     module: Any = torch
-    bare = "torch._inductor" not in sys.modules
-    if bare:
-        module._inductor = None
-    try:
-        return pickle.loads(RECORDER._dump_fr_trace(includeStackTraces=True))  # noqa: S301 - made by this process
-    finally:
-        if bare and module._inductor is None:
-            del module._inductor
+    with _ONE_AT_A_TIME:
+        bare = "torch._inductor" not in sys.modules
+        if bare:
+            module._inductor = None
+        try:
+            return pickle.loads(recorded(backend, frames))  # noqa: S301 - made by this process
+        finally:
+            if bare and module._inductor is None:
+                del module._inductor
 
 
 def _count(group: Any) -> int:
@@ -88,7 +123,7 @@ def _count(group: Any) -> int:
         return -1  # it is going, or is one of GPUs
 
 
-def _begun(entry: Mapping[str, Any]) -> Begun:
+def _begun(entry: Mapping[str, Any], axis: str) -> Begun:
     op = entry["profiling_name"].partition(":")[2]
     side = "output" if op == "scatter" else "input"
     sizes = [list(size) for size in entry[f"{side}_sizes"]]
@@ -101,7 +136,7 @@ def _begun(entry: Mapping[str, Any]) -> Begun:
     shown = ", ".join(f"{str(dtype)[6:]} {size}" for dtype, size in zip(dtypes, sizes, strict=False))
     frames = [(frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ())]
     text = f"{op} of {shown}" if shown else op
-    return Begun(entry["collective_seq_id"], says, text, entry["retired"], frames, entry["pg_id"])
+    return Begun(entry["collective_seq_id"], says, text, entry["retired"], frames, entry["pg_id"], axis=axis)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -195,6 +195,20 @@ def begun_collectives() -> str:
     return str(json.loads(dump()).get("pg_status"))
 
 
+def recorded_backends() -> list[str]:
+    """The backends of which torch's flight recorder keeps collectives in this process."""
+    found = [CPU_BACKEND] if hasattr(RECORDER, "_dump_fr_trace_json") else []
+    return [*found, GPU_BACKEND] if spins() and hasattr(RECORDER, "_dump_nccl_trace") else found
+
+
+def recorded(backend: str, frames: bool) -> bytes:
+    """What the flight recorder keeps of a backend's collectives: JSON or, with the lines that began them, a pickle."""
+    kind = "nccl" if backend == GPU_BACKEND else "fr"
+    if frames:
+        return getattr(RECORDER, f"_dump_{kind}_trace")(includeStackTraces=True)
+    return getattr(RECORDER, f"_dump_{kind}_trace_json")()
+
+
 def host_room(nbytes: int, device: torch.device) -> Tensor:
     """Bytes of host memory, uint8 [nbytes], to and from which `device` copies on its own. Beside a device without
     numbers they are never touched, and whoever looks on does not see them."""

@@ -121,7 +121,9 @@ class Mesh:
         """A group of the given ranks, of which this one is a member."""
         pg = None
         if len(ranks) > 1:
-            made = dist.new_group(ranks, timeout=self._timeout, use_local_synchronization=True)
+            made = dist.new_group(
+                ranks, timeout=self._timeout, use_local_synchronization=True, group_desc=name
+            )
             pg = made if isinstance(made, dist.ProcessGroup) else None
         how = self._collective if name == "dp" else Auto()
         return Group(name, ranks, ranks.index(self.rank), pg, self.recorder, self._ordered, how)

@@ -104,6 +104,15 @@ class _Train(BaseModel):
     )
     eval_batches: Count = Field(default=8, description="global batches of one validation")
     save_every: Natural = Field(default=0, description="steps between checkpoints; 0: only at the end")
+    keep: Natural = Field(default=3, description="checkpoints that are kept, the newest; 0: all")
+    keep_every: Natural = Field(
+        default=0, description="those of every so many steps are kept for ever, beside `keep`; 0: none"
+    )
+    mirror: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder or URL that gets a copy of each checkpoint: /mnt/backup, s3://bucket/runs",
+    )
     guard: Natural = Field(
         default=0, description="steps between checks that replicas agree; 0: off, 200 costs under 1 %"
     )

@@ -9,6 +9,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from unisono.launch import wire
@@ -199,8 +200,9 @@ class RankContext:
     """One rank's place in a run.
 
     `store` is a torch Store for `init_process_group(store=...)`, or None where torch finds its own through the
-    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. epoch: how
-    often ranks have met before. `rendezvous`: in which this rank takes a lost one's place among others that train.
+    environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. `appear`: from
+    now on, who asks from outside finds this rank in the given folder. epoch: how often ranks have met before.
+    `rendezvous`: in which this rank takes a lost one's place among others that train.
     """
 
     rank: int
@@ -214,6 +216,7 @@ class RankContext:
     channel: Channel
     run_token: str
     means: str = ""
+    appear: Callable[[Path], None] = lambda folder: None
     epoch: int = 0
     rendezvous: Rendezvous | None = None
 

@@ -37,16 +37,23 @@ class StepPace:
         """Steps made."""
         return self._last[0] if self._last is not None else 0
 
+    @property
+    def since(self) -> float | None:
+        """Seconds since the last step; None before the first."""
+        return self._clock() - self._last[1] if self._last is not None else None
+
+    @property
+    def usual(self) -> float | None:
+        """Seconds that a step takes; None as long as there is no pace."""
+        steps = list(self._steps)
+        return statistics.median(steps) if steps and self.step - self._first >= KNOWN else None
+
     def deadline(self) -> float:
         """Seconds that a rank may keep others waiting."""
         if self.timeout is not None:
             return self.timeout
-        steps = list(self._steps)
-        return (
-            FIRST
-            if not steps or self.step - self._first < KNOWN
-            else max(LEAST, TIMES * statistics.median(steps))
-        )
+        usual = self.usual
+        return FIRST if usual is None else max(LEAST, TIMES * usual)
 
     def silence(self) -> float:
         """Seconds without a word of a rank, where no rank has said that it waits."""

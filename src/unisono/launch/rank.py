@@ -8,9 +8,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             channel.send("note", text=backend.note)
         watch = partial(Lookout, ctx.rank, ctx.world, ctx.host, pace=pace, ended=partial(_hung, channel))
         meetings = _Meetings(store, watch)
+        ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
         if order["recovers"]:
             channel.recover(epoch, meetings.away, meetings.anew)
         code = _play(ctx, channel, entry, argument, shared)
@@ -104,7 +106,13 @@ class _Meetings:
     def __init__(self, store: SocketStore, watch: Callable[..., Lookout]) -> None:
         self.store, self._watch = store, watch
         self.lookout = watch(store=store)
+        self._appears: tuple[str, Path] | None = None
         self._spared = parting.sockets()
+
+    def appear(self, run: str, folder: Path) -> None:
+        """As `Lookout.appear`, of the one of the time."""
+        self._appears = run, folder
+        self.lookout.appear(run, folder)
 
     def away(self) -> None:
         """A rank was lost: free whatever waits for others here."""
@@ -118,6 +126,8 @@ class _Meetings:
         parting.forget()
         self.store = self.store.anew(_keys(epoch))
         self.lookout = self._watch(store=self.store)
+        if self._appears is not None:
+            self.lookout.appear(*self._appears)
         return self.store
 
 

@@ -10,7 +10,7 @@ import json
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -39,31 +39,47 @@ class Ledger:
         while frame.f_back is not None and is_foreign(frame.f_code.co_filename):
             frame = frame.f_back
         line = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        page.append(Begun(page[-1].number + 1 if page else 1, says, says, True, (line,), far=far))
+        page.append(Begun(page[-1].number + 1 if page else 1, says, says, True, (line,), far=far, axis=group))
 
     def latest(self) -> Groups:
         return {key: {one.number: one for one in list(page)} for key, page in list(self._pages.items())}
 
 
 class Calls:
-    """This rank's latest calls, and its neighbours'. Used by one thread, over a store of all ranks."""
+    """This rank's latest calls, and its neighbours'. Used by one thread, over a store of all ranks; without one, there
+    is nothing to compare with."""
 
-    def __init__(self, rank: int, store: Any, ledger: Ledger | None = None) -> None:
+    def __init__(self, rank: int, store: Any = None, ledger: Ledger | None = None) -> None:
         self._rank, self._store, self._ledger = rank, store, ledger or Ledger()
         self._known: dict[str, dict[int, Begun]] = {}
         self.refuted: set[Ask] = set()
 
-    def _look(self, frames: bool = False) -> dict[str, tuple[int, ...]]:
+    def _look(
+        self, frames: bool = False, source: Callable[[bool], Groups] = begun.latest
+    ) -> dict[str, tuple[int, ...]]:
         """Take in what was called since; the groups that are alive, with their ranks."""
         ranks: dict[str, tuple[int, ...]] = {}
         known = {}
-        for (name, members), calls in (begun.latest(frames) | self._ledger.latest()).items():
+        for (name, members), calls in (source(frames) | self._ledger.latest()).items():
             label = begun.label(name, members)
             made = next(iter(calls.values())).made
             both = {n: one for n, one in self._known.get(label, {}).items() if one.made == made} | calls
             ranks[label], known[label] = members, {n: both[n] for n in sorted(both)[-_KEPT:]}
         self._known = known
         return ranks
+
+    def lately(self, here: Stand) -> dict[str, Any]:
+        """For who looks on from outside: each group's ranks and latest calls, by number, with the lines that made
+        them."""
+        ranks, told = self._look(frames=True, source=begun.everywhere), {}
+        counts = {begun.label(*key): (key[1], *told) for key, told in begun.counts().items()}
+        for label in {**self._known, **counts}:
+            calls = self._known.get(label, {})
+            members, number, axis = counts.get(label, (ranks.get(label, ()), None, ""))
+            axis = axis or next((one.axis for one in calls.values()), "")
+            last = {n: _shown(calls[n], here) for n in list(calls)[-_TOLD:]}
+            told[label] = {"ranks": list(members), "axis": axis, "begun": number, "calls": last}
+        return told
 
     def compare(self) -> list[Ask]:
         """Put down what this rank has called; the first call that a neighbour has made otherwise, if there is one."""
@@ -112,13 +128,10 @@ def _called(one: Begun, here: Stand) -> Stand:
     )
 
 
-def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[Stand]:
-    """What ranks have called where their answers differ first; nothing where they agree."""
-    for at in zip(*answers, strict=True):
-        told = [dict(one) for one in at if one is not None]
-        if len({one.pop("says") for one in told} - {""}) > 1:
-            return [Stand(**one) for one in told]
-    return []
+def _shown(one: Begun, here: Stand) -> dict[str, Any]:
+    called = _called(one, here)
+    told = {"part": called.part, "op": called.op, "place": called.place, "odd": called.odd}
+    return {"says": one.says, "over": one.over, **told}
 
 
 def before_abort(told: Callable[[], None]) -> Callable[[], None]:

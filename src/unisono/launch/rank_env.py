@@ -9,7 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ def run(
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
         lookout = watch(ctx, place, channel.pace, hung)
+        ctx = replace(ctx, appear=partial(lookout.appear, ctx.run_token))
         keep_freed_memory(os.environ)
         prepare = getattr(module, "prepare", None)
         shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None

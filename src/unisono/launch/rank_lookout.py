@@ -14,8 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,9 +25,11 @@ from typing import Any
 from unisono.comm.begun import is_any_pending
 from unisono.comm.device import begun_collectives, spins
 from unisono.comm.group import Group
-from unisono.launch import crossing, verdict
+from unisono.launch import alive, crossing, verdict
+from unisono.launch.alive import home
 from unisono.launch.pace import PATIENCE, StepPace
-from unisono.launch.rank_calls import Calls, Ledger, before_abort, differing
+from unisono.launch.rank_alive import Presence
+from unisono.launch.rank_calls import Calls, Ledger, before_abort
 from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, ran, stand
 from unisono.spec.errors import UnisonoError
 
@@ -38,7 +42,7 @@ Ended = Callable[[UnisonoError, bool, tuple[int, ...]], None]
 
 
 class Lookout:
-    """The two threads of one rank, which begin at once and never keep a process alive.
+    """The two threads of one rank, which begin at once and never keep a process alive; a rank that is alone needs none.
 
     store: a connection of their own. ended: called on every rank that can hear it. ledger: what else ranks have to do
     alike. Call `close` before the store goes.
@@ -62,27 +66,51 @@ class Lookout:
         self._idle = self._stuck = 0.0
         self._heard = False
         self._first: dict[str, Any] = {}
-        self._calls = Calls(rank, store, ledger)
+        self._calls, self._ledger = Calls(rank, store, ledger), ledger
         self._clashed = threading.Event()
         self.condemned = False
         self._threads: list[threading.Thread] = []
+        self._file, self._presence = -1, None
+        self._take_back: Callable[[], None] = lambda: None
         if world == 1:
             return
+        self._catch()
+        self._take_back = before_abort(self._before_abort)
+        me = {"pid": os.getpid(), "main": self._main.ident, "file": self._file, "host": host, "home": home()}
+        store.set(f"lookout/who/{rank}", json.dumps(me))
+        self._start(self._look)
+        self._start(self._listen)
+
+    def _catch(self) -> None:
+        """From now on this process writes its lines where others can read them, when it gets the signal."""
         self._file = os.memfd_create("unisono-lines") if hasattr(os, "memfd_create") else -1
         if self._file >= 0:
             faulthandler.register(ASK, file=self._file, all_threads=True)
-        self._take_back = before_abort(self._before_abort)
-        me = {"pid": os.getpid(), "main": self._main.ident, "file": self._file, "host": host, "home": _home()}
-        store.set(f"lookout/who/{rank}", json.dumps(me))
-        for work in (self._look, self._listen):
-            self._threads.append(threading.Thread(target=work, name="unisono-lookout", daemon=True))
-            self._threads[-1].start()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=work, name="unisono-lookout", daemon=True))
+        self._threads[-1].start()
+
+    def appear(self, run: str, folder: Path, private: bool = False) -> None:
+        """Answer who asks from outside, in this folder; where it cannot be written, nobody can. run: the secret of this
+        start. private: other hosts have folders of their own."""
+        if self._world == 1:
+            self._catch()
+            self._start(self._look)
+        me = alive.Living(
+            self._rank, self._world, os.getpid(), alive.started(os.getpid()), self._host, home(),
+            self._main.ident or 0, self._file, alive.of_start(run), time.time(), private,
+        )  # fmt: skip
+        facts = partial(self._facts, Calls(self._rank, ledger=self._ledger))
+        with suppress(OSError):
+            self._presence = Presence(folder, me, facts)
 
     def dismiss(self) -> None:
         """No more alarms; returns at once. The threads end by themselves."""
         self._over.set()
-        if self._threads:
-            self._take_back()
+        self._take_back()
+        if self._presence is not None:
+            self._presence.close()
 
     def close(self) -> None:
         """No more alarms; returns when the threads have ended."""
@@ -103,6 +131,8 @@ class Lookout:
             if moved != seen:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
+            if self._world == 1:
+                continue  # nobody waits
             limit = self._pace.deadline()
             if self._idle < limit or (here := self.stand()).state not in ("waits", "ended"):
                 continue
@@ -122,9 +152,23 @@ class Lookout:
             return line, begun_collectives() if self._idle > self._pace.deadline() / 2 else ""
         return line, ran(self._main.native_id or 0) if len(outer) == len(frames) else ""
 
-    def stand(self) -> Stand:
-        """Where this rank stands now."""
+    def _facts(self, calls: Calls) -> dict[str, Any]:
+        """All that this rank knows of itself, for who asks from outside."""
         frames = _frames(self._main)
+        here = self.stand(frames)
+        return {
+            "stand": asdict(here),
+            "frames": [list(one) for one in _lines(frames)],
+            "calls": calls.lately(here),
+            "since": self._pace.since,
+            "usual": self._pace.usual,
+            "clashed": self._clashed.is_set(),
+            "kernel": alive.kernel(os.getpid()),
+        }
+
+    def stand(self, frames: list[FrameType] | None = None) -> Stand:
+        """Where this rank stands now. frames: of its main thread."""
+        frames = _frames(self._main) if frames is None else frames
         group = next(
             (g for f in frames[:12] if isinstance(g := f.f_locals.get("self"), Group) and g.size > 1), None
         )
@@ -132,10 +176,9 @@ class Lookout:
         if group is not None:
             inner = [f for f in frames[:12] if f.f_locals.get("self") is group]
             op = f"{inner[-1].f_code.co_name.removeprefix('start_')} over {group.axis}"
-        lines = [Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
         return stand(
             self._rank,
-            lines,
+            _lines(frames),
             op,
             is_any_pending(),
             self._program,
@@ -183,7 +226,9 @@ class Lookout:
 
     def _obey(self, error: UnisonoError, mine: bool, kill: list[list[Any]]) -> None:
         self.condemned = True
-        self._ended(error, mine, tuple(pid for home, pid in kill if home == _home()))
+        if self._presence is not None:
+            self._presence.leave()
+        self._ended(error, mine, tuple(pid for its, pid in kill if its == home()))
 
     def _judge(self, turn: int, alarm: dict[str, Any]) -> dict[str, Any]:
         """The error, and who is to be killed; nothing where the rank that is waited for may take its time."""
@@ -194,7 +239,7 @@ class Lookout:
             if stands[rank].state in ("stopped", "silent", "runs"):
                 kill.append([who.get("home"), who.get("pid")])
         order = [stands[rank] for rank in sorted(stands)]
-        called = differing(said[rank]["calls"] for rank in sorted(said))
+        called = verdict.differing(said[rank]["calls"] for rank in sorted(said))
         if not called and alarm["clashed"]:
             called = [*order]
             called[self._rank] = replace(order[self._rank], state="clashed")
@@ -240,7 +285,7 @@ class Lookout:
         missing = [
             json.loads(self._store.get(f"lookout/who/{r}")) for r in range(self._world) if r not in stands
         ]
-        return not all(who["home"] == _home() and process_state(who["pid"]) in "TtZX" for who in missing)
+        return not all(who["home"] == home() and process_state(who["pid"]) in "TtZX" for who in missing)
 
     def _look_at(self, rank: int) -> tuple[Stand, dict[str, Any]]:
         """A rank that did not answer, and what is known of its process."""
@@ -248,7 +293,7 @@ class Lookout:
         if not self._store.check([key]):
             return Stand(rank, "silent"), {}
         who = json.loads(self._store.get(key))
-        if who["home"] != _home():
+        if who["home"] != home():
             return Stand(rank, "silent", who["host"]), who
         return from_outside(rank, who["pid"], who["main"], who["file"], who["host"]), who
 
@@ -256,7 +301,7 @@ class Lookout:
         """Nobody took the alarm: the store does not answer, so it is rank 0 that hangs, whose process holds it."""
         who = self._first
         first, kill = Stand(0, "silent"), []
-        if who.get("home") == _home():
+        if who.get("home") == home():
             first = from_outside(0, who["pid"], who["main"], who["file"], who["host"])
             kill = [[who["home"], who["pid"]]] if first.state == "stopped" else []
         self._obey(verdict.hang([first, here], self._idle), True, kill)
@@ -271,6 +316,10 @@ def _until_next(period: float) -> float:
     return period - time.time() % period
 
 
+def _lines(frames: list[FrameType]) -> list[Frame]:
+    return [Frame(f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in frames]
+
+
 def _frames(thread: threading.Thread) -> list[FrameType]:
     """Innermost first."""
     frame, frames = sys._current_frames().get(thread.ident or 0), []
@@ -280,12 +329,3 @@ def _frames(thread: threading.Thread) -> list[FrameType]:
         frames.append(frame)
         frame = frame.f_back
     return frames
-
-
-def _home() -> list[int]:
-    """What two processes share that see each other's numbers: the machine's start and the name space."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return [boot, Path("/proc/self/ns/pid").stat().st_ino]  # type: ignore[list-item]
-    except OSError:
-        return [os.getpid()]

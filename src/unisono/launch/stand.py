@@ -21,6 +21,7 @@ ASK = signal.SIGRTMIN + 6
 """The signal at which faulthandler writes a rank's lines into its memory file."""
 _HEAD = "(most recent call first):"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
+_OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler shows a hundred lines
 _PACKAGE = str(Path(__file__).parents[1])
 _BETWEEN = ("torch/_ops.py", "torch/_library/", "torch/utils/_contextlib.py", "/threading.py")  # they hand on
 _WAITS = ("torch/distributed/", "unisono/comm/", "launch/agree.py", "launch/rank_store.py", "launch/wire.py")
@@ -148,7 +149,13 @@ def _part(tail: Sequence[Frame]) -> tuple[str, int]:
 
 
 def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> Stand:
-    """As faulthandler wrote it; nothing written: "silent". main: the number of the thread that is meant, where it wrote
+    """As faulthandler wrote it; nothing written: "silent". main: see `frames_of`."""
+    frames = frames_of(lines, main)
+    return stand(rank, frames, **known) if frames else Stand(rank, "silent", **known)
+
+
+def frames_of(lines: Iterable[str], main: int = 0) -> list[Frame]:
+    """Of a thread as faulthandler wrote it, innermost first. main: the number of the one that is meant, where it wrote
     of several; else the current one, or the last."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in lines:
@@ -159,31 +166,66 @@ def from_dump(rank: int, lines: Iterable[str], main: int = 0, **known: Any) -> S
     told = [(head, frames) for head, frames in threads if frames]
     meant = [one for one in told if main and f"{main:#018x}" in one[0]]
     meant = meant or [one for one in told if one[0].startswith("Current")] or told
-    return stand(rank, meant[-1][1], **known) if meant else Stand(rank, "silent", **known)
+    return meant[-1][1] if meant else []
 
 
-def from_outside(rank: int, pid: int, main: int, file: int, host: str) -> Stand:
+def from_outside(
+    rank: int, pid: int, main: int, file: int, host: str, frames: list[Frame] | None = None
+) -> Stand:
     """A rank of this host that does not answer: what the kernel and faulthandler say. A stopped one goes on for the
-    milliseconds that its lines take; whoever asks is about to end it. main: its main thread. file: its memory file's
-    descriptor."""
+    milliseconds that its lines take; one that a debugger holds is left alone. main: its main thread. file: its memory
+    file's descriptor. frames: where the lines of that thread are to go."""
     state = process_state(pid)
     if state in ("", "Z", "X"):
         return Stand(rank, "gone", host)
     seen = Stand(rank, "silent", host)
-    with suppress(OSError):
-        os.kill(pid, ASK)
-        if state in "Tt":
-            os.kill(pid, signal.SIGCONT)
-        until = time.monotonic() + 0.5
-        while seen.state == "silent" and time.monotonic() < until:
-            time.sleep(0.002)
-            lines = Path(f"/proc/{pid}/fd/{file}").read_text(errors="replace").splitlines()
+    if state != "t" and catches(pid, ASK):
+        with suppress(OSError):
+            lines = _dump(pid, file, main, state == "T")
             seen = from_dump(rank, lines, main, host=host)
-        if state in "Tt":
-            os.kill(pid, signal.SIGSTOP)
+            if frames is not None:
+                frames += frames_of(lines, main)
     if state in "Tt":
         return Stand(rank, "stopped", host, seen.part, seen.op, seen.place)
     return seen
+
+
+def _dump(pid: int, file: int, main: int, stopped: bool) -> list[str]:
+    """What faulthandler writes of a process now. Raises OSError."""
+    path, lines = Path(f"/proc/{pid}/fd/{file}"), list[str]()
+    with path.open("rb") as dump:
+        before = dump.seek(0, os.SEEK_END)
+        os.kill(pid, ASK)
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
+        try:
+            until = time.monotonic() + 0.5
+            while not _is_whole(lines, main) and time.monotonic() < until:
+                time.sleep(0.002)
+                dump.seek(before)
+                lines = dump.read().decode(errors="replace").splitlines()
+        finally:
+            if stopped:
+                os.kill(pid, signal.SIGSTOP)
+    return lines
+
+
+def _is_whole(lines: Sequence[str], main: int) -> bool:
+    """Whether a dump has come to the outermost line of the thread that is meant."""
+    at = next((n for n, line in enumerate(lines) if _HEAD in line and f"{main:#018x}" in line), len(lines))
+    return any(line.rstrip().endswith(_OUTERMOST) for line in lines[at:])
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process of this user's acts on a signal, so that it is not ended by it."""
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.geteuid() and os.geteuid():
+            return False
+        rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+        mask = next(int(row.split()[1], 16) for row in rows if row.startswith("SigCgt:"))
+    except (OSError, StopIteration, ValueError):
+        return False
+    return bool(mask >> (number - 1) & 1)
 
 
 def process_state(pid: int) -> str:

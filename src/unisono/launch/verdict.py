@@ -2,8 +2,9 @@
 
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from unisono.launch import crossing
 from unisono.launch.stand import Stand, from_dump
@@ -147,6 +148,15 @@ def waiting(stands: Sequence[Stand], odd: Sequence[Stand]) -> str:
         f"{listed(ranks)} {verbs[len(ranks) == 1]} {doing}" if doing else f"{listed(ranks)} go on"
         for doing, ranks in groups.items()
     )
+
+
+def differing(answers: Iterable[list[Mapping[str, Any] | None]]) -> list[Stand]:
+    """What ranks have called where their answers differ first; nothing where they agree."""
+    for at in zip(*answers, strict=True):
+        told = [dict(one) for one in at if one is not None]
+        if len({one.pop("says") for one in told} - {""}) > 1:
+            return [Stand(**one) for one in told]
+    return []
 
 
 _HOW = {

@@ -3,7 +3,9 @@
 import atexit
 import shlex
 import sys
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.device import beside_cpus, of_rank, of_script, of_wire
 from unisono.comm.mesh import Mesh, Shape
-from unisono.launch import rank_env
+from unisono.launch import alive, rank_env
 from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
@@ -54,6 +56,7 @@ def init(
     context: RankContext | None = None,
     timeout: float | None = None,
     strict: bool = False,
+    folder: str | Path | None = None,
 ) -> Job:
     """Join the other ranks of this script under a plan of `dp` and `shard` (with `zero`); `dp=-1` takes all there are.
 
@@ -61,7 +64,9 @@ def init(
     have started, or of a process group that is already initialised; one process alone is a world of one. context: a
     place given by a launcher of one's own. timeout: seconds that a rank may keep the others waiting; by the optimisers'
     steps if None. Who keeps them longer is named, and all ranks leave with 6. strict: raise what is else told, namely
-    whatever is noticed in the first steps that makes several ranks compute something else than one.
+    whatever is noticed in the first steps that makes several ranks compute something else than one. folder: where
+    `unisono doctor hang FOLDER` finds this run while it is alive, also from other hosts that have it; a folder of this
+    user's on each host by itself if None.
 
     Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
     """
@@ -79,12 +84,14 @@ def init(
         ledger = Ledger()
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
-            _watch(context, place, StepPace(timeout), ledger)
+            _watch(context, place, StepPace(timeout), ledger, folder)
         return _job(wanted, context, timedelta(seconds=margin(timeout)), place is not None, strict, ledger)
 
 
-def _watch(context: RankContext, place: Started, pace: StepPace, ledger: Ledger) -> None:
-    """Notice hangs until the script ends; each step of an optimiser is one of the pace's."""
+def _watch(
+    context: RankContext, place: Started, pace: StepPace, ledger: Ledger, folder: str | Path | None
+) -> None:
+    """Notice hangs until the script ends, and answer who asks; each step of an optimiser is one of the pace's."""
 
     def told(error: UnisonoError, mine: bool) -> None:
         if mine:
@@ -94,7 +101,13 @@ def _watch(context: RankContext, place: Started, pace: StepPace, ledger: Ledger)
         pace.stepped(pace.step + 1)
 
     register_optimizer_step_post_hook(stepped)
-    atexit.register(rank_env.watch(context, place, pace, told, ledger).close)
+    lookout = rank_env.watch(context, place, pace, told, ledger)
+    atexit.register(lookout.close)
+    with suppress(OSError):  # then nobody can ask from outside
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        seen = alive.private(context.run_token) if folder is None else Path(folder, alive.ALIVE)
+        lookout.appear(context.run_token, seen, private=folder is None)
 
 
 def _not_here(plan: Plan) -> list[Problem]:

@@ -73,6 +73,37 @@ def write_all(fd: int, data: memoryview | bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+class Appender:
+    """Appends to a file, each time all or nothing, straight to the system: a disk that is full for a while
+    leaves no half of a line, and nothing that would come twice. Raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd: int | None = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"  # by a run that was killed
+
+    def append(self, lines: bytes) -> None:
+        """Whole lines. What half a line was left before them is closed first, so that it spoils only itself."""
+        if self._fd is None:
+            raise ValueError("the file is closed")
+        before = os.fstat(self._fd).st_size
+        try:
+            write_all(self._fd, b"\n" + lines if self._torn else lines)
+            self._torn = False
+        except OSError:
+            try:
+                os.ftruncate(self._fd, before)
+            except OSError:
+                self._torn = True
+            raise
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+
+
 def sync_folder(folder: Path) -> None:
     """Make names created, renamed or removed in `folder` survive a power cut. Raises OSError."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from unisono.observe.files import write_whole
+from unisono.observe.files import Appender, write_whole
 
 # Made once: json.dumps with options makes one at every call, which costs as much as the encoding.
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -20,15 +20,11 @@ class JsonLines:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab")
-        if self._file.tell() and _last_byte(self.path) != b"\n":
-            self._file.write(b"\n")
+        self._file = Appender(self.path)
 
     def write(self, *records: Mapping[str, Any]) -> None:
-        """A line for each. Numbers that are not finite become null: JSON has no word for them."""
-        self._file.write("".join(f"{_line(record)}\n" for record in records).encode())
-        self._file.flush()
+        """A line for each, or OSError and none. Numbers that are not finite become null: JSON has no word for them."""
+        self._file.append("".join(f"{_line(record)}\n" for record in records).encode())
 
     def close(self) -> None:
         self._file.close()
@@ -81,12 +77,6 @@ def forget_after(path: Path, step: int) -> None:
     if path.is_file():
         kept = [record for record in read_steps(path)[0] if "step" not in record or record["step"] <= step]
         write_whole(path, "".join(f"{_line(record)}\n" for record in kept))
-
-
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1)
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -61,7 +61,8 @@ class RunFacts:
 
 
 class Observer(ABC):
-    """Sees every step of one rank. An OSError is the run's end, in the house's words."""
+    """Sees every step of one rank. After an OSError of `observe` the same steps come again with the next ones;
+    a run does not end well before they were taken."""
 
     def ended(self, step: int, stop: bool) -> None:
         """At once after step `step`. stop: it was the last one, as asked. To be quick: the next step waits."""

@@ -1,6 +1,7 @@
 """Which checkpoint a run goes on from, and whether it may: one rank chooses, the others only look at its choice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +14,9 @@ from unisono.spec.model import restored
 from unisono.spec.source import SOURCES
 from unisono.train.checkpoint import load
 from unisono.train.checkpoint.faults import damaged
-from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
-from unisono.train.checkpoint.manifest import read_manifest
+from unisono.train.checkpoint.find import FOLDER, by_age, first_whole, pointed, resumed_first, step_of
+from unisono.train.checkpoint.manifest import MANIFEST, read_manifest
+from unisono.train.checkpoint.mirror import fetch, place_at
 from unisono.train.checkpoint.tensorfile import Damage
 from unisono.train.writing import nothing_to_resume
 
@@ -40,16 +42,49 @@ def choose(
     """
     ages = by_age(run_dir)
     folder, faults = first_whole([run_dir / FOLDER / named] if named else ages)
+    notes = list[str]()
+    if recipe.train.mirror and (folder is None or faults or _lost(run_dir, ages)):
+        place, wanted = place_at(recipe.train.mirror, run_dir), partial(_before, run_dir, folder, named)
+        copy, notes = fetch(place, run_dir, wanted)
+        faults, notes = ([], [*faults, *notes]) if copy is not None else (faults, notes)
+        folder = copy or folder
     if folder is None:
-        raise nothing_to_resume(str(run_dir), "; ".join(faults))
+        raise nothing_to_resume(str(run_dir), "; ".join([*faults, *notes]))
     state = load(folder, [])
-    check_fits(state, recipe, data, folder)
-    notes = [f"{fault}; going on from {folder.name}" for fault in faults]
+    other = _fit(state, recipe, data, last_bits, folder)
+    notes += [f"{fault}; going on from {folder.name}" for fault in faults]
     if named and ages and ages[0] != folder:
         notes.append(
             f"going on from {folder.name}; what the run made after it, up to {ages[0].name}, is given up"
         )
-    return folder, notes + _other_bits(state.get("last_bits", {}), last_bits, recipe.plan, folder)
+    return folder, notes + other
+
+
+def _lost(run_dir: Path, ages: Sequence[Path]) -> bool:
+    """Whether the checkpoint that was saved last is not there."""
+    saved = pointed(run_dir)
+    return saved is not None and saved not in map(step_of, ages)
+
+
+def _before(run_dir: Path, folder: Path | None, named: str, steps: Iterable[int]) -> list[int]:
+    """Of these steps, the ones to resume from rather than from `folder`, in the order of `by_age`."""
+    if named:
+        return [step for step in steps if step == step_of(Path(named))]
+    top, have = pointed(run_dir), step_of(folder) if folder is not None else None
+    ordered = sorted({*steps, *(() if have is None else (have,))}, key=partial(resumed_first, top))
+    return ordered if have is None else ordered[: ordered.index(have)]
+
+
+def _fit(
+    state: Mapping[str, Any], recipe: Recipe, data: str, last_bits: Mapping[str, Any], folder: Path
+) -> list[str]:
+    """Notes. Raises UsageError K05 for what does not fit; K01 for a state that no run writes."""
+    try:
+        check_fits(state, recipe, data, folder)
+        return _other_bits(state.get("last_bits", {}), last_bits, recipe.plan, folder)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        what = f"its state makes no sense ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        raise damaged(folder, Damage(what, file=MANIFEST)) from error
 
 
 def identity(folder: Path) -> str:

@@ -26,21 +26,22 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
-from unisono.train.ahead import AheadUpdate, run_ahead
+from unisono.train.ahead import run_ahead
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
-from unisono.train.checkpoint import Box, Saver
-from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
+from unisono.train.checkpoint import Saver
+from unisono.train.checkpoint.mirror import Mirroring, place_at
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
 from unisono.train.evaluate import evaluate
 from unisono.train.flow import unflushed
 from unisono.train.guard import install
-from unisono.train.handover import NotHeld, PeerMemory
+from unisono.train.rejoin import Remembered, losses, regained
 from unisono.train.run import Run
 from unisono.train.sample import sample
+from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
-from unisono.train.state import kept_of, pieces_of, refill, restore
+from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
@@ -79,7 +80,7 @@ class Live:
     run: Run
     feed: Feed
     val: Permuted
-    saver: Saver
+    saver: Saving
     journal: Journal
     check: Callable[[], None]  # that copies are equal, where the run is guarded
     val_losses: list[tuple[int, float]]
@@ -137,7 +138,11 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if not stopped:
         _validate(live)
     # A run resumed at its end has nothing new to save.
-    folder = live.begun_from if run.step == first and live.begun_from else _save(live, blocking=True)
+    made = run.step > first or live.begun_from is None
+    folder = _save(live, blocking=True, last=True) if made else live.begun_from
+    with writing(order.run_dir):
+        live.journal.flush(must=True)
+    live.saver.close(5.0 if stopped else None)  # who was asked to stop may be killed soon
     live.feed.close()
     tokens = (run.step - first) * live.targets
     summary = {
@@ -201,82 +206,41 @@ def _enter(
     check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", keep=3)
+    note, kept = (
+        partial(_note, order),
+        {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every},
+    )
+    saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", **kept)
+    mirror = None
+    if recipe.train.mirror and place.rank == 0:
+        mirror = Mirroring(place_at(recipe.train.mirror, order.run_dir), **kept)
     targets = recipe.train.global_batch * corpus.train.fetch(np.zeros(1, dtype=np.int64))[1].numel()
     with writing(order.run_dir):
-        journal = Journal(_observers(order, run), targets)
+        journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
-    return Live(order, run, feed, val, saver, journal, check, _losses(state), targets, corpus, saved, folder)
-
-
-def _losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Of validations, by step."""
-    return [(int(step), float(loss)) for step, loss in state.get("val", ())]
-
-
-@dataclass(slots=True)
-class Remembered:
-    """What this rank holds of the run for a rendezvous to come: nothing where it is new."""
-
-    run: Run | None = None
-    val_losses: list[tuple[int, float]] = field(default_factory=list)
-    recent: list[dict[str, Any]] = field(default_factory=list)  # steps told, see Journal
+    saving = Saving(saver, run.mesh.world, place.device, note, mirror)
+    return Live(order, run, feed, val, saving, journal, check, losses(state), targets, corpus, saved, folder)
 
 
 def _rejoin(
     order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Remembered, old: Live | None
 ) -> Live:
-    """The run among ranks that meet anew. old: as it was here before; None on a rank that is new. Its state comes from
-    the ranks' memory or, where they do not hold all of it, from the newest checkpoint. Every rank calls it, or it
-    hangs."""
-    place, recorder = order.place, Recorder(order.place.rank)
+    """The run among ranks that meet anew. old: as it was here before; None on a rank that is new. Every rank calls it,
+    or it hangs."""
+    place, note = order.place, partial(_note, order)
     if old is not None:
         with suppress(OSError):
             old.journal.close()
         kept.recent = old.journal.recent()
         old.feed.close()
-    memory = _remembered(order, rendezvous, kept)
-    connect(place, rendezvous.store)
-    run = build(
-        order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder, filled=False
+    run, state, folder = regained(
+        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, note
     )
-    try:
-        state, folder = refill(run, memory), None
-    except NotHeld as missing:
-        folder = _newest(order, rendezvous)
-        if folder is None:
-            run = build(order.recipe, order.plan, replace(place, scratch=order.run_dir), corpus, recorder)
-        state = restore(run, folder) if folder is not None else {}
-        _note(order, f"{missing}: going on from {folder.name if folder else 'the beginning'}")
-    kept.run, kept.val_losses = run, _losses(state)  # should one more be lost before all train again
     live = _enter(order, run, corpus, state, folder, rendezvous.epoch)
-    if old is None and order.place.rank == 0:
+    if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
         with writing(order.run_dir):
             live.journal.catch_up(state.get("recent", ()), last_step(order.run_dir / "metrics.jsonl"))
     return live
-
-
-def _remembered(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
-    """What ranks hold of the run: nothing where an update was under way, or where updates follow their step."""
-    place, run, boxes = order.place, kept.run, list[Box]()
-    holds = run is not None and run.whole and not isinstance(run.update, AheadUpdate)
-    if run is not None and holds and unflushed(order.plan) is None:
-        boxes = [*pieces_of(run), *kept_of(run)]
-    step, state = (
-        (run.step, {"val": kept.val_losses, "recent": kept.recent}) if run is not None and boxes else (-1, {})
-    )
-    return PeerMemory(place.rank, place.world, rendezvous.store, boxes, step, state, place.device)
-
-
-def _newest(order: RankOrder, rendezvous: Rendezvous) -> Path | None:
-    """The newest whole checkpoint, as rank 0 sees it."""
-    if order.place.rank == 0:
-        folder, faults = first_whole(by_age(order.run_dir))
-        for fault in faults:
-            _note(order, fault)
-        rendezvous.store.set("checkpoint", folder.name if folder is not None else "")
-    name = rendezvous.store.get("checkpoint").decode()
-    return order.run_dir / FOLDER / name if name else None
 
 
 def _note(order: RankOrder, text: str) -> None:
@@ -304,8 +268,7 @@ def _look(live: Live, report: Report, seconds: float) -> None:
     report = replace(report, says={**report.says, **live.run.sync.told()})
     _tell_choice(live)
     validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
-    with writing(live.order.run_dir):
-        live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
+    live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
 
 
 def _tell_choice(live: Live) -> None:
@@ -348,8 +311,9 @@ def _validate(live: Live) -> None:
         live.order.line.send("val", step=live.run.step, **{"loss": None, **told})
 
 
-def _save(live: Live, blocking: bool) -> Path | None:
-    order, step = live.order, live.run.step
+def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
+    """last: it must not fail. What fails before is told, and the run goes on to the next."""
+    order, step, train = live.order, live.run.step, live.order.recipe.train
     live.check()  # what is kept is what all replicas agree on
     with writing(order.run_dir):
         live.journal.flush()  # a run resumed from here makes no line again that is missing
@@ -362,8 +326,9 @@ def _save(live: Live, blocking: bool) -> Path | None:
         "recipe": order.recipe.model_dump(mode="json"),
         "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
     }
-    _announce(live, live.saver.wait())
-    folder = live.saver.save(step, [*pieces_of(live.run), *kept_of(live.run)], state, blocking)
+    _announce(live, live.saver.settle())
+    pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
+    folder = live.saver.save(step, pieces, state, blocking=blocking, last=last, again=again)
     _announce(live, folder)
     return folder
 
@@ -378,7 +343,7 @@ def _announce(live: Live, folder: Path | None) -> None:
 
 def _give_up(live: Live, report: Report) -> None:
     leaves = live.feed.fetch(report.step, live.run.leaves)
-    _announce(live, live.saver.wait())
+    _announce(live, live.saver.settle())
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
     if error is not None:
         raise error

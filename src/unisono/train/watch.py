@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from unisono.train.update import Report
 
 EVERY = 0.5  # seconds
 RECENT = 256  # steps; more are not made while one waits to be told
+MOST = 10_000  # steps that wait for a disk with room, about 10 MB
 
 
 class Uplink(Protocol):
@@ -31,24 +32,32 @@ class Journal:
 
     Its owner flushes it before a checkpoint, so that no line is missing where a run is resumed. It closes it when the
     run ends, also by an error.
+
+    An observer that cannot write (the disk is full) is given the same steps again with the next ones, the last `MOST`
+    at most; tell(text) hears of it.
     """
 
-    def __init__(self, observers: Sequence[Observer], tokens: int) -> None:
-        self._observers, self._tokens = observers, tokens
+    def __init__(
+        self, observers: Sequence[Observer], tokens: int, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._observers, self._tokens, self._tell = observers, tokens, tell
         self._waiting: list[tuple[Report, Lap, float]] = []
         self._recent: deque[StepRecord] = deque(maxlen=RECENT)
+        self._behind: dict[int, list[StepRecord]] = {}  # by an observer's place
         self._told = 0.0
 
     def add(self, report: Report, lap: Lap, seconds: float, more: bool = False) -> None:
-        """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow. Raises
-        OSError."""
+        """A step ended: what it did, what its recorder says, wall seconds. more: `beside` is to follow."""
         self._waiting.append((report, lap, seconds))
         now = time.monotonic()
         if (now - self._told >= EVERY and not more) or report.stop or not report.finite:
             self._told = now
             self.flush()
         for observer in self._observers:
-            observer.ended(report.step + 1, report.stop)
+            try:
+                observer.ended(report.step + 1, report.stop)
+            except OSError as error:
+                self._tell(f"cannot write into the run folder: {error.strerror or error}; training goes on")
 
     def beside(self, numbers: Mapping[str, float]) -> None:
         """What a validation found, to be told with the step that ended last, if that still waits."""
@@ -56,16 +65,31 @@ class Journal:
             report, lap, seconds = self._waiting[-1]
             self._waiting[-1] = replace(report, says={**report.says, **numbers}), lap, seconds
 
-    def flush(self) -> None:
-        """Tell what waits. Raises OSError."""
-        if not self._waiting:
+    def flush(self, must: bool = False) -> None:
+        """Tell what waits. must: raises OSError where it cannot be written; else that waits further."""
+        if not self._waiting and not self._behind:
             return
         mem_mib = round(peak_rss_mib(), 1)
         steps = [self._record(*waiting, mem_mib) for waiting in self._waiting]
         self._waiting.clear()
         self._recent.extend(steps)
-        for observer in self._observers:
-            observer.observe(steps)
+        failed: OSError | None = None
+        for place, observer in enumerate(self._observers):
+            due = [*self._behind.get(place, ()), *steps]
+            try:
+                if due:
+                    observer.observe(due)
+                self._behind.pop(place, None)
+            except OSError as error:
+                failed = error
+                if not self._behind:
+                    self._tell(
+                        f"cannot write into the run folder: {error.strerror or error}; training goes on, and the lines"
+                        " of its steps wait in memory"
+                    )
+                self._behind[place] = due[-MOST:]
+        if failed is not None and must:
+            raise failed
 
     def recent(self) -> list[dict[str, Any]]:
         """The latest steps told, as JSON values: should the rank be lost that writes them down, they are not yet."""
@@ -80,7 +104,7 @@ class Journal:
     def close(self) -> None:
         """The run is over: tell what waits, and let go of the files. Raises OSError."""
         try:
-            self.flush()
+            self.flush(must=True)
         finally:
             for observer in self._observers:
                 observer.close()

@@ -5,30 +5,54 @@ from unisono.verbs import CommandCall, Parser, Result, Verb
 
 
 class DoctorVerb(Verb):
-    """Look over this machine, and say what to do."""
+    """Look over this machine, or ask a run that is alive whether it hangs, and say what to do."""
 
     name = "doctor"
     failed = 4
+    epilog = """unisono doctor                        look over this machine
+unisono doctor hang runs/NAME/ID      ask all ranks of a run where they stand, from any host that has the folder
+unisono doctor hang                   the one loop of your own that is alive on this host and has no folder;
+unisono doctor hang PID               or that of this process"""
 
     def flags(self, parser: Parser) -> None:
+        parser.add_argument("what", nargs="*", metavar="hang RUN", help="ask a run that is alive")
         parser.add_argument(
-            "what", nargs="*", metavar="hang RUN", help="(not yet in this version: look into a hang)"
-        )
+            "--patience", type=float, metavar="SECONDS",
+            help="with hang: how long ranks may keep others waiting (20 of the run's steps, and 5 s)",
+        )  # fmt: skip
 
     def run(self, call: CommandCall) -> Result:
-        what = call.args.what
-        if what[:1] == ["hang"]:
-            raise UsageError(
-                "doctor hang is not yet in this version", where="unisono doctor hang", fix="unisono doctor",
-                code="C10",
-            )  # fmt: skip
+        what, patience = call.args.what, call.args.patience
+        if what[:1] == ["hang"] and len(what) <= 2:
+            return _hang(call, what[1] if len(what) == 2 else "", patience)
         if what:
+            odd = what[2] if what[0] == "hang" else what[0]
             raise UsageError(
-                f"unknown argument {what[0]}", where="unisono doctor", fix="unisono doctor", code="C04"
+                f"unknown argument {odd}", where="unisono doctor", fix="unisono doctor", code="C04"
             )
+        if patience is not None:
+            fix = "unisono doctor hang RUN --patience SECONDS"
+            raise UsageError("--patience goes with hang", where="unisono doctor", fix=fix, code="C04")
         if call.settings.dry_run:
             sights = "Python, torch, cores, memory, disk, loopback, transport, port, a sum of two ranks, backend, clock"
             return call.would({}, f"would look at: {sights}")
         from unisono.launch import doctor
 
         return doctor.run(quiet=call.settings.quiet)
+
+
+def _hang(call: CommandCall, run: str, patience: float | None) -> Result:
+    from unisono.launch import alive, doctor_hang
+
+    if patience is not None and not patience > 0:
+        raise UsageError(f"--patience {patience:g}: more than 0 seconds", where="unisono doctor hang",
+                         fix="--patience 10", code="C02")  # fmt: skip
+    folder = doctor_hang.find(run) if run else doctor_hang.only_one()
+    if call.settings.dry_run:
+        ranks = [one for one in alive.living(folder) if not one.has_gone()]
+        where = ", ".join(f"{one.rank} (process {one.pid} on {one.host})" for one in ranks)
+        return call.would({"run": str(folder)}, f"would ask ranks {where}" if ranks else "no rank is alive")
+    facts, lines = doctor_hang.run(folder, patience)
+    for line in lines:
+        call.settings.say(line)
+    return facts

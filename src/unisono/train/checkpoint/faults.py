@@ -8,6 +8,7 @@ from unisono.spec.errors import UsageError
 from unisono.train.checkpoint.find import FOLDER, newest_whole, step_of
 from unisono.train.checkpoint.tensorfile import Damage
 
+UNTOUCHED = "; older checkpoints are untouched"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -54,7 +55,7 @@ def not_written(checkpoints: Path, step: int, reason: str, number: int | None, r
     elif number in _FORBIDDEN:
         likely, fix = "the folder is read-only for this user", "set out.dir to a folder that you may write"
     return UsageError(
-        f"checkpoint step-{step} could not be written: {reason}; older checkpoints are untouched",
+        f"checkpoint step-{step} could not be written: {reason}{UNTOUCHED}",
         where=str(checkpoints),
         likely=likely,
         fix=fix,

@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from unisono.spec.runs import CHECKPOINTS
 from unisono.train.checkpoint.boxes import tiling_fault
-from unisono.train.checkpoint.manifest import StoredBox, read_manifest
+from unisono.train.checkpoint.doubtful import read_regular
+from unisono.train.checkpoint.manifest import MANIFEST, Manifest, StoredBox, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 
 FOLDER = CHECKPOINTS
@@ -42,12 +44,17 @@ def list_steps(run_dir: Path) -> dict[int, Path]:
 
 def latest(run_dir: Path) -> Path | None:
     """The checkpoint that `latest` names: the last one saved. None before the first save."""
+    step = pointed(run_dir)
+    return None if step is None else list_steps(run_dir).get(step)
+
+
+def pointed(run_dir: Path) -> int | None:
+    """The step that was saved last, whether it is there or not; None before the first save."""
     try:
-        name = (run_dir / LATEST).read_text(errors="replace").strip()
+        name = read_regular(run_dir / LATEST, 4096) or b""
     except OSError:
         return None
-    step = step_of(Path(name))
-    return None if step is None else list_steps(run_dir).get(step)
+    return step_of(Path(name.decode(errors="replace").strip()))
 
 
 def by_age(run_dir: Path) -> list[Path]:
@@ -59,8 +66,12 @@ def by_age(run_dir: Path) -> list[Path]:
     steps = list_steps(run_dir)
     pointed = latest(run_dir)
     top = step_of(pointed) if pointed is not None else None
-    order = sorted(steps, key=lambda step: (top is not None and step > top, -step))
-    return [steps[step] for step in order]
+    return [steps[step] for step in sorted(steps, key=partial(resumed_first, top))]
+
+
+def resumed_first(top: int | None, step: int) -> tuple[bool, int]:
+    """Sorts steps in the order in which to resume from them. top: the one that was saved last."""
+    return top is not None and step > top, -step
 
 
 def first_whole(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
@@ -79,10 +90,18 @@ def newest_whole(run_dir: Path, below: int | None = None) -> Path | None:
     return first_whole(f for f in by_age(run_dir) if below is None or (step_of(f) or 0) < below)[0]
 
 
+def manifest_of(folder: Path) -> Manifest:
+    """What the checkpoint holds. Raises Damage, also where the folder is named after another step."""
+    manifest, step = read_manifest(folder), step_of(folder)
+    if step is not None and manifest.step != step:
+        raise Damage(f"is of step {manifest.step}", file=MANIFEST)
+    return manifest
+
+
 def verify_folder(folder: Path) -> list[str]:
     """Every problem of a checkpoint, each naming file and tensor; an empty list means that it is whole."""
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of(folder)
     except Damage as damage:
         return [str(damage)]
     problems = [

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from unisono.train.checkpoint.boxes import Extent, tiling_fault
+from unisono.train.checkpoint.doubtful import parse, read_regular
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry
 
 SCHEMA_VERSION = 1
@@ -20,7 +21,7 @@ SIZE_LIMIT = 1 << 30  # bytes; a manifest of a million blocks has about 200 MB
 FILE_NAME = re.compile(r"rank-\d{5,}\.safetensors")
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
-Shape = tuple[Natural, ...]
+Shape = Annotated[tuple[Natural, ...], Field(max_length=64)]  # torch has no more dims
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,13 @@ def decode(data: bytes) -> Manifest:
     if head != _HEAD % hashlib.blake2b(body, digest_size=32).hexdigest().encode():
         raise Damage("fails its checksum", file=MANIFEST)
     try:
-        raw = json.loads(data)
+        raw = parse(data)
         raw.pop("blake2b")
         version = raw.get("schema_version")
         if version != SCHEMA_VERSION:
             raise Damage(f"has schema version {version}, this program reads {SCHEMA_VERSION}", file=MANIFEST)
         manifest = _MANIFEST.validate_python(raw)
-    except (ValueError, RecursionError, AttributeError, KeyError) as error:
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise Damage(f"is not a manifest ({str(error).splitlines()[0]})", file=MANIFEST) from error
     if fault := _fault(manifest):
         raise Damage(fault, file=MANIFEST)
@@ -114,14 +115,15 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint folder. Raises Damage."""
     path = folder / MANIFEST
     try:
-        if path.stat().st_size > SIZE_LIMIT:
-            raise Damage("is too large to be a manifest", file=MANIFEST)
-        return decode(path.read_bytes())
+        data = read_regular(path, SIZE_LIMIT)
     except FileNotFoundError as error:
         what = "is missing: the save never finished" if folder.is_dir() else "is missing, and its folder too"
         raise Damage(what, file=MANIFEST) from error
     except OSError as error:
         raise Damage(f"cannot be read ({error.strerror})", file=MANIFEST) from error
+    if data is None:
+        raise Damage("is too large to be a manifest", file=MANIFEST)
+    return decode(data)
 
 
 def encode_marker(marker: Marker) -> bytes:

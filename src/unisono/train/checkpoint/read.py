@@ -10,7 +10,8 @@ import torch
 
 from unisono.train.checkpoint.boxes import Box, tiling_fault
 from unisono.train.checkpoint.faults import damaged, misfit
-from unisono.train.checkpoint.manifest import Manifest, StoredBox, TensorEntry, read_manifest
+from unisono.train.checkpoint.find import manifest_of
+from unisono.train.checkpoint.manifest import Manifest, StoredBox, TensorEntry
 from unisono.train.checkpoint.tensorfile import DTYPES, NAMES, Damage, TensorFile
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def load(folder: Path, pieces: Sequence[Box]) -> dict[str, Any]:
     elsewhere), K03 if a piece's tensor is not in the checkpoint, or not with this shape and dtype.
     """
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of(folder)
         _check_fit(folder, manifest, pieces)
         _fill(folder, manifest, _plan(manifest, pieces))
     except Damage as damage:
@@ -51,7 +52,7 @@ def read_full(folder: Path, names: Iterable[str] | None = None) -> dict[str, tor
     `names` chooses some; all by default. Raises UsageError as `load` does.
     """
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of(folder)
     except Damage as damage:
         raise damaged(folder, damage) from damage
     chosen = list(manifest.tensors) if names is None else list(names)
@@ -78,7 +79,7 @@ def _empty(name: str, entry: TensorEntry) -> torch.Tensor:
 def tensor_names(folder: Path) -> list[str]:
     """Logical names of all tensors in the checkpoint, sorted. Raises UsageError K01."""
     try:
-        return sorted(read_manifest(folder).tensors)
+        return sorted(manifest_of(folder).tensors)
     except Damage as damage:
         raise damaged(folder, damage) from damage
 

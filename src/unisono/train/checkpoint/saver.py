@@ -1,8 +1,11 @@
 """The training loop's view: save now, or copy now and write while training goes on."""
 
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -21,7 +24,7 @@ class Saver:
     """Saves of one rank of one run. All ranks make the same calls to `save`, in the same order.
 
     `token`: a text that all ranks share and that is new each time the run is started or resumed; only its hash
-    reaches the disk. `keep`, `patience`: as in `save`.
+    reaches the disk. `keep`, `keep_every`, `patience`: as in `save`.
 
     At most one save is in flight. Its errors (those of `save`) are raised by the next `poll`, `wait` or `save`, once.
     Call `wait` before leaving the process: the writer is a daemon thread.
@@ -35,10 +38,15 @@ class Saver:
         *,
         token: str = "",
         keep: int | None = None,
+        keep_every: int = 0,
         patience: float = 600.0,
     ) -> None:
-        self._token = token
-        self._write = partial(save, run_dir, rank=rank, world=world, keep=keep, patience=patience)
+        self.run_dir, self.rank = run_dir, rank
+        self._token, self._given_up = token, threading.Event()
+        self._write = partial(
+            save, run_dir, rank=rank, world=world, keep=keep, keep_every=keep_every, patience=patience,
+            given_up=self._given_up.is_set,
+        )  # fmt: skip
         self._tries: Counter[int] = Counter()
         self._staging: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -55,19 +63,53 @@ class Saver:
         waited for first.
         """
         self.wait()
-        self._tries[step] += 1
-        token = f"{self._token}/{step}/{self._tries[step]}" if self._token else ""
         if blocking:
-            return self._write(step, pieces, state, token=token)
-        staged = self._stage(pieces)
+            return self._write(step, pieces, state, token=self._token_of(step, self._tries[step] + 1))
+        self.begin(step, pieces, state)
+        return None
+
+    def begin(
+        self,
+        step: int,
+        pieces: Sequence[Box],
+        state: dict[str, Any],
+        *,
+        copied: bool = True,
+        attempt: int | None = None,
+    ) -> None:
+        """Write by a thread. Only where the last save was waited for.
+
+        copied: the tensors may be changed as soon as this returns; else not before the save is over. attempt: which
+        one of this step it is, the same on all ranks; the next of this rank's if None.
+        """
+        token = self._token_of(step, self.tries(step) + 1 if attempt is None else attempt)
+        self._given_up.clear()
         self._thread = threading.Thread(
             target=self._run,
-            args=(step, staged, deepcopy(state), token),
+            args=(step, self._stage(pieces) if copied else pieces, deepcopy(state), token, copied),
             name=f"checkpoint-{step}",
             daemon=True,
         )
         self._thread.start()
-        return None
+
+    def tries(self, step: int) -> int:
+        """How often this rank has begun to save this step."""
+        return self._tries[step]
+
+    def _token_of(self, step: int, attempt: int) -> str:
+        self._tries[step] = attempt
+        return f"{self._token}/{step}/{attempt}" if self._token else ""
+
+    def give_up(self) -> None:
+        """The save in flight has failed elsewhere: it fails here too, as soon as it would wait for others."""
+        self._given_up.set()
+
+    def writing(self, seconds: float = 0.0) -> bool:
+        """Whether a save is in flight, after waiting so long for its end."""
+        if self._thread is None:
+            return False
+        self._thread.join(seconds)
+        return self._thread.is_alive()
 
     def poll(self) -> Path | None:
         """The folder of a save that has finished since the last call, None if there is none. Never waits."""
@@ -85,7 +127,9 @@ class Saver:
             raise error
         return done
 
-    def _run(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str) -> None:
+    def _run(self, step: int, pieces: Sequence[Box], state: dict[str, Any], token: str, beside: bool) -> None:
+        if beside:
+            give_way()
         try:
             self._done = self._write(step, pieces, state, token=token)
         except BaseException as error:  # carried to the thread that asked
@@ -115,3 +159,10 @@ class Saver:
         for key in self._staging.keys() - used:
             del self._staging[key]
         return staged
+
+
+def give_way() -> None:
+    """Let this thread run where nothing else wants the core. Linux has priorities of threads; others have not."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

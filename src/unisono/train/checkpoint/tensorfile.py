@@ -24,6 +24,7 @@ from typing import Any, Self
 import torch
 
 from unisono.observe.files import write_all
+from unisono.train.checkpoint.doubtful import open_regular, parse, plain
 
 DTYPES = {
     "F64": torch.float64,
@@ -53,7 +54,7 @@ class Damage(Exception):
 
     def __init__(self, what: str, *, file: str = "", tensor: str = "") -> None:
         super().__init__(what)
-        self.what, self.file, self.tensor = what, file, tensor
+        self.what, self.file, self.tensor = (plain(part) for part in (what, file, tensor))
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.file, self.tensor, self.what) if part)
@@ -127,8 +128,7 @@ class TensorFile:
     def __init__(self, path: Path, entry: FileEntry) -> None:
         self.name = path.name
         try:
-            # No links: a checkpoint holds its own bytes, and a link may point anywhere.
-            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            self._fd = open_regular(path)
         except OSError as error:
             raise Damage(_reason(error), file=self.name) from error
         try:
@@ -136,7 +136,7 @@ class TensorFile:
         except BaseException:
             os.close(self._fd)
             raise
-        self._data_at = entry.header_bytes
+        self._data_at, self._data_bytes = entry.header_bytes, entry.bytes - entry.header_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +157,7 @@ class TensorFile:
         if f"{checksum(head):08x}" != entry.header_crc32:
             raise Damage("its header fails the checksum", file=self.name)
         try:
-            header = json.loads(head[8:])
+            header = parse(bytes(head[8:]))
         except (ValueError, RecursionError) as error:
             raise Damage("its header is not JSON", file=self.name) from error
         if not isinstance(header, dict):
@@ -178,7 +178,8 @@ class TensorFile:
         """Where the tensor's bytes begin after the header, None if the header does not hold just this tensor."""
         match self._header.get(key):
             case {"dtype": found, "shape": extent, "data_offsets": [int(first), int(stop)]}:
-                return first if (found, extent, stop - first) == (dtype, shape, size) and first >= 0 else None
+                fits = (found, extent, stop - first) == (dtype, shape, size)
+                return first if fits and first >= 0 and stop <= self._data_bytes else None
         return None
 
     def read(

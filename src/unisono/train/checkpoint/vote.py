@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,14 +78,21 @@ def raise_failures(folder: Path) -> None:
             raise PeerFailed(f"{name.removesuffix('.failed')} failed") from error
 
 
-def polls(folders: tuple[Path, ...], patience: float, waiting_for: str) -> Iterator[None]:
+def polls(
+    folders: tuple[Path, ...],
+    patience: float,
+    waiting_for: str,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
     """Yield again and again, less and less often, while anything in `folders` still grows or appears.
 
-    Raises PeerFailed once nothing has changed for `patience` seconds.
+    Raises PeerFailed once nothing has changed for `patience` seconds, or when it is `given_up`.
     """
     pause, seen, since = 0.002, [(-1, -1)], time.monotonic()
     while True:
         yield
+        if given_up():
+            raise PeerFailed("another rank could not write its part")
         now = [_growth(folder) for folder in folders]
         if now != seen:
             seen, since = now, time.monotonic()

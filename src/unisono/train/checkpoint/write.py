@@ -8,6 +8,8 @@ The order of events, on which safety rests (a crash between any two leaves the c
    until this rename), fsyncs `checkpoints/`;
 4. rank 0 moves `latest`;
 5. only now is anything older removed.
+
+What is written is looked at once more before it gets its name: the manifest and the head of each file are read back.
 """
 
 import contextlib
@@ -16,13 +18,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import sync_folder, write_whole
 from unisono.train.checkpoint.boxes import Box
+from unisono.train.checkpoint.doubtful import read_regular
 from unisono.train.checkpoint.faults import bad_cut, not_written
 from unisono.train.checkpoint.find import FOLDER, LATEST, list_steps, step_name
 from unisono.train.checkpoint.manifest import (
@@ -39,7 +42,7 @@ from unisono.train.checkpoint.manifest import (
     rank_file,
     read_manifest,
 )
-from unisono.train.checkpoint.tensorfile import NAMES, Damage, write_tensors
+from unisono.train.checkpoint.tensorfile import NAMES, Damage, TensorFile, write_tensors
 from unisono.train.checkpoint.vote import PeerFailed, Vote, polls, raise_failures
 
 
@@ -53,16 +56,19 @@ def save(
     world: int = 1,
     token: str = "",
     keep: int | None = None,
+    keep_every: int = 0,
     patience: float = 600.0,
     wait: bool = True,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Write this rank's part of `run_dir/checkpoints/step-…` and return that folder; called by every rank.
 
     `pieces`: all that lie on this rank; those with `saved=False` or without elements are only compared with what the
     other ranks write. `state`: JSON values, rank 0's is stored. `token`: a text that all ranks of this attempt
     share and no other attempt has ever had (only its hash is seen on disk); may be empty if `world` is 1.
-    `keep`: afterwards remove all but the newest `keep` checkpoints. `patience`: seconds without any progress after
-    which the others are given up. `wait=False`: ranks other than 0 return without knowing how the others fared.
+    `keep`: afterwards remove all but the newest `keep` checkpoints, and those of each `keep_every`-th step.
+    `patience`: seconds without any progress after which the others are given up. `wait=False`: ranks other than 0
+    return without knowing how the others fared. `given_up()`: whether the others have failed, who is not heard here.
 
     Raises UsageError K02 if any rank could not write, on all ranks; the folder is then not visible and no older
     checkpoint has changed. K04 if the ranks' pieces do not tile every tensor. ValueError if `state` is not JSON, the
@@ -85,11 +91,11 @@ def save(
             _clean(checkpoints, vote.folder)
         _write_rank(vote.folder, pieces, attempt, rank, world)
         if rank == 0:
-            manifest = _gather(vote.folder, step, attempt, world, state, patience)
+            manifest = _gather(vote.folder, step, attempt, world, state, patience, given_up)
             _commit(run_dir, vote, final, manifest)
-            _prune(run_dir, step, keep)
+            prune(run_dir, step, keep, keep_every)
         elif wait:
-            _await_commit(vote.folder, final, attempt, patience)
+            _await_commit(vote.folder, final, attempt, patience, given_up)
     except Exception as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         number = error.errno if isinstance(error, OSError) else getattr(error, "number", None)
@@ -98,7 +104,8 @@ def save(
         for folder in (vote.folder, final):
             vote.fail(reason, number, culprit, folder)
         with contextlib.suppress(OSError):  # give the space back; the name stays hidden anyway
-            os.unlink(vote.folder / rank_file(rank))
+            for half in vote.folder.glob(rank_file(rank) if rank else "rank-*.safetensors"):
+                half.unlink(missing_ok=True)
         if isinstance(error, OSError | PeerFailed):
             raise not_written(checkpoints, step, reason, number, culprit) from error
         raise
@@ -123,10 +130,15 @@ def _write_rank(folder: Path, pieces: Sequence[Box], attempt: str, rank: int, wo
     file_entry = None
     if mine:
         file = rank_file(rank)
-        need = sum(p.tensor.numel() * p.tensor.element_size() for p in mine.values())
-        if shutil.disk_usage(folder).free < need:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = write_tensors(folder / file, [(key, piece.tensor) for key, piece in mine.items()])
+        need = bytes_of(mine.values())
+        if (free := free_bytes(folder)) < need:
+            raise OSError(errno.ENOSPC, no_room(need, free))
+        try:
+            written = write_tensors(folder / file, [(key, piece.tensor) for key, piece in mine.items()])
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise OSError(errno.ENOSPC, no_room(need, _had(folder / file))) from error
         file_entry = written.file
         for key, piece in mine.items():
             start, shape = tuple(int(n) for n in piece.start), tuple(piece.tensor.shape)
@@ -139,12 +151,18 @@ def _write_rank(folder: Path, pieces: Sequence[Box], attempt: str, rank: int, wo
 
 
 def _gather(
-    folder: Path, step: int, attempt: str, world: int, state: dict[str, Any], patience: float
+    folder: Path,
+    step: int,
+    attempt: str,
+    world: int,
+    state: dict[str, Any],
+    patience: float,
+    given_up: Callable[[], bool],
 ) -> Manifest:
     """Wait until every rank's marker is there, and make one manifest of them."""
     markers: dict[int, Marker] = {}
     missing = set(range(world))
-    for _ in polls((folder,), patience, "some ranks"):
+    for _ in polls((folder,), patience, "some ranks", given_up):
         for rank in sorted(missing):
             path = folder / f"rank-{rank:05d}.json"
             if path.exists():
@@ -164,9 +182,9 @@ def _gather(
 
 def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
     """Make the checkpoint visible. Killed anywhere in here, the one before it is still in force, or this one is."""
-    write_whole(
-        vote.folder / MANIFEST, encode(manifest)
-    )  # fsyncs the folder too, with all ranks' files in it
+    text = encode(manifest)
+    write_whole(vote.folder / MANIFEST, text)  # fsyncs the folder too, with all ranks' files in it
+    _look_again(vote.folder, manifest, text)
     for path in vote.folder.glob("rank-*.json"):
         os.unlink(path)
     for path in vote.folder.glob("rank-*.writing"):
@@ -187,10 +205,12 @@ def _commit(run_dir: Path, vote: Vote, final: Path, manifest: Manifest) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _await_commit(folder: Path, final: Path, attempt: str, patience: float) -> None:
+def _await_commit(
+    folder: Path, final: Path, attempt: str, patience: float, given_up: Callable[[], bool]
+) -> None:
     """What a rank other than 0 does until rank 0 has made the checkpoint visible, or someone has failed."""
     committed = False
-    for _ in polls((folder, folder.parent), patience, "rank 0"):
+    for _ in polls((folder, folder.parent), patience, "rank 0", given_up):
         if folder.exists():
             raise_failures(folder)
             continue
@@ -219,14 +239,70 @@ def _clean(checkpoints: Path, current: Path) -> None:
             os.rename(path, plain)
 
 
-def _prune(run_dir: Path, step: int, keep: int | None) -> None:
-    """Remove all but `keep` checkpoints: the one just saved, older ones, then those of an abandoned future."""
+def _look_again(folder: Path, manifest: Manifest, text: bytes) -> None:
+    """Raises OSError unless manifest and heads are there as they were written: older checkpoints make room for this."""
+    try:
+        if read_regular(folder / MANIFEST, len(text)) != text:
+            raise Damage("has other bytes", file=MANIFEST)
+        for file, entry in manifest.files.items():
+            with TensorFile(folder / file, entry):
+                pass
+    except Damage as damage:
+        raise OSError(errno.EIO, f"what was written does not read back: {damage}") from damage
+
+
+def discard(run_dir: Path, step: int) -> None:
+    """Remove what saves of this step left that failed. Not while a rank writes one."""
+    for half in (run_dir / FOLDER).glob(f"{step_name(step)}.tmp-*"):
+        shutil.rmtree(half, ignore_errors=True)
+
+
+def bytes_of(pieces: Iterable[Box]) -> int:
+    """Of the tensors that will be written."""
+    return sum(p.tensor.numel() * p.tensor.element_size() for p in pieces if p.saved)
+
+
+def free_bytes(folder: Path) -> int:
+    """What the disk of `folder` has left for this user; it need not exist. Raises OSError."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def no_room(need: int, free: int) -> str:
+    """The system's words with both numbers."""
+    return f"{os.strerror(errno.ENOSPC)}: needs {_size(need)}, has {_size(free)}"
+
+
+def _had(file: Path) -> int:
+    """What the disk had before this file was begun."""
+    with contextlib.suppress(OSError):
+        return free_bytes(file.parent) + file.stat().st_blocks * 512
+    return 0
+
+
+def _size(count: int) -> str:
+    unit = max(i for i in range(4) if i == 0 or count >= 1024**i)
+    return f"{count} bytes" if not unit else f"{count / 1024**unit:.1f} {('', 'KiB', 'MiB', 'GiB')[unit]}"
+
+
+def prune(run_dir: Path, step: int, keep: int | None, keep_every: int = 0) -> None:
+    """Remove all but `keep` checkpoints: the one just saved, older ones, then those of an abandoned future. Those of
+    each `keep_every`-th step stay for ever, and count for nothing."""
     if keep is None:
         return
-    steps = list_steps(run_dir)
-    for old in sorted(steps, key=lambda s: (s > step, -s))[keep:]:
-        doomed = steps[old].with_name(f"{step_name(old)}.tmp-removed")
+    steps: dict[int, Path] = {}
+    with contextlib.suppress(OSError):  # the save is good: what cannot be listed now goes another time
+        steps = list_steps(run_dir)
+    for old in doomed(steps, step, keep, keep_every):
+        away = steps[old].with_name(f"{step_name(old)}.tmp-removed")
         # Renamed first: a removal that dies half way must not leave what looks like a damaged checkpoint.
         with contextlib.suppress(OSError):
-            os.rename(steps[old], doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            os.rename(steps[old], away)
+            shutil.rmtree(away, ignore_errors=True)
+
+
+def doomed(steps: Iterable[int], newest: int, keep: int, keep_every: int = 0) -> list[int]:
+    """Which of these steps go, where `newest` was just saved and is whole."""
+    passing = [s for s in steps if s == newest or not keep_every or s % keep_every]
+    return sorted(passing, key=lambda s: (s > newest, -s))[keep:]

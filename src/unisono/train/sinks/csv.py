@@ -1,10 +1,11 @@
 """metrics.csv."""
 
 import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from unisono.observe.files import write_whole
+from unisono.observe.files import Appender, write_whole
 from unisono.observe.span import PARTS
 from unisono.spec.sink import Observer, RunFacts, Sink, StepRecord
 
@@ -35,15 +36,16 @@ def _rows_until(path: Path, step: int) -> list[str]:
 
 class _Rows(Observer):
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8", newline="")
-        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._file = Appender(path)
 
     def close(self) -> None:
         self._file.close()
 
     def observe(self, steps: Sequence[StepRecord]) -> None:
+        text = io.StringIO(newline="")
+        rows = csv.writer(text, lineterminator="\n")
         for one in steps:
             sent = sum(one.nbytes.values())
             known = (one.step, one.loss, one.lr, one.grad_norm, one.tokens, one.seconds, sent, one.mem_mib)
-            self._rows.writerow((*known, *(one.times.get(part, 0.0) for part in PARTS)))
-        self._file.flush()
+            rows.writerow((*known, *(one.times.get(part, 0.0) for part in PARTS)))
+        self._file.append(text.getvalue().encode())

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.config import Recipe
+from unisono.launch import alive
 from unisono.observe import environment
 from unisono.observe.files import write_whole
 from unisono.observe.metrics import JsonLines
@@ -75,8 +76,10 @@ class Watched:
             with contextlib.suppress(OSError), JsonLines(self.path / MEMBERS) as file:
                 file.write({"time": round(time.time(), 3), **{k: v for k, v in event.items() if k != "kind"}})
         elif event.get("kind") == "saved" and self.path is not None:
+            newest, name = self.path.parent / "latest", self.path.name + "\n"
             with writing(self.path):  # not before: what it names can be gone on from
-                write_whole(self.path.parent / "latest", self.path.name + "\n")
+                if not newest.is_file() or newest.read_bytes() != name.encode():
+                    write_whole(newest, name)
 
     def _begin(self, path: Path) -> None:
         with writing(path):
@@ -93,6 +96,8 @@ class Watched:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        if self.path is not None:  # what ranks that did not end by themselves have left there
+            alive.sweep(self.path / alive.ALIVE)
         if error is None or self.path is None:
             return
         if self.began:  # its ranks have gone: what one of them was saving will not be finished

@@ -14,6 +14,7 @@ from unisono import __version__
 from unisono.comm.device import arithmetic, of_rank, properties
 from unisono.config import Recipe, Resolved, resolve
 from unisono.launch.agree import Facts, agree, tell
+from unisono.launch.alive import ALIVE
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
 from unisono.plan import Plan
@@ -56,6 +57,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         argument["run_dir"] = str(
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
+        ctx.appear(run_dir / ALIVE)
         if ctx.rank == 0 and ctx.world > 1:
             ctx.channel.send("note", text=ctx.means)
         again = ctx.epoch > 0 and tell(ctx, "again", lambda: bool(by_age(run_dir)))
@@ -101,6 +103,7 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     with ExitStack() as held:
         if ctx.rank == 0:
             held.enter_context(locked(run_dir))
+        ctx.appear(run_dir / ALIVE)
         return _train(order, corpus, room)
 
 

@@ -1,0 +1,208 @@
+"""`unisono doctor hang RUN`: ask a run that is alive whether it hangs, from outside, and on whose account. No torch.
+
+The judge is that which ends runs (`verdict.hang`); what differs is that whoever asks has nothing to wait for: it looks
+until the ranks have moved, or have kept each other waiting for longer than their own pace explains.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unisono.launch import alive, hang_report, verdict
+from unisono.launch.alive import ALIVE
+from unisono.launch.stand import Stand
+from unisono.launch.witness import Witness, look, mismatched
+from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.runs import run_folder
+from unisono.train.writing import locked
+
+LEAST, TIMES = 5.0, 20
+"""Seconds, and usual steps, that ranks may wait for one: a run's own deadline is longer."""
+FIRST = 10.0
+"""Seconds before the pace is known."""
+PATIENCE = 10  # times that, where ranks validate or save and one still works
+_LONG = ("train/evaluate.py", "train/checkpoint/", "library/job.py")
+_STAYS = 20.0  # seconds: for how long we look on
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """error: the fault that is seen, None if there is none. waited, limit: seconds that ranks have waited, and may.
+    again: whether to look again before this is said. mark: what the fault is of, where it has to be seen twice."""
+
+    error: UnisonoError | None
+    waited: float = 0.0
+    limit: float = 0.0
+    again: bool = False
+    mark: str = ""
+
+
+def find(run: str) -> Path:
+    """The folder in which the ranks of a run are seen. run: its folder, or the process of a rank of one that has none.
+    Raises UsageError C03."""
+    own = alive.private_runs()
+    if run.isdigit() and not Path(run).exists():
+        for folder in own:
+            if any(one.pid == int(run) for one in alive.living(folder)):
+                return folder
+        raise UsageError(
+            f"no rank of a run without a folder is process {run}", where="unisono doctor hang",
+            fix="the run's folder; unisono doctor hang lists runs of this host without one", code="C03",
+        )  # fmt: skip
+    folder = Path(run)
+    if alive.living(folder):
+        return folder
+    return folder / ALIVE if (folder / ALIVE).is_dir() else run_folder(run) / ALIVE
+
+
+def only_one() -> Path:
+    """The one run of this host that has no folder. Raises UsageError where there is another number of them."""
+    own = alive.private_runs()
+    if len(own) == 1:
+        return own[0]
+    pids = [f"{path} (process {alive.living(path)[0].pid})" for path in own]
+    what = f"which of {len(own)} runs" if own else "name the run: no loop of your own is alive on this host"
+    raise UsageError(what, where="unisono doctor hang", likely="; ".join(pids),
+                     fix="unisono doctor hang runs/NAME/ID", code="C04")  # fmt: skip
+
+
+def run(folder: Path, patience: float | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Look until it is decided; (the object of `--json`, lines). patience: seconds that ranks may keep others waiting;
+    by their pace if None. Raises UsageError O03 for a run that is not alive."""
+    begun, mark, last = time.monotonic(), "", None
+    while True:
+        ranks = alive.living(folder)
+        if not ranks or all(one.has_gone() for one in ranks):
+            if last is None:
+                raise ended(folder)
+            break  # it has ended while we looked: what was seen is what there is to say
+        watched = time.monotonic() - begun
+        witnesses = look(folder, ranks)
+        judged = judge(witnesses, patience, watched)
+        last = witnesses, judged
+        if not judged.again or (judged.mark and judged.mark == mark):
+            break
+        mark = judged.mark
+        time.sleep(min(1.0, max(0.2, judged.limit - judged.waited)))
+    witnesses, judged = last
+    return hang_report.told(folder, witnesses, judged.error, judged.waited, judged.limit)
+
+
+def judge(ranks: Sequence[Witness], patience: float | None, watched: float) -> Diagnosis:
+    """What is wrong with ranks that are seen so. watched: seconds since the first look."""
+    order = [replace(one.stand, state="clashed") if one.clashed else one.stand for one in ranks]
+    odd = verdict.odd_one_out(order)
+    first, waited = odd[0], _waited(ranks, odd[0].state, watched)
+    limit = _limit(ranks, first, waited, patience)
+    called, number = mismatched(ranks)
+    if called:  # ranks answer one after the other: a group may be made anew between
+        return Diagnosis(verdict.hang(called, waited), waited, limit, again=True, mark=f"called {number}")
+    if first.state in ("clashed", "gone", "stopped"):
+        missing = [one.stand.rank for one in ranks if one.who is None]
+        mark = f"missing {missing}" if missing else ""
+        return Diagnosis(_remedied(order, ranks, waited), waited, limit, again=bool(missing), mark=mark)
+    if waited >= limit:
+        return Diagnosis(_remedied(order, ranks, waited), waited, limit)
+    return Diagnosis(
+        None, waited, limit, again=_is_restless(ranks, waited, watched) and limit - waited <= _STAYS
+    )
+
+
+def _waited(ranks: Sequence[Witness], state: str, watched: float) -> float:
+    """Seconds for which ranks have waited for the one that is first to blame. state: of that one."""
+    waits = [one.stand.idle for one in ranks if one.spoke and one.stand.state in ("waits", "ended")]
+    if state not in ("runs", "silent"):
+        return max(waits, default=watched)
+    if waits:
+        return max(waits)
+    if state == "silent":
+        return watched
+    steps = [one.since / PATIENCE for one in ranks if one.since is not None and one.usual is not None]
+    still = min((one.stand.idle for one in ranks if one.spoke), default=0.0)  # nobody waits, nobody moves
+    return max(still, min(steps, default=0.0))
+
+
+def _limit(ranks: Sequence[Witness], first: Stand, waited: float, patience: float | None) -> float:
+    """Seconds that ranks may wait for the one that is first to blame."""
+    if patience is not None:
+        return patience
+    usual = [one.usual for one in ranks if one.usual is not None]
+    limit = max(LEAST, TIMES * max(usual)) if usual else FIRST
+    may_take_long = [
+        one for one in ranks if any(part in str(frame[0]) for frame in one.frames for part in _LONG)
+    ]
+    if first.state != "runs":  # all wait: of those that save together, one may write
+        long = len(may_take_long) == len(ranks) and min(one.stand.idle for one in ranks) < waited / 2
+    else:
+        long = any(one.stand.rank == first.rank for one in may_take_long) and first.idle < waited / 2
+    return limit * PATIENCE if long else limit
+
+
+def _is_restless(ranks: Sequence[Witness], waited: float, watched: float) -> bool:
+    """Whether it may be that somebody stands still; a first look at a run without a pace does not show it."""
+    if not all(one.spoke for one in ranks):
+        return True
+    paces = [(one.since, one.usual) for one in ranks if one.since is not None and one.usual is not None]
+    late = any(since > max(2.0, 3 * usual) for since, usual in paces)
+    return waited >= 1.0 or late or (not paces and watched < 1.0)
+
+
+def _remedied(order: Sequence[Stand], ranks: Sequence[Witness], waited: float) -> UnisonoError:
+    """The judge's error, with what can be done from here."""
+    error = verdict.hang(order, waited)
+    one = next(one for one in ranks if one.stand.rank == error.rank)
+    if one.stand.state == "stopped" and one.who is not None:
+        tracer = one.kernel.get("tracer")
+        error.fix = f"kill -CONT {one.who.pid} on {one.who.host}"
+        if tracer:
+            error.fix = f"let it go in the debugger, process {tracer} on {one.who.host}"
+    return error
+
+
+def ended(folder: Path) -> UsageError:
+    """The error for a run that is not alive: when it ended, and how."""
+    run, left = folder.parent, alive.living(folder)
+    ends = sorted(
+        (path for path in (run / "summary.json", run / "error.json") if path.is_file()),
+        key=lambda path: path.stat().st_mtime,
+    )
+    if _is_held(run):
+        how = "a run writes into this folder, and no rank is to be seen: it begins, ends, or is of another version"
+    elif not ends and left:
+        how = f"its processes ({', '.join(str(one.pid) for one in left)}) have gone without a word: they were killed"
+    elif not ends:
+        how = "it has left no word of its end" if (run / "metrics.jsonl").exists() else "it has not begun"
+    else:
+        how = f"it ended at {_time(ends[-1])}: {_how(ends[-1])}"
+    if not ends and not _is_held(run) and (run / "metrics.jsonl").exists():
+        how += f"; its last line is of {_time(run / 'metrics.jsonl')}"
+    return UsageError(
+        "this run is not alive", where=str(run), likely=how,
+        fix=f"unisono report {run}; unisono train --resume {run}", code="O03",
+    )  # fmt: skip
+
+
+def _is_held(run: Path) -> bool:
+    """Whether a run writes into its folder, which the kernel knows on this host."""
+    try:
+        with locked(run, patience=0.0):
+            return False
+    except UsageError as error:
+        return error.code == "O02"
+
+
+def _how(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if path.name == "summary.json":
+            return f"all well, {told['steps']} steps" if not told.get("stopped") else "stopped as asked"
+        return f"{told['code']}  {told['what']}, rank {told['rank']}, host {told['host']}; {told['where']}"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{path.name} cannot be read"
+
+
+def _time(path: Path) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime))

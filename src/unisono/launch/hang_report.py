@@ -1,0 +1,180 @@
+"""What is seen of the ranks of a run, for a person and for `--json`. No torch."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unisono.launch.stand import Stand
+from unisono.launch.verdict import listed
+from unisono.launch.witness import Witness
+from unisono.spec.errors import UnisonoError
+from unisono.spec.frames import is_foreign
+
+Row = tuple[str, str]
+_LINES = 4  # of a stack
+_STATES = {
+    "runs": "outside of any collective",
+    "stopped": "stopped",
+    "silent": "does not answer",
+    "gone": "has gone",
+}
+
+
+def told(
+    folder: Path, ranks: Sequence[Witness], error: UnisonoError | None, waited: float, limit: float
+) -> tuple[dict[str, Any], list[str]]:
+    """(the object of --json, lines)."""
+    calls = side_by_side(ranks)
+    cause = error.what if error is not None else calm(ranks, waited, limit)
+    facts = {
+        "run": str(folder.parent if folder.name == "alive" else folder),
+        "stands": [_facts(one) for one in ranks],
+        "calls": calls,
+        "waited": waited,
+        "limit": limit,
+        "cause": cause,
+        "remedy": error.fix if error is not None else "",
+        "culprit": error.rank if error is not None else None,
+        "error": error.as_dict() if error is not None else None,
+        "pass": error is None,
+    }
+    return facts, _lines(facts, ranks, error)
+
+
+def _lines(facts: Mapping[str, Any], ranks: Sequence[Witness], error: UnisonoError | None) -> list[str]:
+    world = next((one.who.world for one in ranks if one.who is not None), len(ranks))
+    hosts = sorted({one.who.host for one in ranks if one.who is not None})
+    rows = [("run", f"{facts['run']}: {world} rank{'s' * (world != 1)} on {', '.join(hosts)}")]
+    if len(ranks) < world:
+        others = f"{world - len(ranks)} of them are on other hosts: ask there, or unisono.init(folder=...)"
+        rows.append(("note", others))
+    rows += _stacks(ranks)
+    rows += [row for group in facts["calls"] for row in _call_rows(group, error is None)]
+    rows += [("healthy", facts["cause"])] if error is None else []
+    wide = max(len(head) for head, _ in rows) + 2
+    here = f"{Path.cwd()}/"
+    lines = [f"{head:<{wide}}{text}".replace(here, "") for head, text in rows]
+    return lines if error is None else [*lines, error.render()]
+
+
+def calm(ranks: Sequence[Witness], waited: float, limit: float) -> str:
+    """Why nothing is wrong."""
+    since = [one.since for one in ranks if one.since is not None]
+    if waited >= 1.0:
+        may = f"by the run's pace they may for {limit:.0f} s (--patience SECONDS)"
+        return f"ranks have waited {waited:.0f} s, and {may}"
+    if not since:
+        return "no step is made yet, and ranks move"
+    step = max(one.stand.step for one in ranks)
+    return f"all ranks stepped {max(since):.1f} s ago, step {step}"
+
+
+def _facts(one: Witness) -> dict[str, Any]:
+    stand, who = one.stand, one.who
+    return {
+        "rank": stand.rank, "state": stand.state, "host": stand.host, "pid": who.pid if who is not None else None,
+        "doing": stand.doing(), "place": stand.place, "idle": stand.idle, "step": stand.step, "since": one.since,
+        "kernel": dict(one.kernel), "answered": one.spoke,
+        "stack": [f"{file}:{line} in {name}" for file, line, name in one.frames],
+    }  # fmt: skip
+
+
+# Stacks, folded.
+
+
+def _stacks(ranks: Sequence[Witness]) -> list[Row]:
+    """A row for all ranks that stand alike, and their own lines beneath."""
+    alike: dict[tuple[str, ...], list[Witness]] = {}
+    for one in ranks:
+        alike.setdefault((one.stand.place, _how(one.stand), *_own(one)), []).append(one)
+    rows = []
+    for (place, how, *own), group in alike.items():
+        words = f"{', '.join(word for word in (place, how) if word)}{_pace(group)}"
+        rows.append((listed([one.stand.rank for one in group]), words))
+        rows += [("", line) for line in (*own, *_kernel(group))]
+    return rows
+
+
+def _how(stand: Stand) -> str:
+    doing = stand.doing()
+    if stand.state in ("waits", "ended"):
+        return f"waits in {doing or 'a collective'}"
+    return _STATES.get(stand.state, stand.state) + (f", in {doing}" if doing else "")
+
+
+def _own(one: Witness) -> list[str]:
+    """The user's lines that called the one which is shown, then the innermost of all if that is another."""
+    places = [(str(file), f"{file}:{line} in {name}") for file, line, name in one.frames]
+    own = [place for file, place in places if not is_foreign(file) and not file.startswith("<")]
+    rest = [f"from {place}" for place in own if place != one.stand.place]
+    inner = [f"at   {places[0][1]}"] if places and places[0][1] != one.stand.place else []
+    return [*inner, *rest[: _LINES - 1]]
+
+
+def _pace(group: Sequence[Witness]) -> str:
+    idle = [one.stand.idle for one in group if one.spoke]
+    since = [one.since for one in group if one.since is not None]
+    words = f", {min(idle):.0f} s" if idle and min(idle) >= 1 else ""
+    steps = sorted({one.stand.step for one in group if one.spoke})
+    if steps:
+        words += f"; step {'-'.join(map(str, {steps[0]: 0, steps[-1]: 0}))}"
+    return words + (f", {max(since):.1f} s ago" if since else "")
+
+
+def _kernel(group: Sequence[Witness]) -> list[str]:
+    """What the kernel says of each, folded."""
+    said: dict[str, list[str]] = {}
+    for one in group:
+        if one.kernel and one.who is not None:
+            where, tracer = one.kernel.get("in"), one.kernel.get("tracer")
+            words = str(one.kernel.get("state")) + (f" in {where}" if where else "")
+            words += f", traced by process {tracer}" if tracer else ""
+            said.setdefault(words, []).append(f"{one.who.pid} on {one.who.host}")
+    return [
+        f"{words}: process{'es' * (len(pids) > 1)} {', '.join(pids[:8])}{' …' * (len(pids) > 8)}"
+        for words, pids in said.items()
+    ]
+
+
+# Operations, side by side.
+
+
+def side_by_side(ranks: Sequence[Witness]) -> list[dict[str, Any]]:
+    """Of each group the last call of each of its ranks: its number, what it is, whether it is over, where."""
+    labels = dict.fromkeys(label for one in ranks for label in one.calls)
+    return [_latest(label, ranks) for label in labels]
+
+
+def _latest(label: str, ranks: Sequence[Witness]) -> dict[str, Any]:
+    groups = {one.stand.rank: one.calls[label] for one in ranks if label in one.calls}
+    first, latest = next(iter(groups.values())), {}
+    for rank, group in groups.items():
+        number = max(group["calls"], key=int, default=None)
+        if number is not None:
+            call = group["calls"][number]
+            latest[rank] = {
+                "number": int(number),
+                **{key: call[key] for key in ("op", "over", "part", "place")},
+            }
+    begun = {rank: group["begun"] for rank, group in groups.items() if group["begun"] is not None}
+    return {"group": label, "axis": first["axis"], "ranks": first["ranks"], "begun": begun, "latest": latest}
+
+
+def _call_rows(group: Mapping[str, Any], healthy: bool) -> Iterable[Row]:
+    """A row for each call that some of the ranks are at; nothing of groups in which nobody waits, if all is well."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for rank, call in group["latest"].items():
+        alike.setdefault((call["number"], call["op"], call["over"], call["place"]), []).append(rank)
+    counts: dict[int, list[int]] = {}
+    for rank, number in group["begun"].items():
+        counts.setdefault(number, []).append(rank)
+    if (healthy and all(over for _, _, over, _ in alike)) or not (alike or len(counts) > 1):
+        return
+    told = ", ".join(f"{number} on {listed(ranks)}" for number, ranks in counts.items())
+    yield (
+        "calls",
+        f"of {group['axis'] or group['group']}, {listed(group['ranks'])}"
+        + (f": begun {told}" if told else ""),
+    )
+    for (number, op, over, place), ranks in sorted(alike.items(), key=lambda one: one[1]):
+        yield listed(ranks), f"#{number} {op}{'' if over else ', under way'}, {place}"
