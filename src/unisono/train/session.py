@@ -25,6 +25,7 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train.ahead import run_ahead
+from unisono.train.bad import BadSteps
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
@@ -39,7 +40,6 @@ from unisono.train.sample import sample
 from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
 from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.whole import PlayedModel, asked
@@ -73,6 +73,7 @@ class Live:
     order: RankOrder
     run: Run
     feed: Feed
+    bad: BadSteps
     val: Permuted
     saver: Saving
     journal: Journal
@@ -103,12 +104,15 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     order.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
-    for report in train(run, live.feed, recipe.train.steps, order.line.stop_requested):
+    for report in live.bad.steps(recipe.train.steps, order.line.stop_requested):
+        if live.bad.goes_back(report) and _went_back(live, report):
+            clock = time.perf_counter()
+            continue
         last = report
         now = time.perf_counter()
         seconds += now - clock
         _look(live, report, now - clock)
-        if not report.finite:
+        if report.bad and not report.skipped:
             _give_up(live, report)
         if report.step == 0 and (odd := odd_loss(recipe, corpus.classes, report.loss)):
             _note(order, odd)
@@ -127,7 +131,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     tokens = (run.step - first) * live.targets
     summary = {
         "steps": run.step,
-        "loss": last.loss if last else None,
+        "loss": last.loss if last and math.isfinite(last.loss) else None,
         "val_loss": live.val_losses[-1][1] if live.val_losses else None,
         "tokens_per_s": tokens / seconds if seconds else 0.0,
         "seconds": time.perf_counter() - begun,
@@ -137,6 +141,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
+        **live.bad.summary(),
     }
     if corpus.shares is not None:
         summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
@@ -168,13 +173,13 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
                      f" --launch.threads_per_rank {threads} keeps that number in other runs")  # fmt: skip
     for said in (*run.local.told, *corpus.told):
         _note(order, said)
-    val_losses: list[tuple[int, float]] = []
-    if order.resume is not None:
-        state = restore(run, order.resume)
-        val_losses = [(int(step), float(loss)) for step, loss in state.get("val", ())]
+    state = restore(run, order.resume) if order.resume is not None else {}
+    val_losses = _validated(state)
     if said := run_ahead(run, recipe.train):
         _note(order, said)
     feed, val = feeds(recipe, plan, corpus, place.device)
+    bad = BadSteps(run, feed, recipe.train, order.run_dir, order.resume is not None, partial(_note, order))
+    bad.load(state.get("bad", {}))
     check = install(run, recipe.train.guard, partial(_note, order))
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
@@ -191,9 +196,15 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{order.resume.parent.name}/{order.resume.name}" if order.resume is not None else ""
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
-    live = Live(order, run, feed, val, saving, journal, check, val_losses, targets, corpus, saved)
+    live = Live(order, run, bad.feed, bad, val, saving, journal, check, val_losses, targets, corpus, saved)
     _tell_choice(live)
+    if recipe.train.on_bad == "roll_back" and fresh:
+        _save(live, blocking=True)  # there is something to go back to from the first step on
     return live
+
+
+def _validated(state: Mapping[str, Any]) -> list[tuple[int, float]]:
+    return [(int(step), float(loss)) for step, loss in state.get("val", ())]
 
 
 def _note(order: RankOrder, text: str) -> None:
@@ -278,6 +289,7 @@ def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": order.recipe.model_dump(mode="json"),
         "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
+        "bad": live.bad.state(),
     }
     _announce(live, live.saver.settle())
     pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
@@ -294,7 +306,22 @@ def _announce(live: Live, folder: Path | None) -> None:
             live.order.line.send("saved", path=live.saved)
 
 
+def _went_back(live: Live, report: Report) -> bool:
+    """Put the run back before a bad step, with what it wrote of the steps since; False where there is no checkpoint."""
+    _announce(live, live.saver.settle())
+    if (state := live.bad.go_back(report)) is None:
+        return False
+    live.val_losses[:] = _validated(state)
+    with writing(live.order.run_dir):
+        live.journal.close()
+        live.journal = Journal(_observers(live.order, live.run), live.targets, partial(_note, live.order))
+    live.run.recorder.lap()
+    return True
+
+
 def _give_up(live: Live, report: Report) -> None:
+    if report.finite or live.bad.tried:
+        live.bad.give_up(report)
     leaves = live.feed.fetch(report.step, live.run.leaves)
     _announce(live, live.saver.settle())
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
