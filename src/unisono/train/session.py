@@ -180,7 +180,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     feed, val = feeds(recipe, plan, corpus, place.device)
     bad = BadSteps(run, feed, recipe.train, order.run_dir, order.resume is not None, partial(_note, order))
     bad.load(state.get("bad", {}))
-    check = install(run, recipe.train.guard, partial(_note, order))
+    check = install(run, recipe.train.guard, partial(_note, order), bad.feed)
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     note, kept = (
