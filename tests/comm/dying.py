@@ -35,6 +35,8 @@ OPS: dict[str, Callable[[Group, Tensor], object]] = {
     "all_reduce later": lambda group, x: group.start_all_reduce(x).wait(),
     "reduce_scatter": lambda group, x: group.reduce_scatter(x),
     "all_gather": lambda group, x: group.all_gather(x),
+    "reduce_scatter, lent": lambda group, x: group.reduce_scatter(group.lend("reduce_scatter", x.numel(), x)),
+    "all_gather, lent": lambda group, x: _gathered(group, group.lend("all_gather", x.numel(), x)),
     "all_to_all": lambda group, x: group.start_exchange(x)[1].wait(),
     "broadcast": lambda group, x: group.broadcast(x, VICTIM),
     "reduce": lambda group, x: rooted.reduce(group, x),
@@ -46,6 +48,10 @@ OPS: dict[str, Callable[[Group, Tensor], object]] = {
 def algorithms() -> list[str]:
     """All that can be had between forked ranks: those of `mpi` are mpirun's to end."""
     return [name for name in COLLECTIVES.names() if name != "mpi"]
+
+
+def _gathered(group: Group, out: Tensor) -> None:
+    group.gather_into(out, out.chunk(group.size)[group.index].zero_())
 
 
 def _around(group: Group, x: Tensor, way: Group | MemorySlots) -> None:
@@ -163,7 +169,7 @@ def main() -> int:
                     found = faults(algorithm, op, moment, numel)
                     bad += bool(found)
                     print(
-                        f"{algorithm:17} {op:17} {words:21} {numel:8}  {'; '.join(found) or 'named'}",
+                        f"{algorithm:17} {op:20} {words:21} {numel:8}  {'; '.join(found) or 'named'}",
                         flush=True,
                     )
     return bool(bad)

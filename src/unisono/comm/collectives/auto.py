@@ -97,9 +97,19 @@ class AutoAlgorithm(Algorithm):
             return self._memory.buffer(numel, like)
         return super().buffer(numel, like)
 
+    def lend(self, op: str, numel: int, like: "Tensor") -> "Tensor":
+        if self.near(like.device) and self._memory is not None:
+            return self._memory.lend(op, numel, like)
+        return super().lend(op, numel, like)
+
+    def lends(self, op: str, x: "Tensor") -> bool:
+        return self._memory is not None and self._memory.lends(op, x)
+
     def pick(self, op: str, x: "Tensor", later: bool = False) -> Algorithm:
         if self._messages is None or self._is_apart(x) or op in ROOTED:
             return self._engine
+        if self._memory is not None and op == "all_gather" and self.lends(op, x):
+            return self._memory
         if not later and (memory := self._passing(op, x)) is not None:
             return memory
         if op == "all_gather":
@@ -134,7 +144,9 @@ class AutoAlgorithm(Algorithm):
             super().reduce_scatter(out, x)
 
     def _passing(self, op: str, x: "Tensor") -> "MemoryAlgorithm | None":
-        """What is in memory that all members see, if x is worth its passing through it."""
+        """What is in memory that all members see, if x lies there or is worth its passing through it."""
+        if self.lends(op, x):
+            return self._memory
         return self._memory if passes(op, x) and self.near(x.device) else None
 
     @property
