@@ -57,12 +57,6 @@ class Group:
         buffer sends nothing. Every member of the group calls it, or it hangs."""
         return like.new_zeros(numel) if self.algorithm is None else self.algorithm.buffer(numel, like)
 
-    def lend(self, op: str, numel: int, like: Tensor) -> Tensor:
-        """Memory [numel] of the dtype and device of `like`, for the output of one `all_gather`, of which `part` is this
-        rank's place, or the input of one `reduce_scatter`. If all ranks are `near`, they all see it: nobody writes to
-        it once the operation has begun. Every member of the group calls it, or it hangs."""
-        return like.new_empty(numel) if self.algorithm is None else self.algorithm.lend(op, numel, like)
-
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduce x in place over the group; returns x."""
         if self.algorithm is not None:
@@ -96,29 +90,20 @@ class Group:
         with self._timed("all_gather", by.sends("all_gather", part), by):
             by.all_gather(out, part).wait()
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x [size · n, ...] → [n, ...]: this rank's part of the sum."""
+    def reduce_scatter(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [size · n, ...] → [n, ...]: this rank's part of the sum, in `out` if there is one; both are contiguous."""
         if self.algorithm is None:
             return x
         x = x.contiguous()
-        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        self.scatter_into(out, x)
-        return out
-
-    def scatter_into(self, out: Tensor, x: Tensor) -> None:
-        """As reduce_scatter, into `out`; both are contiguous."""
-        if self.algorithm is None:
-            out.copy_(x)
-            return
-        ordered = self.ordered and not self.algorithm.lends(
-            "reduce_scatter", x
-        )  # there it is the tree anyway
-        op = "all_to_all" if ordered else "reduce_scatter"
-        with self._timed("reduce_scatter", self.algorithm.sends(op, x), self.algorithm):
-            if ordered:
-                Algorithm.reduce_scatter(self.algorithm, out, x)
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if out is None else out
+        op = "all_to_all" if self.ordered else "reduce_scatter"
+        by = self.algorithm if self.ordered else self.algorithm.pick(op, x)
+        with self._timed("reduce_scatter", by.sends(op, x), by):
+            if self.ordered:
+                Algorithm.reduce_scatter(by, out, x)
             else:
-                self.algorithm.reduce_scatter(out, x)
+                by.reduce_scatter(out, x)
+        return out
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite x with that of the rank at index `source`."""

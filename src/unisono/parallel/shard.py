@@ -38,8 +38,8 @@ class _FsdpAdapter:
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Of one dimension, as FSDP2 asks for all that travels."""
         like = torch.empty(0, dtype=dtype, device=self.device or device)
-        op = self._next()
-        return self.group.lend(op, prod(size), like) if op else like.new_empty(*size)
+        op, algorithm = self._next(), self.group.algorithm
+        return algorithm.lend(op, prod(size), like) if op and algorithm is not None else like.new_empty(*size)
 
     def _next(self) -> str:
         """The operation whose input or output is asked for; "" where memory of this rank alone is meant."""
@@ -80,7 +80,7 @@ class ShardScatter(_FsdpAdapter):
         self.before(input_tensor)
         x = input_tensor.view(self.group.size, -1)
         if self.wire is None or self.wire.numel != x.shape[1]:
-            self.group.scatter_into(output_tensor, input_tensor)
+            self.group.reduce_scatter(input_tensor, output_tensor)
             return
         code, pending = self.group.start_exchange(self.wire.encode(x).view(-1))
         with self.group.recorder.span("comm", axis=self.group.axis, op="all_to_all", exposed=True):
