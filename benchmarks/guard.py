@@ -36,7 +36,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
     connect(place, ctx.store)
     run = build(resolved.recipe, resolved.plan, place, corpus, Recorder(ctx.rank))
     feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
-    check = install(run, 2)
+    check = install(run, 2, feed=feed)
     times: dict[str, list[float]] = {"step": [], "checked": [], "copies": []}
     for step in range(2 * argument["pairs"] + 2):
         leaves = feed.fetch(step, run.leaves)

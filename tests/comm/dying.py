@@ -14,10 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.comm.made_up import as_hosts
 from unisono.comm import rooted
 from unisono.comm.collectives import COLLECTIVES
 from unisono.comm.collectives.memory.slots import MemorySlots, slots_of
@@ -26,15 +28,22 @@ from unisono.observe.span import Recorder
 from unisono.spec.errors import PeerGone
 
 RANKS, VICTIM = 3, 1
+HOSTS = (0, 0, 1, 1)
+ON_HOSTS = " on two hosts"
+"""Behind the name of an algorithm whose ranks are on hosts that are made up, two on each."""
 WITHIN = 20.0
 """Seconds of the groups' own deadline, on a busy machine; who is told of a death waits for some milliseconds."""
-LARGE, SMALL = 3 << 20, 3  # elements
+LARGE, SMALL = 3 << 20, 12  # elements
 MOMENTS = {"before its first send": 0, "after its first send": 1}
 OPS: dict[str, Callable[[Group, Tensor], object]] = {
     "all_reduce": lambda group, x: group.all_reduce(x),
     "all_reduce later": lambda group, x: group.start_all_reduce(x).wait(),
     "reduce_scatter": lambda group, x: group.reduce_scatter(x),
     "all_gather": lambda group, x: group.all_gather(x),
+    "reduce_scatter, lent": lambda group, x: group.reduce_scatter(
+        group.algorithm.lend("reduce_scatter", x.numel(), x)
+    ),
+    "all_gather, lent": lambda group, x: _gathered(group, group.algorithm.lend("all_gather", x.numel(), x)),
     "all_to_all": lambda group, x: group.start_exchange(x)[1].wait(),
     "broadcast": lambda group, x: group.broadcast(x, VICTIM),
     "reduce": lambda group, x: rooted.reduce(group, x),
@@ -45,7 +54,16 @@ OPS: dict[str, Callable[[Group, Tensor], object]] = {
 
 def algorithms() -> list[str]:
     """All that can be had between forked ranks: those of `mpi` are mpirun's to end."""
-    return [name for name in COLLECTIVES.names() if name != "mpi"]
+    names = [name for name in COLLECTIVES.names() if name != "mpi"]
+    return [*names, *(name + ON_HOSTS for name in ("auto", "hierarchical"))]
+
+
+def ranks_of(algorithm: str) -> int:
+    return len(HOSTS) if algorithm.endswith(ON_HOSTS) else RANKS
+
+
+def _gathered(group: Group, out: Tensor) -> None:
+    group.gather_into(out, out.chunk(group.size)[group.index].zero_())
 
 
 def _around(group: Group, x: Tensor, way: Group | MemorySlots) -> None:
@@ -60,8 +78,8 @@ def dying(algorithm: str, op: str, moment: int, numel: int) -> list[dict[str, An
     """What each survivor says of one operation in which the victim is killed. rank; kind of error and whom it names;
     seconds until then."""
     with tempfile.TemporaryDirectory() as folder:
-        pids = []
-        for rank in range(RANKS):
+        pids, ranks = [], ranks_of(algorithm)
+        for rank in range(ranks):
             if not (pid := os.fork()):
                 _be(rank, Path(folder), algorithm, op, moment, numel)
             pids.append(pid)
@@ -85,16 +103,20 @@ def _be(rank: int, folder: Path, algorithm: str, op: str, moment: int, numel: in
     try:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(1)
+        ranks, name = ranks_of(algorithm), algorithm.removesuffix(ON_HOSTS)
+        if name != algorithm:
+            as_hosts(pytest.MonkeyPatch(), HOSTS)
         limit = timedelta(seconds=WITHIN)
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(str(folder / "store"), RANKS),
+            store=dist.FileStore(str(folder / "store"), ranks),
             rank=rank,
-            world_size=RANKS,
+            world_size=ranks,
             timeout=limit,
         )
         pg: Any = dist.group.WORLD
-        group = Group("dp", range(RANKS), rank, pg, Recorder(rank), False, COLLECTIVES.read(algorithm))
+        group = Group("dp", range(ranks), rank, pg, Recorder(rank), False, COLLECTIVES.read(name))
+        group.near(torch.device("cpu"))
         x = group.buffer(numel, torch.empty(0)) if op.endswith("later") else torch.zeros(numel)
         OPS[op](group, x)
         begun = time.monotonic()
@@ -111,15 +133,15 @@ def _be(rank: int, folder: Path, algorithm: str, op: str, moment: int, numel: in
             said = {"kind": type(error).__name__, "names": -1, "words": str(error)}
         said |= {"rank": rank, "seconds": time.monotonic() - begun}
         (folder / f"said{rank}").write_text(json.dumps(said))
-        _stay(folder, rank)
+        _stay(folder, ranks - 1)
     finally:
         os._exit(0)
 
 
-def _stay(folder: Path, rank: int) -> None:
+def _stay(folder: Path, others: int) -> None:
     """A survivor that has spoken leaves only when all have: so its own end tells nobody anything."""
     until = time.monotonic() + 2 * WITHIN
-    while len(list(folder.glob("said*"))) < RANKS - 1 and time.monotonic() < until:
+    while len(list(folder.glob("said*"))) < others and time.monotonic() < until:
         signal.sigtimedwait([], 0.005)
 
 
@@ -150,7 +172,7 @@ def faults(algorithm: str, op: str, moment: int, numel: int) -> list[str]:
     return (
         [json.dumps(one) for one in wrong]
         + left
-        + (["a survivor is missing"] if len(told) < RANKS - 1 else [])
+        + (["a survivor is missing"] if len(told) < ranks_of(algorithm) - 1 else [])
     )
 
 
@@ -163,7 +185,7 @@ def main() -> int:
                     found = faults(algorithm, op, moment, numel)
                     bad += bool(found)
                     print(
-                        f"{algorithm:17} {op:17} {words:21} {numel:8}  {'; '.join(found) or 'named'}",
+                        f"{algorithm:25} {op:20} {words:21} {numel:8}  {'; '.join(found) or 'named'}",
                         flush=True,
                     )
     return bool(bad)

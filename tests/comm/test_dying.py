@@ -22,6 +22,12 @@ def test_survivors_name_the_dead(world: World) -> None:
     ]
     cells += [
         ("memory", "reduce_scatter", 1, LARGE),
+        ("auto on two hosts", "all_reduce later", 0, LARGE),
+        ("auto on two hosts", "all_reduce later", 1, LARGE),
+        ("auto on two hosts", "all_reduce", 1, LARGE),
+        ("hierarchical on two hosts", "reduce_scatter", 1, LARGE),
+        ("memory", "reduce_scatter, lent", 0, LARGE),
+        ("auto", "all_gather, lent", 0, LARGE),
         ("auto", "send and receive", 0, LARGE),
         ("auto", "through memory", 0, LARGE),
     ]

@@ -172,7 +172,17 @@ def began(
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     program = [str(PROGRAM), case.plan, str(deadline)]
     if case.kind == "recipe":
-        program = ["-m", "unisono", "train", "run.toml", "--plan", case.plan, "--launch.recover", "false", *flags]
+        program = [
+            "-m",
+            "unisono",
+            "train",
+            "run.toml",
+            "--plan",
+            case.plan,
+            "--launch.recover",
+            "false",
+            *flags,
+        ]
     with (folder / "output").open("w") as file, kept_port() as port:
         streams = (file.fileno(), file.fileno())
         commands = _commands(case, program, environ, port)

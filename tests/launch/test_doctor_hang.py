@@ -99,6 +99,22 @@ def test_ranks_of_another_host_answer_through_the_folder(
     assert "hanging.py" in found["error"]["where"] and any("waits in" in line for line in lines)
 
 
+@pytest.mark.slow
+def test_it_can_be_asked_from_a_name_space_that_sees_no_process_of_the_run(tmp_path: Path) -> None:
+    apart = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no name space")
+    case = Case("recipe", "own", "dp=2", "stop:model:1:8", "")
+    with began(case, tmp_path, 600.0, HANG_PATIENT="seen"):
+        until = time.monotonic() + 50
+        while not (tmp_path / "began").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        command = [*apart, sys.executable, "-m", "unisono", "doctor", "hang", "runs", "--json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 4 and found["culprit"] == 1 and "hanging.py" in found["error"]["where"], found
+
+
 @contextmanager
 def sleeper(*command: str) -> Iterator[int]:
     with subprocess.Popen(command or ("sleep", "100")) as process:
@@ -242,7 +258,9 @@ def test_a_rank_may_keep_others_waiting_for_a_time_that_its_pace_explains() -> N
     assert error is not None and (error.code, error.rank) == ("H01", 1)
     slow = of(60.0, usual=20.0, since=60.0)
     assert slow.error is None and not slow.again and slow.limit == 400.0
-    assert of(8.0).again and of(11.0).error is not None
+    assert of(8.0, since=8.0).again and of(11.0, since=11.0).error is not None
+    begins = doctor_hang.judge([seen(0, "waits", 11.0), seen(1, "runs", 0.0)], None, 10.0)
+    assert begins.error is None and begins.limit == 100.0, "no step is made yet, and it works"
     assert doctor_hang.judge([seen(0, "waits", 2.0), seen(1, "runs", 2.0)], 1.5, 0.0).error is not None
 
 
@@ -271,10 +289,10 @@ def test_a_run_in_which_nobody_waits_and_nobody_moves_hangs() -> None:
     assert doctor_hang.judge([seen(0, "silent", spoke=False)], None, 12.0).error is not None
 
 
-def test_a_missing_rank_and_calls_that_differ_are_looked_at_twice() -> None:
-    gone = Witness(Stand(1, "gone"), None)
-    judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
-    assert judged.error is not None and judged.again and judged.mark
+def test_a_rank_that_is_gone_and_calls_that_differ_are_looked_at_twice() -> None:
+    for gone in (Witness(Stand(1, "gone"), None), seen(1, "gone", spoke=False)):
+        judged = doctor_hang.judge([seen(0, "waits", 1.0), gone], None, 0.0)
+        assert judged.error is not None and judged.again and judged.mark == "gone [1]"
     calls = [
         {"g-1": {"ranks": [0, 1], "axis": "dp", "begun": 7, "calls": {"4": one}}}
         for one in (

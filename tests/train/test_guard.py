@@ -183,13 +183,70 @@ def test_every_micro_batch_is_as_likely():
         assert abs(drawn.count(leaf) / len(drawn) - 1 / 4) < 4 * (3 / 16 / len(drawn)) ** 0.5
 
 
+# Gradients, by another replica ---------------------------------------------------------------------------------------
+
+
+def with_bad_core(ctx, folder, plan, rank, backward=False, steps=4, neighbours=True, **train):
+    """Train with a guard; on one rank the product of one layer has one bit flipped, always the same."""
+    run, feed = started(ctx, folder, plan, **train)
+    if ctx.rank == rank:
+        (stage,) = run.local.stages.values()
+
+        def wrong(module, inputs, y):
+            if backward and y.requires_grad:
+                y.register_hook(lambda grad: (bad := grad.clone(), flip(bad, 3, 20))[0])
+            elif not backward:
+                flip(y, 3, 20)
+
+        stage.get_submodule(NAME.rpartition(".")[0]).register_forward_hook(wrong)
+    install(run, 1, feed=feed if neighbours else None)
+    for step in range(steps):
+        train_step(run, feed.fetch(step, run.leaves))
+    return True
+
+
+def test_a_core_that_is_wrong_alike_each_time_agrees_with_itself(threads, folder):
+    assert threads(with_bad_core, 3, folder=folder, plan="dp=3", rank=1, neighbours=False) == [True] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_odd_one_of_three_replicas_is_named(threads, folder, rank, backward):
+    with pytest.raises(UserCodeError) as caught:
+        threads(with_bad_core, 3, folder=folder, plan="dp=3", rank=rank, backward=backward)
+    error = caught.value
+    assert error.code == "G04" and error.exit == 1 and error.rank == rank
+    assert error.what.startswith("step 2: ranks ")
+    assert error.what.endswith(f"; that of rank {rank} is the odd one of three")
+    assert error.where.startswith(
+        "first in backward: the gradient of" if backward else "the loss differs already"
+    )
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2 sync=canonical", "dp=2 shard=2 zero=3"])
+def test_two_replicas_are_both_named(threads, folder, plan):
+    ranks = 4 if "shard" in plan else 2
+    with pytest.raises(UserCodeError) as caught:
+        threads(with_bad_core, ranks, folder=folder, plan=plan, rank=0, global_batch=8)
+    error = caught.value
+    assert error.code == "G04" and error.rank is None
+    assert error.where == "the loss differs already: in the forward pass; two cannot tell which is right"
+
+
+def test_in_a_pipeline_the_replica_is_named_by_the_rank_whose_gradient_differs(threads, folder):
+    with pytest.raises(UserCodeError) as caught:
+        threads(with_bad_core, 6, folder=folder, plan="dp=3 pp=2", rank=1, backward=True)
+    error = caught.value
+    assert error.code == "G04" and error.rank == 1
+
+
 # Health --------------------------------------------------------------------------------------------------------------
 
 
 def weights(ctx, folder, plan, every, **train):
     run, feed = started(ctx, folder, plan, **train)
     notes = []
-    check = install(run, every, notes.append)
+    check = install(run, every, notes.append, feed)
     reports = [train_step(run, feed.fetch(step, run.leaves)) for step in range(3)]
     check()
     sums = {slot.name: checksum(slot.master).item() for slot in run.local.slots}
@@ -198,7 +255,7 @@ def weights(ctx, folder, plan, every, **train):
 
 PLANS = [
     "dp=2", "dp=2 sync=canonical", "shard=2 zero=1", "shard=2 zero=2", "shard=2 zero=3 sync=canonical", "tp=2",
-    "pp=2", "pp=2 micros=4 recompute=full", "dp=2 precision=bf16",
+    "pp=2", "pp=2 micros=4 recompute=full", "dp=2 precision=bf16", "dp=2 precision=fp16", "dp=2 codec=int8+ef",
 ]  # fmt: skip
 
 

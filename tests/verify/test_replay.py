@@ -77,6 +77,17 @@ def test_a_canonical_run_gives_its_bits(canonical, capsys):
     assert set(got["max_rel_err"].values()) == {0.0}
 
 
+def test_what_a_run_skipped_is_skipped_again(tmp_path, capsys):
+    """Every loss that is not below the median is a spike here."""
+    odd = ["--train.on_bad", "skip", "--train.spike", "0.01", "--train.bad_limit", "99"]
+    run = trained(tmp_path, "dp=2 sync=canonical", "--train.steps", "24", "--train.lr", "0", *odd)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["step"] for line in lines if "skipped" in line]
+    assert skipped and len(skipped) < 8 and min(skipped) > 16
+    code, got = replayed(run, capsys)
+    assert code == 0 and got["bit_identical"] and got["compared_with"] == "step-000024"
+
+
 def test_another_run_is_within_rounding(rounded, capsys):
     code, got = replayed(rounded, capsys, "--step", "4")
     assert code == 0 and got["pass"] and not got["bit_identical"] and got["fidelity"] == "ROUNDING"

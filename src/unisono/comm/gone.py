@@ -81,16 +81,18 @@ def named(pg: Any, error: RuntimeError, doing: str) -> RuntimeError:
     words = str(error).lower()
     if isinstance(error, PeerGone) or not between_cpus(pg) or not any(word in words for word in _CLOSED):
         return error
-    ranks = dist.get_process_group_ranks(pg)
-    alive, broken = _sorted(pg)
-    gone = {_blamed(ranks[i]) for i in broken or alive} - {dist.get_rank()}
+    ranks, looked = dist.get_process_group_ranks(pg), [(some, *_sorted(some)) for some in (pg, *_parts(pg))]
+    broken = {dist.get_process_group_ranks(some)[i] for some, _, places in looked for i in places}
+    alive = [i for i in looked[0][1] if ranks[i] not in broken]
+    gone = {_blamed(rank) for rank in broken or [ranks[i] for i in alive]} - {dist.get_rank()}
     if not broken:  # it was too late, or not our connection: somebody may have told why
         gone -= {ranks[i] for i in alive}
     if not gone:
         return error
     first, *others = sorted(gone)
     _tell(dist.get_rank(), first)
-    _break_off(pg, alive)
+    for some, places, _ in looked:
+        _break_off(some, places)
     _linger([ranks[i] for i in alive])
     who = f"ranks {', '.join(map(str, (first, *others)))} have" if others else f"rank {first} has"
     return PeerGone(
@@ -98,6 +100,15 @@ def named(pg: Any, error: RuntimeError, doing: str) -> RuntimeError:
         likely="it was killed, or failed: what it printed last says more",
         rank=first,
     )
+
+
+def described(pg: Any) -> str:
+    """What describes a group of some members of this one, in which they wait for each other for its operations."""
+    return f"part of {pg.group_name}"
+
+
+def _parts(pg: Any) -> list[Any]:
+    return [some for some in dist.distributed_c10d._world.pg_map if some.group_desc == described(pg)]
 
 
 def _sorted(pg: Any) -> tuple[list[int], list[int]]:

@@ -90,18 +90,19 @@ class Group:
         with self._timed("all_gather", by.sends("all_gather", part), by):
             by.all_gather(out, part).wait()
 
-    def reduce_scatter(self, x: Tensor) -> Tensor:
-        """x [size · n, ...] → [n, ...]: this rank's part of the sum."""
+    def reduce_scatter(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [size · n, ...] → [n, ...]: this rank's part of the sum, in `out` if there is one; both are contiguous."""
         if self.algorithm is None:
             return x
         x = x.contiguous()
-        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
+        out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if out is None else out
         op = "all_to_all" if self.ordered else "reduce_scatter"
-        with self._timed("reduce_scatter", self.algorithm.sends(op, x), self.algorithm):
+        by = self.algorithm if self.ordered else self.algorithm.pick(op, x)
+        with self._timed("reduce_scatter", by.sends(op, x), by):
             if self.ordered:
-                Algorithm.reduce_scatter(self.algorithm, out, x)
+                Algorithm.reduce_scatter(by, out, x)
             else:
-                self.algorithm.reduce_scatter(out, x)
+                by.reduce_scatter(out, x)
         return out
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:

@@ -116,6 +116,25 @@ class _Train(BaseModel):
     guard: Natural = Field(
         default=0, description="steps between checks that replicas agree; 0: off, 200 costs under 1 %"
     )
+    on_bad: Literal["stop", "skip", "roll_back"] = Field(
+        default="stop",
+        description="after a step whose loss or gradient norm is no number, or a spike: stop, skip its update, or"
+        " roll_back to a checkpoint before it and leave it out",
+    )
+    spike: NotNegative = Field(
+        default=0.0,
+        description="robust standard deviations above the last medians that make a loss or norm a spike; 0: none is",
+    )
+    skip_around: Natural = Field(
+        default=1, description="steps left out before and after a bad one, once the run has gone back"
+    )
+    bad_limit: Natural = Field(
+        default=10,
+        description="bad steps in a row that are skipped, or returns without progress, before it stops",
+    )
+    quarantine: bool = Field(
+        default=False, description="play a step again without the micro-batches whose loss is no number"
+    )
     freeze: tuple[str, ...] = Field(
         default=(), description="weights that do not learn: globs over their names, such as stem.*"
     )

@@ -23,7 +23,7 @@ LEAST, TIMES = 5.0, 20
 """Seconds, and usual steps, that ranks may wait for one: a run's own deadline is longer."""
 FIRST = 10.0
 """Seconds before the pace is known."""
-PATIENCE = 10  # times that, where ranks validate or save and one still works
+PATIENCE = 10  # times that, where ranks begin, validate or save, and one still works
 _LONG = ("train/evaluate.py", "train/checkpoint/", "library/job.py")
 _STAYS = 20.0  # seconds: for how long we look on
 
@@ -76,7 +76,7 @@ def run(folder: Path, patience: float | None = None) -> tuple[dict[str, Any], li
     while True:
         ranks = alive.living(folder)
         if not ranks or all(one.has_gone() for one in ranks):
-            if last is None:
+            if last is None or last[1].mark.startswith("gone"):
                 raise ended(folder)
             break  # it has ended while we looked: what was seen is what there is to say
         watched = time.monotonic() - begun
@@ -101,9 +101,11 @@ def judge(ranks: Sequence[Witness], patience: float | None, watched: float) -> D
     if called:  # ranks answer one after the other: a group may be made anew between
         return Diagnosis(verdict.hang(called, waited), waited, limit, again=True, mark=f"called {number}")
     if first.state in ("clashed", "gone", "stopped"):
-        missing = [one.stand.rank for one in ranks if one.who is None]
-        mark = f"missing {missing}" if missing else ""
-        return Diagnosis(_remedied(order, ranks, waited), waited, limit, again=bool(missing), mark=mark)
+        gone = [one.rank for one in odd] if first.state == "gone" else []
+        mark = (
+            f"gone {gone}" if gone else ""
+        )  # a moment later it may have been replaced, or the run may have ended
+        return Diagnosis(_remedied(order, ranks, waited), waited, limit, again=bool(gone), mark=mark)
     if waited >= limit:
         return Diagnosis(_remedied(order, ranks, waited), waited, limit)
     return Diagnosis(
@@ -131,14 +133,15 @@ def _limit(ranks: Sequence[Witness], first: Stand, waited: float, patience: floa
         return patience
     usual = [one.usual for one in ranks if one.usual is not None]
     limit = max(LEAST, TIMES * max(usual)) if usual else FIRST
-    may_take_long = [
-        one for one in ranks if any(part in str(frame[0]) for frame in one.frames for part in _LONG)
-    ]
+    spoke = [one for one in ranks if one.spoke]
+    long = [one.stand.rank for one in ranks if any(part in str(f[0]) for f in one.frames for part in _LONG)]
     if first.state != "runs":  # all wait: of those that save together, one may write
-        long = len(may_take_long) == len(ranks) and min(one.stand.idle for one in ranks) < waited / 2
+        works = len(long) == len(ranks) and any(one.stand.idle < waited / 2 for one in spoke)
     else:
-        long = any(one.stand.rank == first.rank for one in may_take_long) and first.idle < waited / 2
-    return limit * PATIENCE if long else limit
+        begins = all(one.since is None for one in ranks)
+        moves = any(one.stand.rank == first.rank for one in spoke) and first.idle < waited / 2
+        works = moves and (begins or first.rank in long)
+    return limit * PATIENCE if works else limit
 
 
 def _is_restless(ranks: Sequence[Witness], waited: float, watched: float) -> bool:

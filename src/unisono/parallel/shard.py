@@ -6,6 +6,7 @@ they are gathered block by block, in forward and in backward.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -35,11 +36,19 @@ class _FsdpAdapter:
         self.group = group
 
     def allocate(self, size: Iterable[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=self.device or device)
+        """Of one dimension, as FSDP2 asks for all that travels."""
+        like = torch.empty(0, dtype=dtype, device=self.device or device)
+        op, algorithm = self._next(), self.group.algorithm
+        return algorithm.lend(op, prod(size), like) if op and algorithm is not None else like.new_empty(*size)
+
+    def _next(self) -> str:
+        """The operation whose input or output is asked for; "" where memory of this rank alone is meant."""
+        return ""
 
 
 class ShardScatter(_FsdpAdapter):
-    """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded.
+    """FSDP2's reduce-scatter through our group: half of Gloo's bytes, summed in rank order, recorded. On one host
+    gradients are put where all ranks see them.
 
     before(x): is shown each gradient before it leaves, and may change it. wire: in which gradients travel, if not as
     they are. What lacks a gradient is left out of a buffer, which then travels as it is.
@@ -52,7 +61,12 @@ class ShardScatter(_FsdpAdapter):
         wire: EightBits | None = None,
     ) -> None:
         super().__init__(group)
-        self.before, self.wire = before, wire
+        self.before, self.wire, self._begun = before, wire, False
+
+    def _next(self) -> str:
+        """FSDP2 asks for the input first. Then it asks for the output, which becomes the gradient and stays."""
+        self._begun = not self._begun
+        return "reduce_scatter" if self._begun and self.wire is None else ""
 
     def __call__(
         self,
@@ -62,10 +76,11 @@ class ShardScatter(_FsdpAdapter):
         op: object,
         async_op: bool = False,
     ) -> None:
+        self._begun = False
         self.before(input_tensor)
         x = input_tensor.view(self.group.size, -1)
         if self.wire is None or self.wire.numel != x.shape[1]:
-            output_tensor.copy_(self.group.reduce_scatter(input_tensor))
+            self.group.reduce_scatter(input_tensor, output_tensor)
             return
         code, pending = self.group.start_exchange(self.wire.encode(x).view(-1))
         with self.group.recorder.span("comm", axis=self.group.axis, op="all_to_all", exposed=True):
@@ -74,7 +89,8 @@ class ShardScatter(_FsdpAdapter):
 
 
 class ShardGather(_FsdpAdapter):
-    """FSDP2's all-gather through our group: both directions of a link at once, recorded.
+    """FSDP2's all-gather through our group: both directions of a link at once, recorded. On one host what is gathered
+    lies where all ranks see it, once for all of them.
 
     wire: in which parameters travel, if not as they are. later: it is over when what it returns has been waited for;
     else on return.
@@ -83,6 +99,9 @@ class ShardGather(_FsdpAdapter):
     def __init__(self, group: Group, wire: EightBits | None = None, later: bool = False) -> None:
         super().__init__(group)
         self.wire, self.later = wire, later
+
+    def _next(self) -> str:
+        return "all_gather" if self.wire is None else ""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False

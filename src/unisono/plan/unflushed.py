@@ -18,6 +18,11 @@ def unflushed(plan: "Plan", recipe: Any) -> Iterator[Problem]:
         return
     plain, train = type(plan)(), getattr(recipe, "train", None)
     clip, guard = getattr(train, "clip", 0), getattr(train, "guard", 0)
+    answers = [
+        f"train.{key}={value}".lower()
+        for key, plain_one in (("on_bad", "stop"), ("spike", 0.0), ("quarantine", False))
+        if (value := getattr(train, key, plain_one)) != plain_one
+    ]
     said = f"schedule={plan.schedule} updates each stage for itself"
     for wrong, why, key, fix in (
         (plan.sync != plain.sync, f"and sync={plan.sync} makes one update for all", "plan.sync", f"sync={plain.sync}"),
@@ -29,6 +34,8 @@ def unflushed(plan: "Plan", recipe: Any) -> Iterator[Problem]:
          " once", "model.kind", "another model"),
         (plan.precision == "fp16", "and precision=fp16 plays a step again that overflows in any", "plan.precision",
          "precision=bf16"),
+        (answers, f"before anyone knows whether it is a bad step, which {' and '.join(answers)} would answer",
+         "train.on_bad", "train.on_bad = \"stop\" without spike and quarantine"),
         (plan.arithmetic.narrow, "from copies of weights that are of one precision",
          "plan.precision", f"precision={plan.precision}"),
         (clip, f"before the norm of the whole model is known, which train.clip={clip} needs", "train.clip",

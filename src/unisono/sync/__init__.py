@@ -115,7 +115,7 @@ class Sync(ABC):
         return None
 
     def undone(self) -> None:
-        """After a step that was discarded because its numbers are not finite: what was kept is as before it."""
+        """After a step that was discarded because its numbers are bad: what was kept is as before it."""
         return None
 
     def says(self) -> str:

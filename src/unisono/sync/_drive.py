@@ -45,8 +45,8 @@ class Drive:
         memory.step = int(self.kept.steps)
         if self.coder.loses:
             self.sampler.see(bucket.flat)
-        if self.coder.scale is not None:
-            self._unscale(bucket.flat, memory, self.coder.scale)
+        if self.coder.scale is not None or (self.kept.holds and self.coder.loses):
+            self._prepare(bucket, memory, self.coder.scale)
         exchange = self.coder.exchange(bucket.flat, [p.shape for p in bucket.params], memory)
         flight = BucketFlight(bucket.flat, exchange, time.perf_counter_ns())
         self._flights.append(flight)
@@ -95,10 +95,12 @@ class Drive:
         flight.answer = answers if isinstance(asked, tuple) else answers[0]
         flight.op = flight.op or begun[-1][2]
 
-    def _unscale(self, flat: Tensor, memory: BucketMemory, scale: Tensor) -> None:
-        """Under fp16 an overflow of one replica reaches all, whatever of its gradients the codec would have sent; and
-        what is kept of one step for the next is in units that no scale changes."""
-        flat.masked_fill_(~torch.isfinite(flat).all(), torch.nan)  # a device is not waited for
+    def _prepare(self, bucket: Bucket, memory: BucketMemory, scale: Tensor | None) -> None:
+        """Where steps may be given up, what is not a number on one replica reaches all, whatever of its gradients the
+        codec would have sent; and what is kept of one step for the next is in units that no scale changes."""
+        # A device is not waited for. What fills the buffer up stays as it is, since nobody would clear it again.
+        bucket.body.masked_fill_(~torch.isfinite(bucket.body).all(), torch.nan)
         if not self.kept.nothing:
             self.kept.hold(memory)
-            flat.div_(scale)
+            if scale is not None:
+                bucket.flat.div_(scale)

@@ -34,6 +34,7 @@ class Remains:
         if coder.counts:
             self.alike[STEPS] = self.steps
         self._before: list[tuple[Tensor, Tensor]] = []  # what was, and where, since the step began
+        self.holds = False  # whether a step may be given up at any time, and the run goes on
         self.spoiled = False  # by a step that was not finite, of which nothing was held
 
     @property
@@ -82,8 +83,8 @@ class Remains:
         self._before.clear()
 
     def undo(self) -> None:
-        """The step did not count: what was held is as it was. Outside fp16 nothing is held, for a copy in each step
-        would cost as much as the codec itself: a run stops there, and what is kept may go into no checkpoint."""
+        """The step did not count: what was held is as it was. Outside fp16 nothing is held unless the run is to go on,
+        for a copy in each step costs as much as the codec itself: what is kept may then go into no checkpoint."""
         keeps = bool(self.own or self.alike.keys() - {STEPS})
         self.spoiled = keeps and not self._before
         for was, x in self._before:

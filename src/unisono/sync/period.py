@@ -106,6 +106,10 @@ class PeriodSync(Sync):
         self._period = torch.tensor(steps)
         self._world: Group | None = None
         self._shown, self._computed, self._since, self._said = 0.0, 0.0, 0, 0
+        self._new: list[
+            tuple[str, Tensor]
+        ] = []  # gradients of a step that does not meet, until it is known to count
+        self._adds = False
 
     def among(self, world: "Group") -> None:
         self._world = world
@@ -148,9 +152,9 @@ class PeriodSync(Sync):
                 return verdict
             for slot in self._slots:
                 if (grad := slot.master.grad) is not None:
-                    self._held[slot.name].add_(grad)
-                    grad.zero_()
-            self._count += 1
+                    self._new.append((slot.name, grad))
+                    slot.master.grad = torch.zeros_like(grad)
+            self._adds = True
             return Verdict.HOLD
 
     def _bring(self) -> None:
@@ -165,7 +169,15 @@ class PeriodSync(Sync):
                 slot.master.grad.mul_(1.0 / self.steps)
 
     def after_update(self, step: int) -> None:
+        import torch
+
         self.inner.after_update(step)
+        if self._adds:
+            with torch.no_grad():
+                for name, grad in self._new:
+                    self._held[name].add_(grad)
+            self._count += 1
+        self._adds, self._new = False, []
         self._since += 1
         if not int(self._count) and self._world is not None and self.most > self.least:
             self._period.fill_(period_for(*self._times(self._world), self.least, self.most))
@@ -183,7 +195,10 @@ class PeriodSync(Sync):
         return shown, computing
 
     def undone(self) -> None:
-        self.inner.undone()
+        """A step that does not meet adds nothing, and the period is one longer; of one that meets, all are given up."""
+        if not self._adds:
+            self.inner.undone()
+        self._adds = False
 
     def told(self) -> "Mapping[str, Any]":
         grown = self.steps != self._said and self.most > self.least

@@ -182,11 +182,11 @@ class AheadUpdate(Update):
             report = super().__call__(step, verdict, numbers)
             return replace(report, says={**report.says, **says})
         lr = self.rate(step)
-        if not (math.isfinite(numbers.loss) and not math.isinf(numbers.norm)):
+        if bad := self.judge(step, verdict, numbers):
             self.gradients.abandon()
-            return Report(
-                step, numbers.loss, numbers.norm, lr, Verdict.DISCARD, numbers.stop, False, says=says
-            )
+            finite = math.isfinite(numbers.loss) and not math.isinf(numbers.norm)
+            told = step, numbers.loss, numbers.norm, lr, Verdict.DISCARD, numbers.stop, finite
+            return Report(*told, bad=bad, says=says)
         set_rate(self.optimizer, lr)
         if numbers.stop:
             self.gradients.finish()

@@ -120,7 +120,10 @@ class FlowUpdate(Update):
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         verdict = Verdict.APPLY if finite else Verdict.DISCARD
-        return Report(step, numbers.loss, numbers.norm, self.rate(step), verdict, numbers.stop, finite)
+        bad = self.judge(step, verdict, numbers)
+        return Report(
+            step, numbers.loss, numbers.norm, self.rate(step), verdict, numbers.stop, finite, bad=bad
+        )
 
 
 class KnownAhead(Feed):
@@ -145,6 +148,9 @@ class KnownAhead(Feed):
         if (step, leaves) not in self._read:
             self._read[step, leaves] = self.inner.fetch(step, leaves)
         return self._read[step, leaves]
+
+    def samples_of(self, step: int, leaf: int) -> list[int]:
+        return self.inner.samples_of(step, leaf)
 
     def close(self) -> None:
         self.inner.close()

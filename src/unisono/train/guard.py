@@ -9,6 +9,9 @@ both must give the same bits, the loss and each parameter's gradient. The micro-
 flipped bit in the gradient of one micro-batch of a checked step is found with probability 1/m, where m = micro-batches
 of a rank: always, without accumulation. What happens between a gradient's making and its sum is not seen.
 
+A core that is wrong in the same way each time is not seen so. Where there are several replicas, every other check has
+the micro-batch computed the second time by the neighbour (`neighbour`).
+
 Where the device itself gives different bits each time (some GPU kernels add in any order), the second part turns itself
 off and says so.
 
@@ -18,6 +21,7 @@ A guard stands in the player's place, so the step knows nothing of it.
 import random
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +34,8 @@ from unisono.parallel.player import Leaf, Player, Turn
 from unisono.programs.pipeline import Action, part_of
 from unisono.spec.errors import UserCodeError
 from unisono.train.copies import Copies, checksum
+from unisono.train.data.feed import Feed
+from unisono.train.neighbour import Neighbours, place_of, stage_of
 from unisono.train.run import Run
 
 PERIOD = 200  # steps between checks that cost less than 1 % of them, whatever the recipe
@@ -37,8 +43,11 @@ PERIOD = 200  # steps between checks that cost less than 1 % of them, whatever t
 Note = Callable[[str], None]
 
 
-def install(run: Run, every: int, note: Note = lambda text: None) -> Callable[[], None]:
-    """Guard a run from now on; every rank calls this together. every: steps between checks, 0: never.
+def install(
+    run: Run, every: int, note: Note = lambda text: None, feed: Feed | None = None
+) -> Callable[[], None]:
+    """Guard a run from now on; every rank calls this together. every: steps between checks, 0: never. feed: with which
+    replicas compute micro-batches of each other, too.
 
     Returns a function that compares copies at once, again for all ranks together.
     """
@@ -46,14 +55,15 @@ def install(run: Run, every: int, note: Note = lambda text: None) -> Callable[[]
         return lambda: None
     if not isinstance(run.player, StagePlayer):
         raise TypeError("a guard goes around the player of the stages, before all others")
-    run.player = guard = Guard(run, run.player, every, note)
+    run.player = guard = Guard(run, run.player, every, note, feed)
     return guard.copies.check
 
 
 class Guard(Player):
-    """A player that checks before and while it plays. Raises UserCodeError G01 for copies, G02 for gradients."""
+    """A player that checks before and while it plays. Raises UserCodeError G01 for copies, G02 and G04 for
+    gradients."""
 
-    def __init__(self, run: Run, inner: StagePlayer, every: int, note: Note) -> None:
+    def __init__(self, run: Run, inner: StagePlayer, every: int, note: Note, feed: Feed | None) -> None:
         self.run, self.inner, self.every, self.note = run, inner, every, note
         self.copies = Copies(run)
         self.alone = copy(inner)
@@ -61,6 +71,12 @@ class Guard(Player):
         # Always as the stage's last: what sharding would else keep for later could not be forgotten.
         self.alone.before_backward = lambda turn: run.local.sharding[turn.stage].before_backward(True)
         self.reproducible: bool | None = None  # not yet known
+        self.others = (
+            Neighbours(run, feed, self._play_alone) if feed is not None and run.mesh.dp.size > 1 else None
+        )
+        if self.others is not None and not self.others.alike:
+            note("guard: replicas compute on other devices or threads, so none checks another's gradients")
+            self.others = None
         if not self.copies.several:
             note("guard: no rank holds what another holds (dp=1), so only gradients are checked")
 
@@ -73,10 +89,16 @@ class Guard(Player):
         if not self.reproducible:
             return self.inner.play(row, leaves, weight, seed)
         chosen = sampled(self.run.seed, self.run.step, len(leaves))
-        wanted = self._play_alone(chosen, leaves, weight, seed)
+        others = self.others if self.run.step // self.every % 2 else None
+        second = self._play_alone if others is None else others.of_other
+        wanted = second(chosen, leaves, weight, seed)
         with _Watch(self.run, self.inner, chosen) as watch:
             losses = self.inner.play(row, leaves, weight, seed)
-        self._compare(chosen, wanted, watch.line(losses[chosen]))
+        got = watch.line(losses[chosen])
+        if others is None:
+            self._compare(chosen, wanted, got)
+        else:
+            others.compare(chosen, got, wanted, partial(others.of_other, chosen, leaves, weight, seed, -1))
         return losses
 
     def _play_alone(self, chosen: int, leaves: Sequence[Leaf], weight: float, seed: int | None) -> Tensor:
@@ -103,11 +125,7 @@ class Guard(Player):
         """Every rank: [loss, gradients] made twice. The rank to blame raises, the others wait to be stopped."""
         run, world = self.run, self.run.mesh.world
         wrong = (wanted != got).nonzero().flatten().tolist()
-        stages = {name: i for i, stage in run.local.stages.items() for name, _ in stage.named_parameters()}
-        at = max(
-            (stages[run.local.slots[i - 1].name] if i else max(stages.values()) for i in wrong), default=0
-        )
-        own = torch.tensor([[bool(wrong), at]], dtype=torch.int64, device=self.run.local.device)
+        own = torch.tensor([[bool(wrong), stage_of(run, wrong)]], dtype=torch.int64, device=run.local.device)
         table = world.all_gather(own).tolist()
         bad = [rank for rank, (differs, _) in enumerate(table) if differs]
         if not bad:
@@ -125,17 +143,11 @@ def sampled(seed: int, step: int, leaves: int) -> int:
 
 
 def _error(run: Run, leaf: int, wrong: Sequence[int], bad: Sequence[int]) -> UserCodeError:
-    names = [run.local.slots[i - 1].name for i in wrong if i]
-    if 0 in wrong:
-        where = "the loss differs already: in the forward pass of this replica"
-    else:
-        more = f", and {len(names) - 1} before it" if len(names) > 1 else ""
-        where = f"first in backward: the gradient of {names[-1]}{more}"
     others = [rank for rank in bad if rank != run.mesh.rank]
     also = f" (ranks {', '.join(map(str, others))} differ too)" if others else ""
     return UserCodeError(
         f"step {run.step + 1}: micro-batch {leaf} of this rank, computed twice, gives two gradients{also}",
-        where=where,
+        where=place_of(run, wrong, "in the forward pass of this replica"),
         likely="a flipped bit in memory, a faulty core, or code that does not compute the same twice",
         fix="start again from the last checkpoint without this machine; --train.guard 0 turns this off",
         rank=run.mesh.rank,

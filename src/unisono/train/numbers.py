@@ -1,6 +1,7 @@
 """The few numbers of a step that travel beside its gradients: its losses, whether a rank was asked to stop, and whether
 a rank lacks a gradient. No codec sees them, and every rank gets them, under every policy."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unisono.comm.group import Group, Pending
+from unisono.sync import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,15 @@ class Numbers:
     norm: float
     loss: float
     stop: bool
+
+
+def not_numbers(step: int, verdict: Verdict, numbers: Numbers) -> str:
+    """What of a step is not a number, in words; "" where all is. The norm of a step whose gradients are still on their
+    way is not known, but for an infinite one."""
+    known = math.isfinite(numbers.norm) or (verdict is Verdict.REMOTE and not math.isinf(numbers.norm))
+    if not math.isfinite(numbers.loss):
+        return f"the loss is {numbers.loss}"
+    return "" if known else f"the gradient norm is {numbers.norm}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,12 @@ from unisono.train.state import kept_of, pieces_of, refill, restore
 @dataclass(slots=True)
 class Remembered:
     """What this rank holds of the run for a rendezvous to come: nothing where it is new. val_losses: of validations, by
-    step. recent: steps told, see Journal."""
+    step. recent: steps told, see Journal. bad: what is kept of bad steps."""
 
     run: Run | None = None
     val_losses: list[tuple[int, float]] = field(default_factory=list)
     recent: list[dict[str, Any]] = field(default_factory=list)
+    bad: Mapping[str, Any] = field(default_factory=dict)
 
 
 def losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
@@ -63,7 +64,11 @@ def regained(
             run = build(recipe, plan, here, corpus, Recorder(place.rank))
         state = restore(run, folder) if folder is not None else {}
         note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
-    kept.run, kept.val_losses = run, losses(state)  # should one more be lost before all train again
+    kept.run, kept.val_losses, kept.bad = (
+        run,
+        losses(state),
+        state.get("bad", {}),
+    )  # should one more be lost before all train again
     return run, state, folder
 
 
@@ -73,7 +78,7 @@ def _remembered(plan: Plan, place: Place, rendezvous: Rendezvous, kept: Remember
     holds = run is not None and run.whole and not isinstance(run.update, AheadUpdate)
     if run is not None and holds and unflushed(plan) is None:
         boxes = [*pieces_of(run), *kept_of(run)]
-    beside = {"val": kept.val_losses, "recent": kept.recent}
+    beside = {"val": kept.val_losses, "recent": kept.recent, "bad": kept.bad}
     step, state = (run.step, beside) if run is not None and boxes else (-1, {})
     return PeerMemory(place.rank, place.world, rendezvous.store, boxes, step, state, place.device)
 

@@ -91,7 +91,9 @@ class Saving:
             self._saver.writing(_PAUSE)
         self._last = _InFlight()
         if failed and folder is None:
-            if self._saver.rank == 0:
+            if (
+                self._saver.rank == 0 or must
+            ):  # where it must not fail, all go, and whoever is first ends the others
                 discard(self._saver.run_dir, last.step)
             error = last.error or self._not_written(
                 last.step, "a rank could not write its part or see the others'"

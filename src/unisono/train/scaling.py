@@ -33,6 +33,10 @@ class Unscaled:
         """Told whether a step came to finite numbers: whether it is to be played again."""
         return False
 
+    def take_back(self) -> None:
+        """No scale helps this step, which is given up: those that were tried on it leave no trace."""
+        return None
+
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps, as tensors that it may fill."""
         return {}
@@ -52,6 +56,9 @@ class DynamicScale(Unscaled):
         self.scale = self.factor = torch.tensor(float(how.scale), dtype=torch.float32, device=device)
         self.calm, self.overflows = torch.zeros(2, dtype=torch.int64, device=device).unbind()
         self.window = how.window
+        self._before: tuple[float, int] | None = (
+            None  # scale and calm when the step was tried for the first time
+        )
 
     @torch.no_grad()
     def unscale(self, slots: Sequence[Slot]) -> None:
@@ -65,15 +72,24 @@ class DynamicScale(Unscaled):
     def overflowed(self, finite: bool) -> bool:
         scale = float(self.scale)
         if finite:
+            self._before = None
             self.calm += 1
             if int(self.calm) >= self.window:
                 self.scale.fill_(min(2.0 * scale, MOST))
                 self.calm.zero_()
             return False
+        self._before = self._before or (scale, int(self.calm))
         self.overflows += 1
         self.calm.zero_()
         self.scale.fill_(max(0.5 * scale, LEAST))
         return scale > LEAST
+
+    def take_back(self) -> None:
+        if self._before is not None:
+            scale, calm = self._before
+            self.scale.fill_(scale)
+            self.calm.fill_(calm)
+        self._before = None
 
     def state(self) -> dict[str, Tensor]:
         return {"scale": self.scale, "calm": self.calm, "overflows": self.overflows}

@@ -27,6 +27,7 @@ from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train.ahead import run_ahead
+from unisono.train.bad import BadSteps
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
 from unisono.train.checkpoint import Saver
@@ -42,7 +43,6 @@ from unisono.train.sample import sample
 from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
 from unisono.train.state import kept_of, pieces_of, restore
-from unisono.train.step import train
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.whole import PlayedModel, asked
@@ -79,6 +79,7 @@ class Live:
     order: RankOrder
     run: Run
     feed: Feed
+    bad: BadSteps
     val: Permuted
     saver: Saving
     journal: Journal
@@ -123,12 +124,15 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     order.line.send("ready", coords=run.mesh.at, step=run.step)
     begun, first, last, seconds = time.perf_counter(), run.step, None, 0.0
     clock = begun
-    for report in train(run, live.feed, recipe.train.steps, order.line.stop_requested):
+    for report in live.bad.steps(recipe.train.steps, order.line.stop_requested):
+        if live.bad.goes_back(report) and _went_back(live, report):
+            clock = time.perf_counter()
+            continue
         last = report
         now = time.perf_counter()
         seconds += now - clock
         _look(live, report, now - clock)
-        if not report.finite:
+        if report.bad and not report.skipped:
             _give_up(live, report)
         if report.step == 0 and (odd := odd_loss(recipe, corpus.classes, report.loss)):
             _note(order, odd)
@@ -147,7 +151,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     tokens = (run.step - first) * live.targets
     summary = {
         "steps": run.step,
-        "loss": last.loss if last else None,
+        "loss": last.loss if last and math.isfinite(last.loss) else None,
         "val_loss": live.val_losses[-1][1] if live.val_losses else None,
         "tokens_per_s": tokens / seconds if seconds else 0.0,
         "seconds": time.perf_counter() - begun,
@@ -157,6 +161,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         "away_bytes": run.local.store.most,
         "val": live.val_losses,
         "val_metrics": live.metrics,
+        **live.bad.summary(),
     }
     if corpus.shares is not None:
         summary["samples"] = corpus.shares(recipe.seed, run.step * recipe.train.global_batch)
@@ -191,6 +196,8 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     state = restore(run, order.resume) if order.resume is not None else {}
     live = _enter(order, run, corpus, state, order.resume, order.epoch)
     _tell_choice(live)
+    if recipe.train.on_bad == "roll_back" and fresh:
+        _save(live, blocking=True)  # there is something to go back to from the first step on
     return live
 
 
@@ -203,7 +210,9 @@ def _enter(
     if said := run_ahead(run, recipe.train):
         _note(order, said)
     feed, val = feeds(recipe, order.plan, corpus, place.device)
-    check = install(run, recipe.train.guard, partial(_note, order))
+    bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), partial(_note, order))
+    bad.load(state.get("bad", {}))
+    check = install(run, recipe.train.guard, partial(_note, order), bad.feed)
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     note, kept = (
@@ -219,7 +228,9 @@ def _enter(
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
-    return Live(order, run, feed, val, saving, journal, check, losses(state), targets, corpus, saved, folder)
+    return Live(
+        order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, saved, folder
+    )
 
 
 def _rejoin(
@@ -233,6 +244,7 @@ def _rejoin(
             old.journal.close()
         kept.recent = old.journal.recent()
         old.feed.close()
+        kept.bad = old.bad.state()
     run, state, folder = regained(
         order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, note
     )
@@ -325,6 +337,7 @@ def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
         "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
         "recipe": order.recipe.model_dump(mode="json"),
         "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
+        "bad": live.bad.state(),
     }
     _announce(live, live.saver.settle())
     pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
@@ -341,7 +354,22 @@ def _announce(live: Live, folder: Path | None) -> None:
             live.order.line.send("saved", path=live.saved)
 
 
+def _went_back(live: Live, report: Report) -> bool:
+    """Put the run back before a bad step, with what it wrote of the steps since; False where there is no checkpoint."""
+    _announce(live, live.saver.settle())
+    if (state := live.bad.go_back(report)) is None:
+        return False
+    live.val_losses[:] = losses(state)
+    with writing(live.order.run_dir):
+        live.journal.close()
+        live.journal = Journal(_observers(live.order, live.run), live.targets, partial(_note, live.order))
+    live.run.recorder.lap()
+    return True
+
+
 def _give_up(live: Live, report: Report) -> None:
+    if report.finite or live.bad.tried:
+        live.bad.give_up(report)
     leaves = live.feed.fetch(report.step, live.run.leaves)
     _announce(live, live.saver.settle())
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)

@@ -10,22 +10,22 @@ from unisono.train.update import Report
 
 
 def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
-    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a number is
-    not finite (then nothing was changed, and the caller decides). What overflows is played again, and told then."""
+    """Steps from where the run stands until it has made `until` updates, or a rank was asked to stop, or a step is bad
+    (then nothing was changed, and the caller decides). What overflows is played again, and told then."""
     while run.step < until:
         run.recorder.step = run.step + 1
         with run.recorder.span("data"):
             leaves = feed.fetch(run.step, run.leaves)
         report = train_step(run, leaves, stop())
         yield from () if report.again else (report,)
-        if report.stop or not report.finite:
+        if report.stop or report.bad:
             return
 
 
 def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     """Forward, backward, meet, clip, update. Every rank calls it, or it hangs.
 
-    stop: whether this rank was asked to; the report says whether any was. A step that is not finite changes nothing.
+    stop: whether this rank was asked to; the report says whether any was. A bad step changes nothing.
     """
     gradients = run.gradients
     weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
@@ -37,7 +37,7 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
         numbers, run.whole = gradients.numbers(run.measure), False
         report = run.update(run.step, verdict, numbers)
         gradients.forget()
-    if not report.finite or report.again:
+    if report.bad or report.again:
         run.sync.undone()
     run.step += report.verdict is not Verdict.DISCARD
     run.sync.after_update(report.step)

@@ -19,7 +19,7 @@ from unisono.sync import Verdict
 from unisono.train.clip import clip, excess
 from unisono.train.crossing import Around, crossing_of
 from unisono.train.lazy import step_rows
-from unisono.train.numbers import Numbers
+from unisono.train.numbers import Numbers, not_numbers
 from unisono.train.scaling import Unscaled
 from unisono.train.stand_ins import is_narrow, lanes, line_for, pair, row_for
 
@@ -27,9 +27,10 @@ from unisono.train.stand_ins import is_narrow, lanes, line_for, pair, row_for
 @dataclass(frozen=True, slots=True)
 class Report:
     """What one step did. loss: nats per target over the global batch. norm: before clipping. verdict: DISCARD where
-    nothing was changed. finite: whether loss and norm are numbers; if not, the run cannot go on. again: they were not,
-    and the step is played once more, with a smaller scale, before anyone may stop. says: what else there is to
-    tell, by name."""
+    nothing was changed. finite: whether loss and norm are numbers. again: they were not,
+    and the step is played once more, with a smaller scale, before anyone may stop. bad: why the step was not to be
+    made, "" where it was; then the run cannot go on, unless it was skipped: it counts, and changed nothing. says: what
+    else there is to tell, by name."""
 
     step: int
     loss: float
@@ -39,6 +40,8 @@ class Report:
     stop: bool = False
     finite: bool = True
     again: bool = False
+    bad: str = ""
+    skipped: bool = False
     says: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,6 +52,8 @@ class Update:
     rate(step): the learning rate of a step. max_norm: what the gradient of the whole model is clipped to; 0: off.
     scaler: of the losses. dither: how parameters without masters are rounded. crossing: puts around a codec that loses
     something what this optimiser has it given. apart: whether each parameter is stepped by its own gradient alone.
+    judge(step, verdict, numbers): why a step is not to be made, in words, "" where it is; from what all ranks have
+    alike.
     """
 
     optimizer: Optimizer
@@ -59,20 +64,23 @@ class Update:
     dither: Dither = field(default_factory=partial(Dither, 0))
     crossing: Around = lambda coder: coder
     apart: bool = False
+    judge: Callable[[int, Verdict, Numbers], str] = not_numbers
 
     def __call__(self, step: int, verdict: Verdict, numbers: Numbers) -> Report:
         """Make the update of step `step`, if its gradient is to be applied here and is one of numbers."""
         lr = self.rate(step)
         finite = math.isfinite(numbers.loss) and math.isfinite(numbers.norm)
         again = self.scaler.overflowed(finite)
-        if not finite:
+        bad = "" if again else self.judge(step, verdict, numbers)
+        if bad or not finite:
             verdict = Verdict.DISCARD
         if verdict is Verdict.APPLY:
             set_rate(self.optimizer, lr)
             self.dither.step = step
             clip_and_step(self.optimizer, self.slots, numbers.norm, self.max_norm)
         stop, says = numbers.stop and not again, self.scaler.says()
-        return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite or again, again, says)
+        finite = finite or again
+        return Report(step, numbers.loss, numbers.norm, lr, verdict, stop, finite, again, bad, says=says)
 
 
 def update_of(

@@ -25,7 +25,7 @@ from unisono.spec.fidelity import Fidelity
 from unisono.train.build import Place, build, feeds
 from unisono.train.checkpoint import load, read_full
 from unisono.train.data.dataset import Corpus
-from unisono.train.data.feed import Feed
+from unisono.train.quarantine import Sieve
 from unisono.train.run import Run
 from unisono.train.state import pieces_of
 from unisono.train.step import train_step
@@ -87,9 +87,11 @@ class _Actor:
     """A run that makes the steps."""
 
     run: Run
-    feed: Feed
+    feed: Sieve
 
-    def step(self) -> Report:
+    def step(self, line: Mapping[str, Any]) -> Report:
+        """line: what was recorded of the step, with the leaves that were left out of it."""
+        self.feed.leave_out(self.run.step, line.get("quarantined", ()))
         return train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
 
 
@@ -133,13 +135,17 @@ def replay(task: Task, place: Place, corpus: Corpus) -> dict[str, Any]:
     leaves = task.resolved.batch.leaves
     while actor.run.step < task.step and found.first is None:
         step = actor.run.step + 1
-        report = actor.step()
+        line = task.recorded.get(step, {})
+        if "skipped" in line:
+            for one in filter(None, (actor, twin)):
+                one.run.step = step
+            continue
+        report = actor.step(line)
         if twin is not None:
-            other = twin.step()
+            other = twin.step(line)
             drift["loss"] = max(drift["loss"], _apart(other.loss, report.loss))
             drift["grad"] = max(drift["grad"], _apart(other.norm, report.norm))
-        line = task.recorded.get(step)
-        if line is not None:
+        if line:
             _compare(found, step, report, line, bounds, drift, leaves)
         if actor.run.step < step:
             found.first = (
@@ -166,7 +172,7 @@ def _started(task: Task, place: Place, corpus: Corpus) -> _Actor:
     if task.start is not None:
         state = load(task.start, pieces_of(run))
         run.step = int(state["step"])
-    return _Actor(run, feed)
+    return _Actor(run, Sieve(feed))
 
 
 def _apart(a: float, b: float) -> float:

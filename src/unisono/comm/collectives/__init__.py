@@ -174,6 +174,16 @@ class Algorithm(ABC):
         """Zeros [numel] of the dtype and on the device of `like`, where `all_reduce` of the whole is quickest."""
         return like.new_zeros(numel)
 
+    def lend(self, op: str, numel: int, like: "Tensor") -> "Tensor":
+        """Memory [numel] of the dtype and on the device of `like` for one operation, where that is quickest: the output
+        of an `all_gather`, in which `part` lies at its own place, or the input of a `reduce_scatter`. Nobody writes
+        to it once the operation has begun."""
+        return like.new_empty(numel)
+
+    def lends(self, op: str, x: "Tensor") -> bool:
+        """Whether such memory is x, the input of a `reduce_scatter`, or around x, the part of an `all_gather`."""
+        return False
+
     def near(self, device: "device") -> bool:
         """Whether sums of whole buffers on `device` are taken in memory that all members see."""
         return False

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from unisono.comm.collectives import COLLECTIVES, Algorithm, Collective, Pending
 from unisono.comm.collectives.engine import Engine
+from unisono.comm.collectives.hierarchical import HierarchicalCollective
 from unisono.comm.collectives.memory import InMemory, passes
 from unisono.comm.collectives.messages import SMALL, Messages
 from unisono.programs.collectives import ROOTED, pick
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device
     from torch.distributed import ProcessGroup
 
+    from unisono.comm.collectives.hierarchical.live import HostsAlgorithm
     from unisono.comm.collectives.memory.live import MemoryAlgorithm
 
 
@@ -57,6 +59,7 @@ class AutoAlgorithm(Algorithm):
     GPUs: the engine. CPUs: gathers and small sums by messages. CPUs of one host: whole gradient buffers in memory, and
     whatever is large and waited for at once; smaller exchanges by the engine, which wakes fewer threads and is as quick
     there. Of several hosts: exchanges by messages, and sums of gradients by what was measured, if the plan says so.
+    Where each of these has equally many ranks, whole buffers and large sums in memory first, and then between hosts.
     """
 
     def __init__(self, member: Collective, pg: "ProcessGroup", axis: str) -> None:
@@ -67,6 +70,7 @@ class AutoAlgorithm(Algorithm):
         self._engine = Engine().bind(pg, axis)
         self._messages = None if self._near is False else Messages().bind(pg, axis)
         self._memory: MemoryAlgorithm | None = None
+        self._hosts: HostsAlgorithm | None = None
         self.by = self._measured()
         self._others = {one.name: COLLECTIVES.read(one.name).bind(pg, axis) for one in self.by}
 
@@ -86,28 +90,44 @@ class AutoAlgorithm(Algorithm):
         if self._is_apart(device):
             return False
         if self._near is None:
+            from unisono.comm.collectives.hierarchical.live import on_hosts
             from unisono.comm.collectives.memory.live import MemoryAlgorithm, sees_all
 
             self._near = sees_all(self.pg)
             self._memory = MemoryAlgorithm(InMemory(), self.pg) if self._near else None
+            self._hosts = None if self._near else on_hosts(HierarchicalCollective(), self.pg, self.axis)
         return self._near
 
     def buffer(self, numel: int, like: "Tensor") -> "Tensor":
+        self.near(like.device)
+        where = None if self._is_apart(like) else self._memory or self._hosts
+        return super().buffer(numel, like) if where is None else where.buffer(numel, like)
+
+    def lend(self, op: str, numel: int, like: "Tensor") -> "Tensor":
         if self.near(like.device) and self._memory is not None:
-            return self._memory.buffer(numel, like)
-        return super().buffer(numel, like)
+            return self._memory.lend(op, numel, like)
+        return super().lend(op, numel, like)
+
+    def lends(self, op: str, x: "Tensor") -> bool:
+        return self._memory is not None and self._memory.lends(op, x)
 
     def pick(self, op: str, x: "Tensor", later: bool = False) -> Algorithm:
         if self._messages is None or self._is_apart(x) or op in ROOTED:
             return self._engine
+        if self._memory is not None and op == "all_gather" and self.lends(op, x):
+            return self._memory
         if not later and (memory := self._passing(op, x)) is not None:
             return memory
         if op == "all_gather":
             return self._messages
+        if op == "reduce_scatter":
+            return self  # as an exchange
         if op == "all_to_all":
             return self._engine if self.near(x.device) else self._messages
         if later:
-            return self._memory if self._memory is not None and self._memory.holds(x) else self._large(x)
+            where = self._memory or self._hosts
+            is_usual = pick.of(self.by, x.nbytes) == USUAL
+            return where if where is not None and is_usual and where.holds(x) else self._large(x)
         small = x.nbytes * (self.pg.size() - 1) <= SMALL
         return self._messages if small and x.is_contiguous() else self._large(x)
 
@@ -126,16 +146,19 @@ class AutoAlgorithm(Algorithm):
         return self.pick("all_to_all", x).exchange(out, x)
 
     def reduce_scatter(self, out: "Tensor", x: "Tensor") -> None:
-        if self._is_apart(x):
-            self._engine.reduce_scatter(out, x)
-        elif (memory := self._passing("reduce_scatter", x)) is not None:
-            memory.reduce_scatter(out, x)
-        else:
-            super().reduce_scatter(out, x)
+        by = self.pick("reduce_scatter", x)
+        super().reduce_scatter(out, x) if by is self else by.reduce_scatter(out, x)
 
-    def _passing(self, op: str, x: "Tensor") -> "MemoryAlgorithm | None":
-        """What is in memory that all members see, if x is worth its passing through it."""
-        return self._memory if passes(op, x) and self.near(x.device) else None
+    def _passing(self, op: str, x: "Tensor") -> "MemoryAlgorithm | HostsAlgorithm | None":
+        """What is in memory that all members see, or those of a host, if x lies there or is worth its passing through
+        it."""
+        if self.lends(op, x):
+            return self._memory
+        if not passes(op, x):
+            return None
+        if self.near(x.device):
+            return self._memory
+        return self._hosts if op in ("all_reduce", "reduce_scatter") else None
 
     @property
     def rooted(self) -> Algorithm:
@@ -154,12 +177,15 @@ class AutoAlgorithm(Algorithm):
                 f"memory for whole buffers and what is large, messages for the rest: ranks of {self.axis} are on one "
                 "host and see each other's memory"
             )
+        usual = "engine" if self._hosts is None else "hierarchical in memory of each host"
         if self.by:
             said = ", ".join(f"{one.name} to {words.nbytes(one.most)}" for one in self.by)
             return (
-                f"{said}, engine beyond for sums of gradients, messages for the rest: as measured between hosts "
+                f"{said}, {usual} beyond for sums of gradients, messages for the rest: as measured between hosts "
                 f"(collective={self.member.name}:by={pick.written(self.by)})"
             )
+        if self._hosts is not None:
+            return self._hosts.says()
         if self._near is None:
             return "messages for small sums and gathers, engine for the rest: ranks are on CPUs"
         return f"engine for large sums, messages for the rest: ranks of {self.axis} do not see each other's memory"

@@ -6,7 +6,7 @@ change from step to step.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +49,15 @@ class Feed(ABC):
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
         return None
+
+    def samples_of(self, step: int, leaf: int) -> list[int]:
+        """Numbers of a leaf's samples in the data set; none where they have no numbers."""
+        return []
+
+    def share(self, step: int, leaves: Collection[int]) -> float:
+        """Of all targets of step `step` that count, those in these leaves. Raises NotImplementedError where nobody
+        knows."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End what reads ahead."""
@@ -112,6 +121,21 @@ class Permuted(Feed):
             Micro(inputs, targets, samples, *documents, scale=scale)
             for inputs, targets, samples, *documents in zip(*cut, strict=True)
         ]
+
+    def samples_of(self, step: int, leaf: int) -> list[int]:
+        return self._numbers(self._stretch_of(range(leaf, leaf + 1)), step).tolist()
+
+    def share(self, step: int, leaves: Collection[int]) -> float:
+        whole = self._counted(step, range(self._global_batch // self._micro_batch))
+        return sum(self._counted(step, range(leaf, leaf + 1)) for leaf in leaves) / max(1, whole)
+
+    def _counted(self, step: int, leaves: range) -> int:
+        """Targets of these leaves that count; samples, where all targets do."""
+        stretch = self._stretch_of(leaves)
+        counted = None
+        if isinstance(self._dataset, Uneven):
+            counted = self._dataset.counted(self._numbers(stretch, step))
+        return len(stretch.offsets) if counted is None else int(counted.sum())
 
     def close(self) -> None:
         """Ends the reading-ahead. A feed on the CPU has none, and may be forgotten."""

@@ -243,6 +243,7 @@ def closing(summary: dict[str, Any]) -> list[str]:
     lines = [f"done    {loss}{val}{summary['tokens_per_s']:,.0f} targets/s   saved {summary['checkpoint']}"]
     if metrics := summary.get("val_metrics"):
         lines.append("metrics " + "   ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+    lines += _of_bad_steps(summary)
     if summary.get("away_bytes"):
         away, resident = summary["away_bytes"], summary["resident_mib"] * 2**20
         lines.append(
@@ -262,6 +263,16 @@ def closing(summary: dict[str, Any]) -> list[str]:
         lines.append(f"report  {summary['report_html']}  (and report.png)")
         lines.append(f"        {summary['verdict']}")
     return lines
+
+
+def _of_bad_steps(summary: dict[str, Any]) -> list[str]:
+    skipped, returns = summary.get("skipped") or (), summary.get("rolled_back") or ()
+    numbers = [str(one["step"]) for one in skipped]
+    told = [f"went back to step {one['to']}: step {one['step']}, {one['reason']}" for one in returns]
+    if numbers:
+        more = f" and {len(numbers) - 8} more" if len(numbers) > 8 else ""
+        told.append(f"skipped the updates of steps {', '.join(numbers[:8])}{more}")
+    return [f"bad     {text}" for text in told]
 
 
 def _lines(text: str, most: int = 8) -> list[str]:

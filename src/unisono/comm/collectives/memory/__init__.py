@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # Bytes of a member's tensor from which a pass through memory is quicker than messages (`unisono bench collectives`).
 LARGE = {"all_reduce": 8 << 20, "all_gather": 1 << 20, "all_to_all": 8 << 20, "reduce_scatter": 2 << 20}
 
+LENT = 2 << 20
+"""Bytes of a whole vector from which operations on memory that is lent are quicker than messages."""
+
 
 def passes(op: str, x: "Tensor") -> bool:
     """Whether x passes through memory, where ranks see each other's."""

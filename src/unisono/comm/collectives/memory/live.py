@@ -2,7 +2,8 @@
 
 Two small collectives say when all gradients are there and when all sums are. Between them each rank adds up its part of
 everybody's buffer and writes the sum to all: a pass through memory, where messages over loopback copy everything four
-times. What lies elsewhere is brought there and back: see `passing`.
+times. What lies elsewhere is brought there and back: see `passing`. Outputs of gathers and inputs of scattered sums can
+lie there as well: see `lending`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from unisono.comm.collectives import Collective, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
-from unisono.comm.collectives.memory import passes
+from unisono.comm.collectives.memory import LENT, passes
+from unisono.comm.collectives.memory.lending import Lending
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.memory.passing import SharedRoom
 from unisono.comm.collectives.messages import SMALL
@@ -58,7 +60,7 @@ class MemoryAlgorithm(EngineAlgorithm):
     def __init__(self, member: Collective, pg: dist.ProcessGroup) -> None:
         super().__init__(member, pg)
         self._buffers: dict[int, tuple[Tensor, ...]] = {}  # by address: a buffer of every member
-        self._room = SharedRoom(pg)
+        self._room, self._lending = SharedRoom(pg), Lending(pg)
 
     def near(self, device: torch.device) -> bool:
         return not is_apart(device)
@@ -75,6 +77,14 @@ class MemoryAlgorithm(EngineAlgorithm):
         """Whether x is the whole of such a buffer."""
         buffers = self._buffers.get(x.data_ptr())
         return buffers is not None and buffers[self.pg.rank()].numel() == x.numel()
+
+    def lend(self, op: str, numel: int, like: Tensor) -> Tensor:
+        enough = self.near(like.device) and numel * like.element_size() >= LENT
+        lent = self._lending.lend(op, numel, like) if enough else None
+        return super().lend(op, numel, like) if lent is None else lent
+
+    def lends(self, op: str, x: Tensor) -> bool:
+        return (self._lending.around(x) if op == "all_gather" else self._lending.of(x)) is not None
 
     def sends(self, op: str, x: Tensor, root: int = 0) -> int:
         if op == "all_reduce" and self.holds(x) and self._is_small(x):
@@ -94,6 +104,11 @@ class MemoryAlgorithm(EngineAlgorithm):
         return super().all_reduce(x, op)
 
     def all_gather(self, out: Tensor, part: Tensor, later: bool = False) -> Pending:
+        if (loan := self._lending.of(out)) is not None:
+            own = out.view(-1).chunk(self.pg.size())[self.pg.rank()]
+            if own.data_ptr() != part.data_ptr():
+                own.copy_(part.view(-1))
+            return self._lending.meet(loan)
         if passes("all_gather", part):
             return self._room.all_gather(out, part)
         return super().all_gather(out, part, later)
@@ -102,7 +117,9 @@ class MemoryAlgorithm(EngineAlgorithm):
         return self._room.exchange(out, x) if passes("all_to_all", x) else super().exchange(out, x)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> None:
-        if passes("reduce_scatter", x):
+        if (loan := self._lending.of(x)) is not None:
+            self._lending.reduce_scatter(out, loan)
+        elif passes("reduce_scatter", x):
             self._room.reduce_scatter(out, x).wait()
         else:
             super().reduce_scatter(out, x)

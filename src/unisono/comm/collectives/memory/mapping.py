@@ -31,17 +31,21 @@ def part_of(numel: int, index: int, size: int) -> slice:
     return slice(begin, end)
 
 
-def mapped(pg: dist.ProcessGroup, numel: int, dtype: torch.dtype) -> tuple[Tensor, ...] | None:
+def mapped(
+    pg: dist.ProcessGroup, numel: int, dtype: torch.dtype, makers: int | None = None
+) -> tuple[Tensor, ...] | None:
     """Zeros [numel] of every member, in order, which each member sees; None, for all of them, where one cannot: another
-    host or network, no such memory. Every member of the group calls it, or it hangs."""
+    host or network, no such memory. makers: of the first so many alone. Every member of the group calls it, or it
+    hangs."""
     size, index = pg.size(), pg.rank()
+    makers = size if makers is None else makers
     nbytes = _HEAD + numel * dtype.itemsize
     token = secrets.randbits(62)
-    file = _made(nbytes, token)
+    file = _made(nbytes, token) if index < makers else -1
     offers = torch.zeros(size, 4, dtype=torch.int64)
     offers[index] = torch.tensor([os.getpid(), file, token, _network()])
     started(pg, _DOING, pg.allreduce, [offers]).wait()
-    maps = [_opened(offer, nbytes) for offer in offers.tolist()]
+    maps = [_opened(offer, nbytes) for offer in offers[:makers].tolist()]
     votes = torch.tensor([float(all(one is not None for one in maps))])
     started(pg, _DOING, pg.allreduce, [votes]).wait()  # by then everybody has opened what there is
     if file >= 0:

@@ -101,8 +101,28 @@ class SharedRoom:
 
         return self._dealt(x, added)
 
-    def all_reduce(self, x: Tensor, op: Any) -> Pending:
-        """Reduce x in place: a sum along the tree over the members, or the greatest or least. op: torch's ReduceOp."""
+    def reduce_scatter_over(
+        self, out: Tensor, x: Tensor, places: Sequence[int], beyond: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """As reduce_scatter, of an x with a part for more than the members: into out [n] this member's part of the sum
+        of theirs and others' x. places: of the parts of which this member adds up the members' own.
+        beyond(out, sums): into `out` what is this member's of those `sums` [places · n] and of others'."""
+        size, parts = self.pg.size(), x.view(x.numel() // out.numel(), -1)
+
+        def added(piece: slice) -> Read:
+            def read(each: Sequence[Tensor]) -> None:
+                rows = [whole.view(len(parts), -1) for whole in each]
+                sums = torch.stack([tree_sum([rows[i][place] for i in range(size)]) for place in places])
+                beyond(out.view(-1)[piece], sums.view(-1))
+
+            return read
+
+        for piece in pieces(parts[0], len(parts)):
+            self._pass(parts[:, piece], added(piece)).wait()
+
+    def all_reduce(self, x: Tensor, op: Any, beyond: Callable[[Tensor], None] = lambda part: None) -> Pending:
+        """Reduce x in place: a sum along the tree over the members, or the greatest or least. op: torch's ReduceOp.
+        beyond: reduces this member's part over those who are not members; who waits calls it."""
         flat, index = x.view(-1), self.pg.rank()
 
         def reduced(piece: slice, tag: int) -> Read:
@@ -111,9 +131,9 @@ class SharedRoom:
                 own = part_of(x.numel(), index, size)
                 summed = [x[own] if i == index else each[i][own] for i in range(size)]
                 for warm in _warm(x[own]):
-                    total = _of([part[warm] for part in summed], op)
-                    x[own][warm].copy_(total)
-                    each[index][own][warm].copy_(total)
+                    x[own][warm].copy_(_of([part[warm] for part in summed], op))
+                beyond(x[own])
+                each[index][own].copy_(x[own])
                 agreed(self.pg, tag + 1).wait()
                 for i in self._others():
                     part = part_of(x.numel(), i, size)

@@ -52,12 +52,12 @@ def gather(out: Tensor, part: Tensor, pg: dist.ProcessGroup) -> None:
 
 def start_gather(out: Tensor, part: Tensor, pg: dist.ProcessGroup) -> InFlight:
     """As gather, but returns at once; every member sends to every other one."""
-    return _start(out.view(-1).chunk(pg.size()), [part] * pg.size(), pg)
+    return exchanged(out.view(-1).chunk(pg.size()), [part] * pg.size(), pg)
 
 
 def start_exchange(out: Tensor, x: Tensor, pg: dist.ProcessGroup) -> InFlight:
     """x [size · n, ...] → out of the same shape: part i is what member i has as this member's part (all-to-all)."""
-    return _start(out.view(-1).chunk(pg.size()), x.view(-1).chunk(pg.size()), pg)
+    return exchanged(out.view(-1).chunk(pg.size()), x.view(-1).chunk(pg.size()), pg)
 
 
 def start_small_sum(x: Tensor, op: Any, pg: dist.ProcessGroup) -> Pending:
@@ -135,11 +135,13 @@ def _reduced(each: Sequence[Tensor], op: Any) -> Tensor:
 def agreed(pg: dist.ProcessGroup, tag: int = 0) -> InFlight:
     """A pending operation that ends when every member has begun it. tag: tells it apart from others under way."""
     words = torch.zeros(pg.size()).split(1)
-    return _start(words, [torch.zeros(1)] * pg.size(), pg, tag)
+    return exchanged(words, [torch.zeros(1)] * pg.size(), pg, tag)
 
 
-def _start(into: Sequence[Tensor], parts: Sequence[Tensor], pg: dist.ProcessGroup, tag: int = 0) -> InFlight:
-    """Part i goes to member i; what member i sends comes into place i."""
+def exchanged(
+    into: Sequence[Tensor], parts: Sequence[Tensor], pg: dist.ProcessGroup, tag: int = 0
+) -> InFlight:
+    """Begin to send part i to member i; what member i sends comes into place i. tag: as of `agreed`."""
     if parts[0].numel() == 0:
         return InFlight([])
     index, size = pg.rank(), pg.size()

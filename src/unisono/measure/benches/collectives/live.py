@@ -18,7 +18,8 @@ from unisono.train.build import Place
 
 Call = Callable[[], object]
 ELSEWHERE = ", from elsewhere"
-"""Behind the name of an algorithm: its sum of a tensor that is no buffer of its own."""
+"""Behind the name of an algorithm: its operation on any tensors, where it has memory of its own for them."""
+_HOUSED = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,12 @@ def _row(
     ways: dict[str, Call] = {PEER: _theirs(op, vectors, ctx.rank, ctx.world)}
     sent: dict[str, int | None] = {PEER: None}
     for text, algorithm in bound.items():
-        ways[text], mine = _ours(op, vectors, algorithm, ctx.rank)
-        sent[text] = round(agreed([float(mine)])[0])
-        if op == "all_reduce" and algorithm.near(place.device):
-            ways[text + ELSEWHERE] = _of_anything(vectors.whole, algorithm)
-            sent[text + ELSEWHERE] = sent[text]
+        housed = op in _HOUSED and algorithm.near(place.device)
+        made = {text + ELSEWHERE * housed: _ours(op, vectors, algorithm, ctx.rank)}
+        if housed:
+            made[text] = _housed(op, vectors, algorithm, ctx.rank)
+        for name, (call, mine) in sorted(made.items()):
+            ways[name], sent[name] = call, round(agreed([float(mine)])[0])
     times = in_turns(ways, place.device, asked["seconds"], asked["rounds"])
     nbytes = vectors.whole.nbytes
     return [
@@ -100,17 +102,34 @@ def _theirs(op: str, v: _Vectors, rank: int, size: int) -> Call:
     return lambda: dist.gather(v.part, list(v.out.chunk(size)) if rank == 0 else None, 0)
 
 
-def _of_anything(x: Tensor, algorithm: Algorithm) -> Call:
-    """A sum of a tensor that does not lie where the ranks can sum it best, which is waited for at once."""
-    return lambda: algorithm.pick("all_reduce", x).all_reduce(x, dist.ReduceOp.SUM).wait()
+def _housed(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, int]:
+    """As `_ours`, on memory of the algorithm's own: a buffer of gradients, or what is lent for one operation. Of a
+    gather, with the copy of this rank's part into it."""
+    if op == "all_reduce":
+        buffer = algorithm.buffer(v.whole.numel(), v.whole)
+        by = algorithm.pick(op, buffer, True)
+        return lambda: by.all_reduce(buffer, dist.ReduceOp.SUM).wait(), by.sends(op, buffer)
+
+    def scatter() -> None:
+        algorithm.reduce_scatter(v.piece, algorithm.lend(op, v.whole.numel(), v.whole))
+
+    def gather() -> None:
+        out, each = algorithm.lend(op, v.out.numel(), v.out), v.part.numel()
+        part = out[each * rank : each * (rank + 1)].copy_(v.part)
+        algorithm.pick(op, part).all_gather(out, part).wait()
+
+    if op == "reduce_scatter":
+        return scatter, algorithm.sends(op, v.whole)
+    return gather, algorithm.sends(op, v.part)
 
 
 def _ours(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, int]:
     """(what training calls, bytes that this rank sends in it)."""
     x, first = v.part if op in ("all_gather", "gather") else v.whole, rank == 0
-    if op == "all_reduce":
+    later = op == "all_reduce" and not algorithm.near(v.whole.device)
+    if later:
         x = algorithm.buffer(v.whole.numel(), v.whole)
-    by = algorithm.pick("all_to_all" if op == "reduce_scatter" else op, x, op == "all_reduce")
+    by = algorithm.pick("all_to_all" if op == "reduce_scatter" else op, x, later)
     calls: dict[str, Callable[[], Pending | None]] = {
         "all_reduce": lambda: by.all_reduce(x, dist.ReduceOp.SUM),
         "reduce_scatter": lambda: algorithm.reduce_scatter(v.piece, x),

@@ -1,4 +1,5 @@
-"""Inside hosts first, then between them; the rounds are in programs.collectives.hierarchical."""
+"""Inside hosts first, then between them; the rounds are in programs.collectives.hierarchical. Where each of several
+hosts has equally many ranks, sums inside it are taken in memory: see `live`."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ class HierarchicalCollective(ProgramCollective):
     main = "node"
 
     node: int = Field(
-        0, ge=0, description="ranks of each node, in their order; 0: those that are on one host"
+        default=0, ge=0, description="ranks of each node, in their order; 0: those that are on one host"
     )
     _nodes: Nodes = PrivateAttr(())  # as they were found
 
@@ -32,10 +33,13 @@ class HierarchicalCollective(ProgramCollective):
         return hierarchical.program(op, size, root, pieces, nodes)
 
     def bind(self, pg: "ProcessGroup", axis: str) -> Algorithm:
+        from unisono.comm.collectives.hierarchical.live import on_hosts
         from unisono.comm.hosts import nodes_of
 
         if self.node:
             return super().bind(pg, axis)
+        if (hosts := on_hosts(self, pg, axis)) is not None:
+            return hosts
         found = self.model_copy()
         found._nodes = nodes_of(pg)
         return super(HierarchicalCollective, found).bind(pg, axis)
