@@ -96,9 +96,10 @@ class Group:
             return x
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if out is None else out
-        op = "all_to_all" if self.ordered else "reduce_scatter"
-        by = self.algorithm if self.ordered else self.algorithm.pick(op, x)
-        with self._timed("reduce_scatter", by.sends(op, x), by):
+        by = self.algorithm if self.ordered else self.algorithm.pick("reduce_scatter", x)
+        with self._timed(
+            "reduce_scatter", by.sends("all_to_all" if self.ordered else "reduce_scatter", x), by
+        ):
             if self.ordered:
                 Algorithm.reduce_scatter(by, out, x)
             else:
