@@ -5,6 +5,7 @@ Bytes are payload bytes that this rank sends, by the algorithm's own count.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -96,14 +97,11 @@ class Group:
             return x
         x = x.contiguous()
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if out is None else out
-        by = self.algorithm if self.ordered else self.algorithm.pick("reduce_scatter", x)
-        with self._timed(
-            "reduce_scatter", by.sends("all_to_all" if self.ordered else "reduce_scatter", x), by
-        ):
-            if self.ordered:
-                Algorithm.reduce_scatter(by, out, x)
-            else:
-                by.reduce_scatter(out, x)
+        op = "all_to_all" if self.ordered else "reduce_scatter"
+        by = self.algorithm if self.ordered else self.algorithm.pick(op, x)
+        scatter = partial(Algorithm.reduce_scatter, by) if self.ordered else by.reduce_scatter
+        with self._timed("reduce_scatter", by.sends(op, x), by):
+            scatter(out, x)
         return out
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
