@@ -30,8 +30,8 @@ Fault = tuple[Divergence, Cause]
 def beyond(
     terms: CompareTerms, plan: Plan, leaves: int, steps: int, folder: Path, reference: Path, twin: Path | None
 ) -> Iterator[Fault]:
-    """leaves: of a global batch. steps: those compared before, an update each. twin: where the twin's stretch lies; None
-    if EXACT."""
+    """leaves: of a global batch. steps: those compared before, an update each. twin: where the twin's stretch lies;
+    None if EXACT."""
     (one,) = told_by(reference, 1)
     (other,) = (one,) if twin is None else told_by(twin, 1)
     reach, rhythm = 0.0, rhythm_of(plan)
