@@ -131,6 +131,15 @@ def test_it_learns_and_replicas_stay_alike(name, text, threads) -> None:  # noqa
     assert found[0]["losses"] == pytest.approx(plain[0]["losses"], rel=0.1)
 
 
+def test_moments_cross_in_the_last_step_of_a_period_alone(text, threads) -> None:  # noqa: F811
+    train = OPTIMISERS["zeroone_adam"]
+    plan = "dp=2 codec=sign+ef sync=period:3"
+    found = threads(trained, 2, text=text, plan=plan, steps=9, **train)  # the first two updates are whole
+    plain = threads(trained, 2, text=text, plan="dp=2 sync=period:3", steps=9, **train)
+    assert replicas_agree(found) and found[0]["losses"] == plain[0]["losses"]
+    assert not alike(found[0]["weights"], plain[0]["weights"])  # the third is not
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (2, 1)])
 def test_a_run_goes_on_exactly_and_with_another_dp_the_moment_is_the_same(
     before,

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.threads import prove as prove_on_threads
 from tests.train.test_gradients import started, text  # noqa: F401
-from unisono.config import ModelConfig, Recipe, TrainConfig
+from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
 from unisono.sync import Verdict
@@ -14,7 +15,7 @@ from unisono.sync.period import PeriodSync, period_for
 from unisono.train.checkpoint import latest, save
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train_step
-from unisono.verify.prover import prove
+from unisono.verify.prover import Proof, prove
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -129,5 +130,46 @@ def test_what_has_no_meaning_is_refused() -> None:
     assert any("scale" in problem.what for problem in told)
     assert Plan.parse("dp=2 sync=period:2").check(recipe) == []
     with pytest.raises(UsageError) as error:
-        prove(recipe, [Plan.parse("dp=2 sync=period:2")], 1)
-    assert error.value.code == "V04"
+        prove(recipe, [Plan.parse("dp=2 sync=period:2,most=4")], 1)
+    assert error.value.code == "V04" and "sync=period:2," in error.value.fix
+
+
+def proofs(text: str, *plans: str) -> list[Proof]:  # noqa: F811
+    recipe = Recipe(
+        seed=3,
+        model=ModelConfig(n_layer=2, n_head=2, d_model=16, context=8, dropout=0.1),
+        data=DataConfig(source=f"text:{text}"),
+        train=TrainConfig(steps=9, global_batch=8, micro_batch=1, lr=1e-2, dtype="float64", clip=0.5),
+    )
+    return prove_on_threads(recipe, [Plan.parse(f"{plan} precision=fp64") for plan in plans], steps=2)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "dp=2 sync=period:3",
+        pytest.param("dp=2 tp=2 sync=period:2", marks=pytest.mark.slow),
+        pytest.param("dp=2 pp=2 sync=period:2", marks=pytest.mark.slow),
+        pytest.param("dp=2 shard=2 sync=period:2", marks=pytest.mark.slow),
+        pytest.param("dp=2 codec=int8:block=64 sync=period:2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_period_is_proven_beside_one_device_that_keeps_it_too(plan: str, text) -> None:  # noqa: F811
+    (proof,) = proofs(text, plan)
+    assert proof.passed, proof
+    assert not proof.bit_identical and proof.max_rel_err["param"] > 0
+
+
+def half_lost(self: PeriodSync) -> bool:
+    """Of what was added up, a little is lost on one replica before it meets."""
+    meets = int(self._count) == self.steps - 1
+    if meets and self.dp.index == 1:
+        for held in self._held.values():
+            held.mul_(0.999)
+    return meets
+
+
+def test_a_replica_that_loses_some_of_its_sum_is_found(text, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(PeriodSync, "meets", property(half_lost))
+    (proof,) = proofs(text, "dp=2 sync=period:3")
+    assert proof.verdict == "wrong" and "step 1" in str(proof.first_divergence)

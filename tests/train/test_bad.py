@@ -220,6 +220,7 @@ def test_a_run_that_goes_back_ends_as_one_that_knew_what_to_leave_out(
     assert [one["step"] for one in ended[-1]["skipped"]] == [5, 6, 7]
     assert [line["step"] for line in lines(run)] == list(range(1, 9))
     assert [line["step"] for line in lines(run) if "skipped" in line] == [5, 6, 7]
+    assert [(one["step"], one["leaf"]) for one in lines(run, "quarantine.jsonl")] == [(6, 1)]
     assert any(
         text.startswith("step 6: the loss is nan; back to step 4, and without steps 5 to 7") for text in heard
     )

@@ -220,6 +220,8 @@ def test_a_number_that_is_none_ends_the_run_on_all_ranks(recipe):
     [
         ("pp=2", {"clip": 1.0}, "norm of the whole model"),
         ("pp=2", {"guard": 5}, "guard"),
+        ("pp=2", {"on_bad": "skip", "spike": 8.0}, "train.on_bad=skip and train.spike=8.0"),
+        ("pp=2", {"quarantine": True}, "train.quarantine=true"),
         ("pp=2 shard=2", {}, "shard=2"),
         ("pp=2 dp=2 sync=canonical", {}, "one update for all"),
     ],

@@ -258,7 +258,7 @@ def proved(ctx, text, plan):
     scales, optimizer = [], run.update.optimizer
     optimizer.register_step_pre_hook(lambda one, *_: scales.append(float(getattr(one, "grad_scale", 0.0))))
     train_step(run, feed.fetch(0, run.leaves))
-    seen = watched_step(run, feed.fetch(1, run.leaves), 1)
+    seen = watched_step(run, feed, range(1, 2))
     return [scales, {kind: _norm(seen, kind) for kind in ("raw", "grad")}]
 
 

@@ -5,6 +5,7 @@ Bytes are payload bytes that this rank sends, by the algorithm's own count.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -98,11 +99,9 @@ class Group:
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:])) if out is None else out
         op = "all_to_all" if self.ordered else "reduce_scatter"
         by = self.algorithm if self.ordered else self.algorithm.pick(op, x)
+        scatter = partial(Algorithm.reduce_scatter, by) if self.ordered else by.reduce_scatter
         with self._timed("reduce_scatter", by.sends(op, x), by):
-            if self.ordered:
-                Algorithm.reduce_scatter(by, out, x)
-            else:
-                by.reduce_scatter(out, x)
+            scatter(out, x)
         return out
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:

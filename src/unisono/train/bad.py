@@ -25,7 +25,7 @@ import torch
 
 from unisono.config import TrainConfig
 from unisono.observe.files import write_whole
-from unisono.observe.metrics import JsonLines, forget_after, read_lines
+from unisono.observe.metrics import JsonLines, read_lines
 from unisono.spec.errors import UserCodeError
 from unisono.spec.runs import CHECKPOINTS
 from unisono.sync import Verdict
@@ -138,8 +138,6 @@ class BadSteps:
             path = self.run_dir / RETURNS
             for line in read_lines(path)[0] if path.is_file() else ():
                 known += [number for step in line["left_out"] for number in (step - 1, line["step"] - 1)]
-            with writing(self.run_dir):
-                forget_after(self.run_dir / LOG, self.run.step)
         world, device = self.run.mesh.world, self.run.local.device
         count = world.broadcast(torch.tensor([len(known)], device=device))
         told = torch.tensor(known or [0] * int(count), dtype=torch.int64, device=device)
@@ -183,8 +181,10 @@ class BadSteps:
             return False
         left, told = leave_out(self.run, self._sieve, report.step, self.how.quarantine)
         if told and self._first:
-            with writing(self.run_dir), JsonLines(self.run_dir / LOG) as file:
-                file.write(*told)
+            path = self.run_dir / LOG
+            there = read_lines(path)[0] if path.is_file() else []  # a step may come again
+            with writing(self.run_dir), JsonLines(path) as file:
+                file.write(*(one for one in told if one not in there))
         for one in told[:3]:
             self.note(f"step {one['step']}: the loss of micro-batch {one['leaf']} is {one['loss']},"
                       f" of samples {_few(one['samples'])}; {LOG} names them")  # fmt: skip
@@ -230,7 +230,6 @@ class BadSteps:
             with writing(self.run_dir):
                 with JsonLines(self.run_dir / RETURNS) as file:
                     file.write(asdict(one))
-                forget_after(self.run_dir / LOG, one.to)
                 write_whole(self.run_dir / LATEST, f"{folder.name}/{target.name}\n")
         if run.sync.kept is not None:
             run.sync.kept.spoiled = False

@@ -20,6 +20,7 @@ from unisono.plan import Plan
 from unisono.spec.words import listed
 from unisono.train.checkpoint import Box, load, read_full, tensor_names
 from unisono.verify.compare import CompareTerms, Divergence
+from unisono.verify.rhythm import rhythm_of
 from unisono.verify.solve import Cause, axis_text
 from unisono.verify.stretch import ROW, Met, saved_by, told_by
 
@@ -29,19 +30,21 @@ Fault = tuple[Divergence, Cause]
 def beyond(
     terms: CompareTerms, plan: Plan, leaves: int, steps: int, folder: Path, reference: Path, twin: Path | None
 ) -> Iterator[Fault]:
-    """leaves: of a global batch. steps: those compared before. twin: where the twin's stretch lies; None if EXACT."""
+    """leaves: of a global batch. steps: those compared before, an update each. twin: where the twin's stretch lies;
+    None if EXACT."""
     (one,) = told_by(reference, 1)
     (other,) = (one,) if twin is None else told_by(twin, 1)
-    reach = 0.0
+    reach, rhythm = 0.0, rhythm_of(plan)
+    made = (steps + ROW) * rhythm
     if twin is not None and terms.bounds.lost:
-        reach = _reach(saved_by(reference, steps), saved_by(twin, steps), one)
-    look = _Stretch(terms, plan, leaves, steps, one, other, reach)
+        reach = _reach(saved_by(reference, made), saved_by(twin, made), one)
+    look = _Stretch(terms, plan, leaves, steps * rhythm, one, other, reach)
     seen = told_by(folder, plan.world)
     for rank, told in enumerate(seen):
         yield from look.row(rank, told)
     for rank, told in enumerate(seen):
         yield from look.validation(rank, told)
-    yield from look.saved(saved_by(folder, steps), saved_by(reference, steps), twin and saved_by(twin, steps))
+    yield from look.saved(saved_by(folder, made), saved_by(reference, made), twin and saved_by(twin, made))
     for rank, told in enumerate(seen):
         yield from look.resumed(rank, told)
 
@@ -60,7 +63,7 @@ class _Stretch:
 
     def row(self, rank: int, told: Met) -> Iterator[Fault]:
         """Steps from the plan's own state: what they read, then their numbers."""
-        for i in range(ROW):
+        for i in range(ROW * rhythm_of(self.plan)):
             step = self.first + i
             if i >= len(told.steps) or told.steps[i]["step"] != step:
                 text = f"rank {rank} does not come to step {step}"

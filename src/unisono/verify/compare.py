@@ -62,7 +62,8 @@ class Judgement:
 @dataclass(frozen=True, slots=True)
 class CompareTerms:
     """What a comparison has to know. owners: alias → owner of tied weights. lazy: names whose rows are stepped where
-    they have a gradient alone. dither: how parameters without masters are rounded after an update."""
+    they have a gradient alone. dither: how parameters without masters are rounded after an update. rhythm: steps of
+    the run that make one step of the proof."""
 
     train: TrainConfig
     bounds: Bounds
@@ -70,12 +71,13 @@ class CompareTerms:
     owners: Mapping[str, str]
     lazy: frozenset[str] = frozenset()
     dither: Dither | None = None
+    rhythm: int = 1
 
     def kept(self, name: str, step: int) -> Keep | None:
         """How the whole of a parameter is rounded after the update of a step; None: not at all."""
         if self.dither is None:
             return None
-        own = replace(self.dither, step=step)
+        own = replace(self.dither, step=(step + 1) * self.rhythm - 1)
         return lambda x: own.rounded(x.float(), name, (0,) * x.dim(), x.shape).double()
 
 

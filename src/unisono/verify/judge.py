@@ -26,6 +26,7 @@ from unisono.verify.lawful import unlawful, unlawful_run
 from unisono.verify.path import sizes_of
 from unisono.verify.play import crossed_losses, losses_with, play_leaves, play_twin, record_of, tokens_of
 from unisono.verify.record import Record
+from unisono.verify.rhythm import rhythm_of, steps_of
 from unisono.verify.solve import Cause
 
 
@@ -39,7 +40,7 @@ def terms_of(resolved: Resolved, corpus: Corpus) -> CompareTerms:
     lazy = frozenset(name for name, _ in model.named_parameters() if name.startswith(tables))
     owners = dict(anatomy.ties)
     dither = Dither(resolved.recipe.seed, owners) if resolved.plan.arithmetic.stochastic else None
-    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither)
+    return CompareTerms(resolved.recipe.train, bounds, exact, owners, lazy, dither, rhythm_of(resolved.plan))
 
 
 def judge_reference(resolved: Resolved, corpus: Corpus, steps: int, folder: Path) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def judge_plan(
     finite = {k: v if math.isfinite(v) else 1e308 for k, v in errors.items()}  # JSON has no infinity
     return {
         "bound": terms.bounds.grad, "errors": finite, "bit_identical": same, "first": first, "step": at, "kind": kind,
-        "wide": terms.bounds.shows_nothing(resolved.batch.leaves),
+        "wide": terms.bounds.shows_nothing(resolved.batch.leaves * terms.rhythm),
     }  # fmt: skip
 
 
@@ -184,7 +185,7 @@ def _case(
         owners=terms.owners,
         clip=train.clip,
         decay=train.weight_decay,
-        rate=train.rate()(step),
+        rate=train.rate()(steps_of(asked.plan, step)[-1]),
         unit=terms.bounds.unit,
         exact=False,
     )

@@ -8,22 +8,23 @@ from unisono.config import Resolved
 from unisono.train.build import model_of
 from unisono.train.data.dataset import Corpus
 from unisono.verify.bounds import BoundTerms
+from unisono.verify.rhythm import rhythm_of
 
 PASSES = 2  # a normalisation or a softmax sums over its width twice, and again backward
 
 
 def sizes_of(resolved: Resolved, corpus: Corpus) -> BoundTerms:
-    """The sizes of a resolved recipe's model and global batch."""
+    """The sizes of a resolved recipe's model, and of all global batches that make one update."""
     model = model_of(resolved.recipe, corpus)
-    batch = resolved.batch
+    batch, rhythm = resolved.batch, rhythm_of(resolved.plan)
     path, rounded = path_of(model)
     decay = resolved.recipe.train.optimiser().crossing
     return BoundTerms(
         path=path + corpus.classes * 2 * PASSES,  # the loss normalises over the classes
         rounded=rounded,
         elements=sum(p.numel() for p in model.parameters()),
-        tokens=batch.global_batch * _places(model),
-        leaves=batch.leaves,
+        tokens=batch.global_batch * _places(model) * rhythm,
+        leaves=batch.leaves * rhythm,
         magnified=1.0 if decay is None else 2.0 / (1.0 - decay),
     )
 

@@ -3,8 +3,10 @@ down.
 
 Every step of a plan begins where the reference began it: parameters and optimiser state are loaded from the reference's
 checkpoint, cut for this plan. So errors do not compound over steps, and the bound of one step is the bound of each.
+Where several steps make one update, they are one step here (`rhythm.py`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from unisono.parallel.params import Slot, dense_of
 from unisono.parallel.play import StagePlayer
 from unisono.parallel.player import Leaf, Player, told
 from unisono.parallel.precision import computing
+from unisono.plan import Plan
 from unisono.programs.pipeline import Action
 from unisono.sync import Verdict
 from unisono.train.build import Place, build, feeds
@@ -34,6 +37,7 @@ from unisono.train.step import train, train_step
 from unisono.train.update import Report, Update
 from unisono.verify.record import Observed
 from unisono.verify.replay import make_twin
+from unisono.verify.rhythm import steps_of
 from unisono.verify.stretch import play_stretch
 
 
@@ -51,7 +55,8 @@ class Watching(Player):
         ended = {
             action.micro for action in row if action.kind == "F" and action.stage in self.seen.last_stages
         }
-        for micro, (fact, loss) in enumerate(zip(self.seen.note.leaves, losses.tolist(), strict=True)):
+        facts = self.seen.note.leaves[-len(leaves) :]
+        for micro, (fact, loss) in enumerate(zip(facts, losses.tolist(), strict=True)):
             fact["loss"], fact["ended"] = loss, micro in ended
         return losses
 
@@ -108,31 +113,32 @@ def start(resolved: Resolved, place: Place, corpus: Corpus) -> tuple[Run, Feed]:
     return run, feeds(resolved.recipe, resolved.plan, corpus, place.device)[0]
 
 
-def watched_step(run: Run, leaves: Sequence[Leaf], step: int) -> Observed:
-    """Step `step` with everything noted."""
+def watched_step(run: Run, feed: Feed, steps: range) -> Observed:
+    """The steps of one update with everything noted; the loss is their mean, all else of the last one."""
     seen = Observed(run)
     player, measure, update = run.player, run.measure, run.update
-    run.step = step
+    run.step = steps.start
     run.player = Watching(player, seen)
-    run.measure = Measuring(measure, seen)
-    run.update = Updating(update, seen)  # type: ignore[assignment]
     try:
-        if step == 0:
+        if not steps.start:
             seen.keep("init")
-        report = train_step(run, leaves)
+        losses = [train_step(run, feed.fetch(step, run.leaves)).loss for step in steps[:-1]]
+        run.measure = Measuring(measure, seen)
+        run.update = Updating(update, seen)  # type: ignore[assignment]
+        report = train_step(run, feed.fetch(steps[-1], run.leaves))
     finally:
         run.player, run.measure, run.update = player, measure, update
     seen.keep("model")
     seen.keep("optim")
     seen.keep_buffers()
-    seen.note.loss, seen.note.norm, seen.note.lr = report.loss, report.norm, report.lr
-    seen.note.finite = report.finite
+    seen.note.loss = math.fsum((*losses, report.loss)) / len(steps)
+    seen.note.norm, seen.note.lr, seen.note.finite = report.norm, report.lr, report.finite
     return seen
 
 
-def rewind(run: Run, reference: Path, step: int) -> None:
-    """Give the run the reference's state before step `step`, cut for this rank."""
-    run.step = step
+def rewind(run: Run, plan: Plan, reference: Path, step: int) -> None:
+    """Give the run the reference's state before step `step` of the proof, cut for this rank."""
+    run.step = steps_of(plan, step).start
     if step:
         load(checkpoint_of(reference, step - 1), pieces_of(run))
 
@@ -141,7 +147,7 @@ def play_reference(resolved: Resolved, place: Place, corpus: Corpus, steps: int,
     """One process: the run that plans are held to, its records and its checkpoints."""
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
-        watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
+        watched_step(run, feed, steps_of(resolved.plan, step)).write(record_of(folder, step))
         save(folder, step, pieces_of(run), {}, rank=0, world=1, token="reference")
     play_stretch(run, resolved, place, corpus, folder)
 
@@ -152,8 +158,8 @@ def play_plan(
     """All ranks of a plan; the records are complete when this returns the run, as it stands after the last step."""
     run, feed = start(resolved, place, corpus)
     for step in range(steps):
-        rewind(run, reference, step)
-        watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
+        rewind(run, resolved.plan, reference, step)
+        watched_step(run, feed, steps_of(resolved.plan, step)).write(record_of(folder, step))
     run.mesh.world.barrier()
     return run
 
@@ -164,9 +170,9 @@ def play_twin(
     """One process: the reference's stretch once more, with all gradients from the last compared step on pushed as far
     as `bound` allows."""
     run, feed = start(resolved, place, corpus)
-    rewind(run, reference, steps - 1)
+    rewind(run, resolved.plan, reference, steps - 1)
     make_twin(run, bound)
-    for _ in train(run, feed, steps):
+    for _ in train(run, feed, steps_of(resolved.plan, steps).start):
         pass
     play_stretch(run, resolved, place, corpus, folder)
 
@@ -180,11 +186,11 @@ def play_leaves(
     room: elements that may be held; without room for all tensors, the small ones are kept.
     """
     run, feed = start(resolved, place, corpus)
-    rewind(run, reference, step)
-    leaves = feed.fetch(step, run.leaves)
+    rewind(run, resolved.plan, reference, step)
+    steps = steps_of(resolved.plan, step)
     chosen: list[Slot] = []
     for slot in sorted(run.local.slots, key=lambda s: s.live.numel()):
-        room -= slot.live.numel() * len(leaves)
+        room -= slot.live.numel() * len(run.leaves) * len(steps)
         if room >= 0:
             chosen.append(slot)
     kept: dict[str, list[Tensor]] = {slot.name: [] for slot in chosen}
@@ -196,20 +202,26 @@ def play_leaves(
         for slot in run.local.slots:
             slot.drop_gradient()
 
-    targets = sum(leaf.targets.numel() for leaf in leaves)
     if not isinstance(run.player, StagePlayer):
         raise TypeError("a run that was just built plays with its stages")
     run.player.after_backward = done
-    run.player.play(run.row, leaves, run.sync.weigh(targets), run.seed)
+    for leaves in (feed.fetch(at, run.leaves) for at in steps):
+        targets = sum(leaf.targets.numel() for leaf in leaves)
+        run.player.play(run.row, leaves, run.sync.weigh(targets) / len(steps), run.seed)
     return {name: torch.stack([g.detach().cpu() for g in grads]) for name, grads in kept.items()}
 
 
 def tokens_of(resolved: Resolved, corpus: Corpus, step: int) -> list[tuple[frozenset[int], frozenset[int]]]:
     """The tokens of each leaf of step `step`: in its inputs, in its targets."""
     feed, _ = feeds(resolved.recipe, resolved.plan, corpus, torch.device("cpu"))
-    leaves = feed.fetch(step, range(resolved.batch.leaves))
+    leaves = _fetched(feed, resolved, step, range(resolved.batch.leaves))
     sides = [(leaf.inputs.flatten().tolist(), leaf.targets.flatten().tolist()) for leaf in leaves]
     return [(frozenset(inputs), frozenset(targets)) for inputs, targets in sides]
+
+
+def _fetched(feed: Feed, resolved: Resolved, step: int, leaves: range) -> list[Leaf]:
+    """Those of all steps that make step `step` of the proof."""
+    return [leaf for at in steps_of(resolved.plan, step) for leaf in feed.fetch(at, leaves)]
 
 
 def losses_with(
@@ -217,11 +229,13 @@ def losses_with(
 ) -> list[float]:
     """One process: the losses of step `step`'s leaves under the reference's parameters before step `state`."""
     run, feed = start(resolved, place, corpus)
-    rewind(run, reference, state)
-    leaves = feed.fetch(step, run.leaves)
-    targets = sum(leaf.targets.numel() for leaf in leaves)
-    with torch.no_grad():
-        return run.player.play(run.eval_row, leaves, run.sync.weigh(targets), run.seed).tolist()
+    rewind(run, resolved.plan, reference, state)
+    losses: list[float] = []
+    for leaves in (feed.fetch(at, run.leaves) for at in steps_of(resolved.plan, step)):
+        targets = sum(leaf.targets.numel() for leaf in leaves)
+        with torch.no_grad():
+            losses += run.player.play(run.eval_row, leaves, run.sync.weigh(targets), run.seed).tolist()
+    return losses
 
 
 def crossed_losses(
@@ -229,11 +243,12 @@ def crossed_losses(
 ) -> Tensor | None:
     """One process: [inputs of leaf i, targets of leaf j], the losses if leaves were mixed up; None for many leaves."""
     run, feed = start(resolved, place, corpus)
-    leaves = feed.fetch(step, run.leaves)
+    leaves = _fetched(feed, resolved, step, run.leaves)
     if len(leaves) > most:
         return None
-    rewind(run, reference, step)
-    weight = run.sync.weigh(sum(leaf.targets.numel() for leaf in leaves))
+    rewind(run, resolved.plan, reference, step)
+    targets = sum(leaf.targets.numel() for leaf in leaves)
+    weight = run.sync.weigh(targets / len(steps_of(resolved.plan, step)))
     (stage,), rows = run.local.stages.values(), []
     with torch.no_grad(), computing(resolved.plan.precision, place.device):
         for leaf in leaves:

@@ -14,6 +14,7 @@ from unisono.plan.fidelity import beside_like, fidelity_of, needs_like_threads
 from unisono.plan.grammar import member
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.fidelity import Fidelity
+from unisono.verify.rhythm import rhythm_of
 
 ENTRY = "unisono.verify.prover_rank:main"
 KINDS = ("loss", "grad", "param", "optim")
@@ -104,7 +105,8 @@ def prove_on(
     """As `prove`, with a nursery for `stage.entry` that serves several recipes, one after the other."""
     for plan in plans:
         if reason := _beyond_steps(plan):
-            fix = f"unisono verify --conformance sync={plan.sync}, which does"
+            steady = member("sync", plan.sync).steady(plan.sync)
+            fix = f"sync={steady}, or unisono verify --conformance sync={plan.sync}"
             raise UsageError(reason, where=f"{plan}", fix=fix, code="V04")
     root = Path(tempfile.mkdtemp(prefix="unisono-verify-"))
     try:
@@ -305,21 +307,23 @@ def _unproven(bound: float, resolved: Resolved) -> dict[str, Any]:
 
 
 def one_device(plan: Plan) -> Plan:
-    """The plan that all others are held to: the same precision, weights rounded alike, the same policy, one process."""
+    """The plan that all others are held to: the same precision, weights rounded alike, the same policy where it says
+    what is computed, one process."""
+    same = beside_like(plan) is Fidelity.EXACT or rhythm_of(plan) > 1
     return Plan(
         zero=f"3:gather={plan.wires.gather}" if plan.wires.gather else 3,  # type: ignore[arg-type]
         precision=plan.text("precision"),
-        sync=plan.sync if beside_like(plan) is Fidelity.EXACT else "every_step",
+        sync=plan.sync if same else "every_step",
     )
 
 
 def _beyond_steps(plan: Plan) -> str:
     """Why steps of this plan cannot be compared one by one; "" where they can."""
     policy = member("sync", plan.sync)
-    if policy is None or policy.rhythm == 1:
+    if policy is None or policy.steady(plan.sync) == plan.sync:
         return ""
-    said = f"sync={plan.sync} makes one update in {policy.rhythm} steps, from the gradients of all of them"
-    return f"{said}; a proof compares each step by itself, and not with one device that does the same"
+    said = f"sync={plan.sync} follows what is measured on the way: how many steps make one update"
+    return f"{said} is not known before, and no other run has to do the same"
 
 
 def one_line(recipe: Recipe, plan: Plan, steps: int = 3) -> str:

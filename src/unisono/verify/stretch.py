@@ -31,8 +31,9 @@ from unisono.train.run import Run
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.step import train
 from unisono.verify.record import digest
+from unisono.verify.rhythm import rhythm_of
 
-ROW = 2  # steps from the plan's own state before it is saved; with the last compared one, three in a row
+ROW = 2  # updates from the plan's own state before it is saved; with the last compared one, three in a row
 BATCHES = 2  # of validation
 
 
@@ -68,12 +69,13 @@ class Noting(Feed):
 def play_stretch(run: Run, resolved: Resolved, place: Place, corpus: Corpus, folder: Path) -> None:
     """From where the run stands. Every rank calls it, or it hangs."""
     recipe, first, told = resolved.recipe, run.step, Met()
+    row = ROW * rhythm_of(resolved.plan)
     batch = recipe.train.global_batch
     count = min(len(corpus.train), batch * (first + 1) + batch // 2)  # an epoch ends in the second step
     corpus = replace(corpus, train=Thinned(corpus.train, count))
     feed, validation = feeds(recipe, resolved.plan, corpus, place.device)
-    told.steps += _made(run, feed, first + ROW)
-    if run.step == first + ROW:  # else a number was not finite, which is what will be told
+    told.steps += _made(run, feed, first + row)
+    if run.step == first + row:  # else a number was not finite, which is what will be told
         _validate(run, resolved, validation, told)
         told.resumed = _forget_and_resume(run, resolved, place, corpus, folder)
     if place.world == 1:
@@ -85,22 +87,22 @@ def _forget_and_resume(run: Run, resolved: Resolved, place: Place, corpus: Corpu
     """What is not as it was, in words."""
     own = (resolved.recipe, resolved.plan, corpus, place.device)
     before, saver = _going_on(run, feeds(*own)[0]), Saver(folder, place.rank, place.world, token="stretch")
-    first = run.step - ROW
-    saver.save(run.step, [*pieces_of(run), *kept_of(run)], {"step": run.step}, blocking=False)
+    made = run.step
+    saver.save(made, [*pieces_of(run), *kept_of(run)], {"step": made}, blocking=False)
     for box in pieces_of(run):
         box.tensor.fill_(torch.nan if box.tensor.is_floating_point() else 0)
     run.step = -1
     run.mesh.world.barrier()  # ranks on threads: all have begun to save before one waits for the others' files
     saver.wait()
     run.mesh.world.barrier()
-    restore(run, saved_by(folder, first))
+    restore(run, saved_by(folder, made))
     after = _going_on(run, feeds(*own)[0])
     return [what for what, was in before.items() if not _same(after[what], was)]
 
 
-def saved_by(folder: Path, first: int) -> Path:
-    """Where the checkpoint lies of a stretch that began at step `first`."""
-    return folder / "checkpoints" / f"step-{first + ROW:06d}"
+def saved_by(folder: Path, made: int) -> Path:
+    """Where the checkpoint lies of a stretch after whose last step `made` were made."""
+    return folder / "checkpoints" / f"step-{made:06d}"
 
 
 def told_by(folder: Path, ranks: int) -> list[Met]:

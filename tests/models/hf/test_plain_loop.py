@@ -64,7 +64,7 @@ def _routed(ctx, recipe: Recipe, plan: str) -> list[list[torch.Tensor]]:
     seen: list[list[torch.Tensor]] = [[] for _ in gates]
     for gate, kept in zip(gates, seen, strict=True):
         gate.register_forward_hook(lambda module, args, result, kept=kept: kept.append(result[0].detach()))
-    watched_step(run, feed.fetch(0, run.leaves), 0)
+    watched_step(run, feed, range(1))
     run.mesh.world.barrier()
     return seen
 
@@ -74,7 +74,7 @@ def _played(ctx, recipe: Recipe, plan: str, folder: Path) -> None:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, 60.0)
     run, feed = start(resolved, place, load(recipe.data, recipe.model))
     for step in range(STEPS):
-        watched_step(run, feed.fetch(step, run.leaves), step).write(record_of(folder, step))
+        watched_step(run, feed, range(step, step + 1)).write(record_of(folder, step))
     run.mesh.world.barrier()
 
 
