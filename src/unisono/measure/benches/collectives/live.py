@@ -129,10 +129,10 @@ def _ours(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, 
     later = op == "all_reduce" and not algorithm.near(v.whole.device)
     if later:
         x = algorithm.buffer(v.whole.numel(), v.whole)
-    by = algorithm.pick("all_to_all" if op == "reduce_scatter" else op, x, later)
+    by = algorithm.pick(op, x, later)
     calls: dict[str, Callable[[], Pending | None]] = {
         "all_reduce": lambda: by.all_reduce(x, dist.ReduceOp.SUM),
-        "reduce_scatter": lambda: algorithm.reduce_scatter(v.piece, x),
+        "reduce_scatter": lambda: by.reduce_scatter(v.piece, x),
         "all_gather": lambda: by.all_gather(v.out, x),
         "all_to_all": lambda: by.exchange(v.out, x),
         "broadcast": lambda: by.broadcast(x, 0),
@@ -140,11 +140,11 @@ def _ours(op: str, v: _Vectors, algorithm: Algorithm, rank: int) -> tuple[Call, 
         "scatter": lambda: by.scatter(v.piece, x if first else None, 0),
         "gather": lambda: by.gather(v.out if first else None, x, 0),
     }
-    begin, who = calls[op], algorithm if op == "reduce_scatter" else by
+    begin = calls[op]
 
     def call() -> None:
         pending = begin()
         if pending is not None:
             pending.wait()
 
-    return call, who.sends(op, x)
+    return call, by.sends(op, x)
