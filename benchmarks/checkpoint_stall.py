@@ -6,7 +6,9 @@ python benchmarks/checkpoint_stall.py --mirror           # and a copy of each in
 
 A turn is `every` steps on one run, without a save; the next one begins with a save, and ends when that is whole on
 disk. Printed: the median over pairs of turns of what the save added, in % of the steps; the longest step of a turn with
-a save, the save's own call in it; and how long that call held the loop.
+a save, the save's own call in it; how long that call held the loop; and the processor time that a save took, by its
+call and by its thread, in % of that of the steps: what it costs where all cores are busy, and what a loaded machine
+changes least.
 """
 
 import argparse
@@ -56,14 +58,15 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
 
     def turn(saves: bool) -> dict[str, float]:
         run.mesh.world.barrier()
-        begun, laps, call = time.perf_counter(), list[float](), 0.0
+        begun, laps, call, call_cpu = time.perf_counter(), list[float](), 0.0, 0.0
+        cpu = time.process_time()
         for number in range(argument["every"]):
-            lap = time.perf_counter()
+            lap, own = time.perf_counter(), time.thread_time()
             if saves and number == 0:
                 saving.settle()
                 pieces = [*pieces_of(run), *kept_of(run)]
                 saving.save(run.step, pieces, {"step": run.step}, blocking=False, last=False)
-                call = time.perf_counter() - lap
+                call, call_cpu = time.perf_counter() - lap, time.thread_time() - own
             train_step(run, feed.fetch(run.step, run.leaves))
             saving.poll()
             laps.append(time.perf_counter() - lap)
@@ -71,6 +74,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
         if saves:
             saving.settle()
         return {"steps": stepped, "all": time.perf_counter() - begun, "worst": max(laps), "call": call,
+                "call_cpu": call_cpu, "cpu": time.process_time() - cpu,
                 "step": statistics.median(laps)}  # fmt: skip
 
     turn(True)  # buffers are made, files are found
@@ -82,7 +86,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
 
 def measure(plan: str, ranks: int, every: int, pairs: int, mirror: bool) -> dict[str, Any]:
     model = ModelConfig(n_layer=5, n_head=8, d_model=400, context=128)
-    recipe = Recipe(model=model, train=TrainConfig(global_batch=8 * ranks, micro_batch=8, steps=100_000))
+    recipe = Recipe(model=model, train=TrainConfig(global_batch=4 * ranks, micro_batch=4, steps=100_000))
     folder = tempfile.mkdtemp(prefix="stall")
     argument = {
         "recipe": recipe.model_dump_json(exclude_unset=True), "plan": plan, "every": every, "pairs": pairs,
@@ -109,7 +113,10 @@ def measure(plan: str, ranks: int, every: int, pairs: int, mirror: bool) -> dict
         "noise": statistics.median(abs(a["all"] / b["all"] - 1) for a, b in pairwise(without))
         if pairs > 1
         else 0.0,
+        "cpu_share": statistics.median(b["cpu"] for b in with_) / statistics.median(a["cpu"] for a in without)
+        - 1,
         "call_s": statistics.median(b["call"] for b in with_),
+        "call_cpu_s": statistics.median(b["call_cpu"] for b in with_),
         "worst_with_s": max(b["worst"] for b in with_),
         "worst_without_s": max(a["worst"] for a in without),
         "notes": found["notes"],
@@ -137,7 +144,9 @@ if __name__ == "__main__":
             f" {row['step_s'] * 1e3:.0f} ms\n"
             f"stall      {row['stall_share']:.2%} of the steps (pairs: {low:.2%} to {high:.2%}; turns without a save"
             f" differ by {row['noise']:.2%})\n"
-            f"the call   {row['call_s'] * 1e3:.0f} ms\n"
+            f"the call   {row['call_s'] * 1e3:.0f} ms, {row['call_cpu_s'] * 1e3:.0f} ms of processor time,"
+            f" {row['call_s'] / row['step_s'] / row['every']:.2%} of the steps\n"
+            f"processor  {row['cpu_share']:.2%} more of it on the rank that writes\n"
             f"worst step {row['worst_with_s'] * 1e3:.0f} ms with a save, {row['worst_without_s'] * 1e3:.0f} ms without"
         )
         for note in row["notes"]:
