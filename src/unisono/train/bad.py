@@ -266,7 +266,8 @@ class BadSteps:
         if not self._first:
             run.mesh.world.barrier()
             return
-        what, where, code = f"step {report.step + 1}: {report.bad}", "", "N02"
+        what, where = f"step {report.step + 1}: {report.bad}", ""
+        code = "N02"
         if self.returns:
             tries = [f"step {one.step} ({one.reason}): back to {one.to}" for one in self.returns]
             code = "N03"
