@@ -233,10 +233,12 @@ class BadSteps:
                 write_whole(self.run_dir / LATEST, f"{folder.name}/{target.name}\n")
         if run.sync.kept is not None:
             run.sync.kept.spoiled = False
+        run.whole = False  # should a rank be lost meanwhile, nobody takes this for a state of the run
         state = restore(run, target)
         self.load(state.get("bad", {}))
         self._sieve.forget_from(one.to)
         run.mesh.world.barrier()
+        run.whole = True
         return state
 
     def _target(self, step: int) -> tuple[int | None, list[str]]:
@@ -266,7 +268,8 @@ class BadSteps:
         if not self._first:
             run.mesh.world.barrier()
             return
-        what, where, code = f"step {report.step + 1}: {report.bad}", "", "N02"
+        what, where = f"step {report.step + 1}: {report.bad}", ""
+        code = "N02"
         if self.returns:
             tries = [f"step {one.step} ({one.reason}): back to {one.to}" for one in self.returns]
             code = "N03"
