@@ -28,8 +28,9 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
     stop: whether this rank was asked to; the report says whether any was. A bad step changes nothing.
     """
     gradients = run.gradients
-    weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
-    losses = run.player.play(run.row, leaves, weight, run.seed)
+    losses = run.player.play(
+        run.row, leaves, run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size), run.seed
+    )
     with run.recorder.span("backward", op="close"):
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
@@ -46,6 +47,5 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
 
 
 def targets_of(run: Run, leaves: Sequence[Leaf]) -> float:
-    """Targets of the global batch of which this rank computes these leaves: all leaves have as many. Where some do not
-    count, `Leaf.scale` says so."""
+    """Targets of the global batch, of which all leaves have as many; where some do not count, `Leaf.scale` says so."""
     return sum(leaf.targets.numel() for leaf in leaves) * run.of_leaves / len(leaves)

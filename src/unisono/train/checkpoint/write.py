@@ -74,14 +74,7 @@ def save(
     checkpoint has changed. K04 if the ranks' pieces do not tile every tensor. ValueError if `state` is not JSON, the
     token is missing, or a piece's dtype cannot be stored.
     """
-    if world > 1 and not token:
-        raise ValueError("a save by several ranks needs a token that they share")
-    if keep is not None and keep < 1:
-        raise ValueError("keep must be at least 1: the newest checkpoint is never removed")
-    try:
-        json.dumps(state, allow_nan=False)
-    except TypeError as error:
-        raise ValueError(f"the state of a checkpoint must be JSON values: {error}") from error
+    _check(state, world, token, keep)
     attempt = hashlib.blake2b((token or os.urandom(16).hex()).encode(), digest_size=6).hexdigest()
     checkpoints, final = run_dir / FOLDER, run_dir / FOLDER / step_name(step)
     vote = Vote(checkpoints / f"{final.name}.tmp-{attempt}", rank)
@@ -110,6 +103,18 @@ def save(
             raise not_written(checkpoints, step, reason, number, culprit) from error
         raise
     return final
+
+
+def _check(state: dict[str, Any], world: int, token: str, keep: int | None) -> None:
+    """Raises ValueError where a save cannot be meant so."""
+    if world > 1 and not token:
+        raise ValueError("a save by several ranks needs a token that they share")
+    if keep is not None and keep < 1:
+        raise ValueError("keep must be at least 1: the newest checkpoint is never removed")
+    try:
+        json.dumps(state, allow_nan=False)
+    except TypeError as error:
+        raise ValueError(f"the state of a checkpoint must be JSON values: {error}") from error
 
 
 def _write_rank(folder: Path, pieces: Sequence[Box], attempt: str, rank: int, world: int) -> None:
