@@ -27,10 +27,8 @@ def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
 
     stop: whether this rank was asked to; the report says whether any was. A bad step changes nothing.
     """
-    gradients = run.gradients
-    losses = run.player.play(
-        run.row, leaves, run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size), run.seed
-    )
+    gradients, weight = run.gradients, run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
+    losses = run.player.play(run.row, leaves, weight, run.seed)
     with run.recorder.span("backward", op="close"):
         verdict = gradients.close(losses, stop)
     with run.recorder.span("optim"):
