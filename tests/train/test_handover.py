@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from unisono.comm.threads import run, store
 from unisono.train.checkpoint import Box
 from unisono.train.handover import NotHeld, PeerMemory
+from unisono.train.shelf import Snapshot
 
 FULL = torch.arange(48.0).view(8, 6)
 
@@ -28,9 +29,8 @@ def cut(rows: list[int], step: float = 0.0) -> list[list[Box]]:
 
 def given_over(held: list[list[Box]], steps: list[int], wanted: list[list[Box]]) -> list[int]:
     def live(rank: int) -> int:
-        memory = PeerMemory(
-            rank, len(held), store(), held[rank], steps[rank], {"who": rank}, torch.device("cpu")
-        )
+        mine = [Snapshot(steps[rank], {"who": rank}, held[rank], live=True)]
+        memory = PeerMemory(rank, len(held), store(), mine, torch.device("cpu"))
         memory.load(wanted[rank])
         return memory.step
 

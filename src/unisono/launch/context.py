@@ -203,6 +203,7 @@ class RankContext:
     environment (`env://`). `backend` is "gloo" or "nccl". `means`: backend and transport, and why these. `appear`: from
     now on, who asks from outside finds this rank in the given folder. epoch: how often ranks have met before.
     `rendezvous`: in which this rank takes a lost one's place among others that train.
+    shelf: files in memory that outlive this rank, as whoever takes its place will find them; none where nobody does.
     """
 
     rank: int
@@ -219,6 +220,7 @@ class RankContext:
     appear: Callable[[Path], None] = lambda folder: None
     epoch: int = 0
     rendezvous: Rendezvous | None = None
+    shelf: tuple[int, ...] = ()
 
 
 def flush_and_leave(code: int) -> NoReturn:

@@ -53,6 +53,7 @@ class _Helper:
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, rank)
         self._order: _Order | None = None
         self._ran: tuple[_Order, Any] | None = None  # the run under way, and what its ranks share
+        self._shelves: list[list[int]] = []  # two files in memory for each rank, which outlive it
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
@@ -120,6 +121,8 @@ class _Helper:
             return
         gc.collect()
         gc.freeze()  # the children share these pages; a collection would write to all of them
+        _close(self._shelves)
+        self._shelves = [_shelf() if order.terms["recovers"] else [] for _ in order.seats]
         self._fork(dict(enumerate(order.seats)), order, shared)
         gc.unfreeze()
         self._ran = (order, shared)
@@ -146,10 +149,16 @@ class _Helper:
             for pidfd in self._children:
                 os.close(pidfd)
             _close([seat for other, seat in seats.items() if other != rank])
-            seat = self._rank.SeatEnds(rank, *seats[rank])
+            _close([shelf for other, shelf in enumerate(self._shelves) if other != rank])
+            seat = self._rank.SeatEnds(rank, *seats[rank], shelf=tuple(self._shelves[rank]))
             self._rank.live(seat, order.terms, self._entry, order.argument, shared)
         finally:
             os._exit(1)
+
+
+def _shelf() -> list[int]:
+    """Empty files: a rank fills them, and gives them their size."""
+    return [os.memfd_create(f"snapshot {number}", os.MFD_CLOEXEC) for number in range(2)]
 
 
 def _close(seats: list[list[int]]) -> None:

@@ -33,12 +33,13 @@ Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
 @dataclass(frozen=True)
 class SeatEnds:
-    """A rank's own ends of its sockets, and its number."""
+    """A rank's own ends of its sockets, and its number. shelf: files in memory that outlive it."""
 
     rank: int
     store: int
     events: int
     output: int
+    shelf: tuple[int, ...] = ()
 
 
 def equipment() -> Equipment:
@@ -79,6 +80,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             means=means(backend, route),
             epoch=epoch,
             rendezvous=Rendezvous(epoch, store) if order.get("joins") else None,
+            shelf=seat.shelf,
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)

@@ -1,10 +1,13 @@
 """How much memory this process uses, in MiB."""
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 _MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def rss_mib() -> float:
@@ -30,3 +33,13 @@ def _status(field: bytes) -> float:
         os.close(file)
     at = text.find(field)
     return int(text[at + len(field) : text.index(b"kB", at)]) / 1024 if at >= 0 else 0.0
+
+
+def available() -> int:
+    """Bytes that this machine, or the container that this process runs in, has left for it."""
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):
+        free = min(
+            free, int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text())
+        )
+    return free

@@ -1,8 +1,10 @@
 """The state of a run out of the memory of its ranks: what a checkpoint gives from disk, ranks give each other.
 
-Each rank says what it holds: boxes of logical tensors, after which step. Of the newest step that any rank has, every
-rank gets the boxes that it wants, its own from itself, others from whoever holds them. Old and new layout may differ,
-so that this serves a rank that takes a lost one's place, and a run that goes on under another plan.
+Each rank says what it holds: boxes of logical tensors, after which step; more than once where snapshots of earlier
+steps lie beside, its own or those of whom it replaces. All go on after the newest step of which ranks together hold
+everything, whoever holds something newer. Every rank gets the boxes that it wants, its own from itself, others from
+whoever holds them. Old and new layout may differ, so that this serves a rank that takes a lost one's place, and a run
+that goes on under another plan.
 """
 
 import json
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.train.checkpoint.boxes import Box, Extent, overlap
+from unisono.train.shelf import Snapshot
 
 Held = dict[str, list[tuple[int, int, Extent]]]
 """Name of a tensor → (rank, number of the box there, the box) of all that is held of it."""
@@ -38,35 +41,41 @@ class _Move:
 class PeerMemory:
     """What all ranks hold, as a source to restore a run from. Every rank makes one, and calls `load` as often.
 
-    store: a torch Store of this meeting alone. boxes: what this rank holds after `step` steps; nothing where it is new.
-    state: JSON values beside, which all ranks that hold something have alike. device: where messages of the default
-    group have to lie.
+    store: a torch Store of this meeting alone. held: what this rank has, of no step twice; a rank that is new may have
+    nothing. State is alike on all ranks that hold something of a step, as far as they say it. device: where messages of
+    the default group have to lie.
     """
 
     def __init__(
-        self,
-        rank: int,
-        world: int,
-        store: Any,
-        boxes: Sequence[Box],
-        step: int,
-        state: Mapping[str, Any],
-        device: torch.device,
+        self, rank: int, world: int, store: Any, held: Sequence[Snapshot], device: torch.device
     ) -> None:
         self._rank, self._world, self._store, self._device, self._round = rank, world, store, device, 0
-        self._boxes = list(boxes)
-        said = {"step": step, "state": state, "boxes": [_told(box) for box in boxes]} if boxes else {}
-        lines = self._tell("holds", said)
-        self.step = max((line["step"] for line in lines if line), default=-1)
-        """After which the newest state was held; -1 where nobody holds any."""
-        newest = [(rank, line) for rank, line in enumerate(lines) if line and line["step"] == self.step]
-        self.state: dict[str, Any] = {"step": self.step, **(newest[0][1]["state"] if newest else {})}
-        self._held: Held = defaultdict(list)
-        self._kinds: dict[str, list[Any]] = {}  # shape and dtype of the whole tensor
-        for owner, line in newest:
-            for number, (name, full, dtype, start, shape) in enumerate(line["boxes"]):
-                self._held[name].append((owner, number, (tuple(start), tuple(shape))))
-                self._kinds[name] = [full, dtype]
+        own = [one for one in held if one.boxes]
+        said = [[one.step, one.state, one.live, [_told(box) for box in one.boxes]] for one in own]
+        told = self._tell("holds", said)
+        self.newest = max((step for lines in told for step, *_ in lines), default=-1)
+        """After which the newest was held, whether all of it or not; -1 where nobody holds any."""
+        while True:
+            self.step = _covered(told)
+            """After which the run goes on; -1 where nobody holds any."""
+            mine = next((one for one in own if one.step == self.step), None)
+            sound = self._tell(f"sound/{self._round}", mine is None or mine.sound())
+            if all(sound):
+                break
+            self._round += 1
+            own = [one for one in own if one is not mine or sound[rank]]
+            told = [
+                [line for line in lines if good or line[0] != self.step]
+                for lines, good in zip(told, sound, strict=True)
+            ]
+        self._boxes = mine.boxes if mine is not None else ()
+        served = [(who, line) for who, lines in enumerate(told) for line in lines if line[0] == self.step]
+        self.state: dict[str, Any] = {"step": self.step}
+        for _, line in served:  # some say more than others
+            self.state = {**line[1], **self.state}
+        self.stood_in = [who for who, (_, _, live, _) in served if not live]
+        """Ranks of whom a snapshot serves."""
+        self._held, self._kinds = _index(told, self.step)
 
     def names(self) -> set[str]:
         """Of all tensors that are held."""
@@ -94,25 +103,12 @@ class PeerMemory:
                     continue
                 if self._kinds.get(name) != [full, dtype]:
                     raise NotHeld(f"nobody holds {name}")
-                for owner, source, part in self._cover(rank, name, (tuple(start), tuple(shape))):
+                cover = _cover(self._held[name], (tuple(start), tuple(shape)), rank, self._world)
+                if cover is None:
+                    raise NotHeld(f"nobody holds all of {name}")
+                for owner, source, part in cover:
                     moves[owner, rank].append(_Move(source, target, part))
         return moves
-
-    def _cover(self, rank: int, name: str, wanted: Extent) -> list[tuple[int, int, Extent]]:
-        """Disjoint parts of what is held that make up a box; a rank's own come first, then the next rank's."""
-        found: list[tuple[int, int, Extent]] = []
-        missing = prod(wanted[1])
-        for owner, number, held in sorted(
-            self._held[name], key=lambda one: ((one[0] - rank) % self._world, one[1])
-        ):
-            part = _shared(wanted, held)
-            if part is None or any(overlap(part, other) for _, _, other in found):
-                continue
-            found.append((owner, number, part))
-            missing -= prod(part[1])
-            if not missing:
-                return found
-        raise NotHeld(f"nobody holds all of {name}")
 
     def _play(self, moves: Mapping[tuple[int, int], Sequence[_Move]], boxes: Sequence[Box]) -> None:
         pending: list[Any] = []
@@ -175,3 +171,44 @@ def _cut(box: Box, part: Extent) -> Tensor:
 
 def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
+
+
+def _covered(told: Sequence[Sequence[Any]]) -> int:
+    """The newest step of which all is held that any rank holds of any; if there is none, the newest at all."""
+    names: dict[str, list[int]] = {box[0]: box[1] for lines in told for line in lines for box in line[3]}
+    steps = sorted({step for lines in told for step, *_ in lines}, reverse=True)
+    for step in steps:
+        held, _ = _index(told, step)
+        if all(
+            _cover(held[name], ((0,) * len(full), tuple(full))) is not None for name, full in names.items()
+        ):
+            return step
+    return steps[0] if steps else -1
+
+
+def _index(told: Sequence[Sequence[Any]], step: int) -> tuple[Held, dict[str, list[Any]]]:
+    """What is held after a step, and shape and dtype of each whole tensor."""
+    held: Held = defaultdict(list)
+    kinds: dict[str, list[Any]] = {}
+    for owner, lines in enumerate(told):
+        for boxes in [line[3] for line in lines if line[0] == step]:
+            for number, (name, full, dtype, start, shape) in enumerate(boxes):
+                held[name].append((owner, number, (tuple(start), tuple(shape))))
+                kinds[name] = [full, dtype]
+    return held, kinds
+
+
+def _cover(
+    held: Sequence[tuple[int, int, Extent]], wanted: Extent, rank: int = 0, world: int = 1
+) -> list[tuple[int, int, Extent]] | None:
+    """Disjoint parts of what is held that make up a box; a rank's own come first, then the next rank's. None where some
+    is missing."""
+    found: list[tuple[int, int, Extent]] = []
+    missing = prod(wanted[1])
+    for owner, number, extent in sorted(held, key=lambda one: ((one[0] - rank) % world, one[0], one[1])):
+        part = _shared(wanted, extent)
+        if not missing or part is None or any(overlap(part, other) for _, _, other in found):
+            continue
+        found.append((owner, number, part))
+        missing -= prod(part[1])
+    return None if missing else found

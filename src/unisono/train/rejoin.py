@@ -13,14 +13,15 @@ from unisono.config import Recipe
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
+from unisono.spec.words import listed
 from unisono.train.ahead import AheadUpdate
 from unisono.train.build import Place, build, connect
-from unisono.train.checkpoint import Box
 from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.data.dataset import Corpus
 from unisono.train.flow import unflushed
 from unisono.train.handover import NotHeld, PeerMemory
 from unisono.train.run import Run
+from unisono.train.shelf import Shelf, Snapshot
 from unisono.train.state import kept_of, pieces_of, refill, restore
 
 
@@ -48,16 +49,20 @@ def regained(
     corpus: Corpus,
     rendezvous: Rendezvous,
     kept: Remembered,
+    shelf: Shelf | None,
     note: Callable[[str], None],
 ) -> tuple[Run, dict[str, Any], Path | None]:
     """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. kept: is up to date
     afterwards. Every rank calls it, or it hangs."""
-    memory = _remembered(plan, place, rendezvous, kept)
+    held = _held(plan, kept, shelf)
+    memory = PeerMemory(place.rank, place.world, rendezvous.store, held, place.device)
     connect(place, rendezvous.store)
     here, folder = replace(place, scratch=run_dir), None
     run = build(recipe, plan, here, corpus, Recorder(place.rank), filled=False)
     try:
         state = refill(run, memory)
+        if memory.stood_in:
+            note(_went_back(memory))
     except NotHeld as missing:
         folder = _newest(run_dir, place, rendezvous, note)
         if folder is None:
@@ -72,15 +77,26 @@ def regained(
     return run, state, folder
 
 
-def _remembered(plan: Plan, place: Place, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
-    """What ranks hold of the run: nothing where an update was under way, or where updates follow their step."""
-    run, boxes = kept.run, list[Box]()
-    holds = run is not None and run.whole and not isinstance(run.update, AheadUpdate)
-    if run is not None and holds and unflushed(plan) is None:
-        boxes = [*pieces_of(run), *kept_of(run)]
-    beside = {"val": kept.val_losses, "recent": kept.recent, "bad": kept.bad}
-    step, state = (run.step, beside) if run is not None and boxes else (-1, {})
-    return PeerMemory(place.rank, place.world, rendezvous.store, boxes, step, state, place.device)
+def _held(plan: Plan, kept: Remembered, shelf: Shelf | None) -> list[Snapshot]:
+    """What this rank has of the run: what it trains with, but where an update was under way, or where updates follow
+    their step, and what is on its shelf, where whom it replaces may have put it."""
+    run, held, beside = kept.run, list[Snapshot](), dict[str, Any]()
+    if run is not None:
+        beside = {"recent": kept.recent}
+        if run.whole and not isinstance(run.update, AheadUpdate) and unflushed(plan) is None:
+            state = {"val": kept.val_losses, "bad": kept.bad, **beside}
+            held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
+    for one in shelf.snapshots() if shelf is not None else ():
+        if not held or one.step != held[0].step:
+            held.append(replace(one, state={**one.state, **beside}))
+    return held
+
+
+def _went_back(memory: PeerMemory) -> str:
+    """After which step the run goes on where snapshots served, and what that costs."""
+    again, several = memory.newest - memory.step, len(memory.stood_in) > 1
+    told = f"; {again} step{'s' * (again > 1)} again" if again else ""
+    return f"going on after step {memory.step} by snapshots of rank{'s' * several} {listed(memory.stood_in)}{told}"
 
 
 def _newest(run_dir: Path, place: Place, rendezvous: Rendezvous, note: Callable[[str], None]) -> Path | None:

@@ -42,6 +42,8 @@ from unisono.train.run import Run
 from unisono.train.sample import sample
 from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
+from unisono.train.shelf import Shelf
+from unisono.train.snapshots import Snapshots, among
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
@@ -70,6 +72,7 @@ class RankOrder:
     last_bits: Mapping[str, Any] = field(default_factory=dict)
     epoch: int = 0
     rendezvous: Rendezvous | None = None
+    shelf: Shelf | None = None
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class Live:
     val_losses: list[tuple[int, float]]
     targets: int  # of one step, over all ranks
     corpus: Corpus
+    snapshots: Snapshots
     saved: str = ""
     begun_from: Path | None = None  # the checkpoint
     said: str = ""  # what was told last of what the policy chose
@@ -134,6 +138,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         _look(live, report, now - clock)
         if report.bad and not report.skipped:
             _give_up(live, report)
+        live.snapshots.stepped(now - clock, {"val": list(live.val_losses), "bad": live.bad.state()})
         if report.step == 0 and (odd := odd_loss(recipe, corpus.classes, report.loss)):
             _note(order, odd)
         _between(live, report)
@@ -194,7 +199,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     for said in (*run.local.told, *corpus.told):
         _note(order, said)
     state = restore(run, order.resume) if order.resume is not None else {}
-    live = _enter(order, run, corpus, state, order.resume, order.epoch)
+    live = _enter(order, run, corpus, state, order.resume, order.epoch, order.store)
     _tell_choice(live)
     if recipe.train.on_bad == "roll_back" and fresh:
         _save(live, blocking=True)  # there is something to go back to from the first step on
@@ -202,10 +207,11 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
 
 
 def _enter(
-    order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None, epoch: int
-) -> Live:
+    order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None, epoch: int,
+    store: dist.Store | None,
+) -> Live:  # fmt: skip
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
-    if there is one. Every rank calls it, or it hangs."""
+    if there is one. store: of this epoch. Every rank calls it, or it hangs."""
     recipe, place = order.recipe, order.place
     if said := run_ahead(run, recipe.train):
         _note(order, said)
@@ -213,6 +219,10 @@ def _enter(
     bad = BadSteps(run, feed, recipe.train, order.run_dir, bool(state), partial(_note, order))
     bad.load(state.get("bad", {}))
     check = install(run, recipe.train.guard, partial(_note, order), bad.feed)
+    snapshots = Snapshots(
+        run, order.plan, order.shelf, recipe.launch.snapshot_every, among(store, place.rank, place.world),
+        lambda text: order.line.send("note", text=text),
+    )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
     note, kept = (
@@ -229,8 +239,9 @@ def _enter(
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
     return Live(
-        order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, saved, folder
-    )
+        order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, snapshots, saved,
+        folder,
+    )  # fmt: skip
 
 
 def _rejoin(
@@ -243,15 +254,17 @@ def _rejoin(
         with suppress(OSError):
             old.journal.close()
         kept.recent = old.journal.recent()
+        old.snapshots.settle()
         old.feed.close()
         kept.bad = old.bad.state()
     run, state, folder = regained(
-        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, note
+        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, note
     )
-    live = _enter(order, run, corpus, state, folder, rendezvous.epoch)
+    live = _enter(order, run, corpus, state, folder, rendezvous.epoch, rendezvous.store)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
         with writing(order.run_dir):
-            live.journal.catch_up(state.get("recent", ()), last_step(order.run_dir / "metrics.jsonl"))
+            recent = [record for record in state.get("recent", ()) if record["step"] <= run.step]
+            live.journal.catch_up(recent, last_step(order.run_dir / "metrics.jsonl"))
     return live
 
 
@@ -277,7 +290,7 @@ def _observers(order: RankOrder, run: Run) -> list[Observer]:
 
 def _look(live: Live, report: Report, seconds: float) -> None:
     train, made = live.order.recipe.train, live.run.step
-    report = replace(report, says={**report.says, **live.run.sync.told()})
+    report = replace(report, says={**report.says, **live.run.sync.told(), **live.snapshots.told()})
     _tell_choice(live)
     validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
     live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
@@ -357,8 +370,10 @@ def _announce(live: Live, folder: Path | None) -> None:
 def _went_back(live: Live, report: Report) -> bool:
     """Put the run back before a bad step, with what it wrote of the steps since; False where there is no checkpoint."""
     _announce(live, live.saver.settle())
+    live.snapshots.settle()
     if (state := live.bad.go_back(report)) is None:
         return False
+    live.snapshots.turned_back()
     live.val_losses[:] = losses(state)
     with writing(live.order.run_dir):
         live.journal.close()

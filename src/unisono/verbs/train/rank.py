@@ -27,6 +27,7 @@ from unisono.train.data.load import load
 from unisono.train.resume import choose, identity
 from unisono.train.session import RankOrder, place_of, session
 from unisono.train.settled import SYNC, kept
+from unisono.train.shelf import MemoryShelf, Shelf
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.order import TrainOrder
@@ -82,6 +83,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             ctx.run_token,
             _last_bits(ctx),
             ctx.epoch,
+            shelf=_shelf(ctx),
         )
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
@@ -97,7 +99,7 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     order = RankOrder(
         recipe, resolved.plan, run_dir, None, place, ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
-        ctx.epoch, ctx.rendezvous,
+        ctx.epoch, ctx.rendezvous, _shelf(ctx),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
@@ -105,6 +107,10 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
             held.enter_context(locked(run_dir))
         ctx.appear(run_dir / ALIVE)
         return _train(order, corpus, room)
+
+
+def _shelf(ctx: RankContext) -> Shelf | None:
+    return MemoryShelf(ctx.shelf) if ctx.shelf else None
 
 
 def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:

@@ -1,0 +1,184 @@
+"""When a run's ranks put snapshots on their shelves: beside the step, and seldom enough to cost little.
+
+Each rank writes its own part, every N steps, the same steps on all. A thread writes while the next step computes, from
+the end of one update to the beginning of the next: an update that comes sooner waits. Of what changes in between
+(running statistics, what a policy keeps) the thread gets a copy.
+
+Without a wish, snapshots are kept where one rank alone holds a part of the run (`dp=1`) and the host's memory has room
+for them. Then N follows what a snapshot was measured to take of a rank's time, on the slowest rank: `SHARE` of the
+steps between two.
+"""
+
+import json
+import math
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from unisono.observe.memory import available
+from unisono.plan import Plan
+from unisono.spec.errors import UsageError
+from unisono.train.ahead import AheadUpdate
+from unisono.train.checkpoint.boxes import Box
+from unisono.train.flow import unflushed
+from unisono.train.run import Run
+from unisono.train.shelf import Shelf
+from unisono.train.state import kept_of, pieces_of
+
+SHARE = 0.01
+"""Of a step's time, what snapshots may take where nobody says how often."""
+ROOM = 0.5
+"""Of the memory that is free, what two snapshots of all ranks may fill where nobody asked for them."""
+_TRIED = 3
+"""Snapshots before the first measurement counts: two make the files, and memory that is new takes longer."""
+
+Agree = Callable[[Any], list[Any]]
+"""What one rank says → what all say, in their order. Every rank calls it."""
+
+
+def among(store: Any, rank: int, world: int) -> Agree:
+    """Words over a torch Store of this meeting: no collective, which would count as the run's."""
+    rounds = iter(range(1 << 62))
+
+    def agree(said: Any) -> list[Any]:
+        at = f"snapshots/{next(rounds)}"
+        store.set(f"{at}/{rank}", json.dumps(said))
+        return [json.loads(store.get(f"{at}/{other}")) for other in range(world)]
+
+    return agree
+
+
+class Snapshots:
+    """Snapshots of a run under way. Every rank makes one, and calls it after the same steps. What is on the shelf of
+    later steps than the run's is forgotten: it goes another way from here.
+
+    shelf: None where nobody keeps anything for this rank. every: steps between two, 0: none, None: as above. tell: what
+    is to be said. Raises UsageError L09, on all ranks, where they are asked for and cannot be kept.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        shelf: Shelf | None,
+        every: int | None,
+        agree: Agree,
+        tell: Callable[[str], None],
+    ) -> None:
+        self.run, self._shelf, self._agree, self._tell = run, shelf, agree, tell
+        self._beside = (
+            plan.dp == 1 and plan.offload == "none"
+        )  # no policy, and no home, that writes in between
+        self._measured = every is None
+        self.turned_back()
+        self.every = _first(run, plan, shelf, every, self._beside, agree)
+        self.stall = 0.0
+        """Seconds that updates waited, since `told`."""
+        self._count, self._due = 0, _TRIED
+        self._steps: list[float] = []
+        self._costs: list[float] = []
+        self._cost = 0.0  # of the one under way
+        self._thread: threading.Thread | None = None
+        self._failed: OSError | None = None
+        if self.every:
+            run.update.optimizer.register_step_pre_hook(lambda *_: self.settle())
+
+    def stepped(self, seconds: float, state: Mapping[str, Any]) -> None:
+        """A step that took so many seconds has ended. state: JSON values to keep beside."""
+        if not self.every:
+            return
+        self.settle()
+        self._steps.append(seconds)
+        if self._measured and self._count == self._due:
+            self._weigh()
+        if self.run.step - self._last >= self.every:
+            self._last, self._count = self.run.step, self._count + 1
+            self._take(state)
+
+    def settle(self) -> None:
+        """Wait for the snapshot under way, if there is one: weights are about to change."""
+        if self._thread is None:
+            return
+        begun = time.perf_counter()
+        self._thread.join()
+        waited, self._thread = time.perf_counter() - begun, None
+        self.stall += waited
+        self._costs.append(self._cost + waited)
+        if self._failed is not None and self._shelf is not None:
+            self._tell(f"no snapshots from now on: {self._failed}")
+            self._shelf = None
+
+    def turned_back(self) -> None:
+        """The run goes on from an earlier step: what is on the shelf of later ones is forgotten."""
+        self._last = self.run.step
+        if self._shelf is not None:
+            self._shelf.drop(after=self._last)
+
+    def told(self) -> dict[str, float]:
+        """For the metrics of a step: what it waited."""
+        stall, self.stall = self.stall, 0.0
+        return {"snapshot_stall": round(stall, 6)} if stall else {}
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        if self._shelf is None:  # the others go on
+            return
+        begun = time.perf_counter()
+        boxes = _own(self.run, self._beside)
+        before = time.perf_counter() - begun
+        self._thread = threading.Thread(
+            target=self._put, args=(self._shelf, self.run.step, dict(state), boxes, before), name="unisono-snapshot",
+            daemon=True,
+        )  # fmt: skip
+        self._thread.start()
+
+    def _put(
+        self, shelf: Shelf, step: int, state: dict[str, Any], boxes: Sequence[Box], before: float
+    ) -> None:
+        begun = time.thread_time()  # cores may be taken: what counts is what it takes of one
+        try:
+            shelf.put(step, state, boxes)
+        except OSError as error:
+            self._failed = error
+        self._cost = before + time.thread_time() - begun
+
+    def _weigh(self) -> None:
+        """How many steps between two snapshots, by the rank that they cost most. Again after twice as many."""
+        step = statistics.median(self._steps)
+        cost = min(self._costs, default=0.0) / max(step, 1e-9)
+        self.every = max(1, math.ceil(max(self._agree(cost)) / SHARE))
+        self._due, self._steps, self._costs = 2 * self._count, [], []
+
+
+def _first(run: Run, plan: Plan, shelf: Shelf | None, every: int | None, beside: bool, agree: Agree) -> int:
+    """Steps between two snapshots, for the beginning."""
+    why = likely = ""
+    if shelf is None:
+        why = "nobody outlives the ranks here who could keep them"
+        likely = "torchrun or the like started the ranks, or launch.recover is false"
+    if unflushed(plan) is not None or isinstance(run.update, AheadUpdate):
+        why = f"under {plan} parts of the model are updated at different times"
+    if every and why:
+        fix = "leave launch.snapshot_every out; train.save_every keeps checkpoints"
+        what = f"launch.snapshot_every={every}: {why}"
+        raise UsageError(what, where="launch.snapshot_every", likely=likely, fix=fix, code="L09")
+    if every is not None or why or not beside:
+        return every or 0
+    own = sum(box.tensor.numel() * box.tensor.element_size() for box in _own(run, beside, whole=False))
+    said = agree([own, available()])
+    return int(2 * sum(need for need, _ in said) <= ROOM * min(free for _, free in said))
+
+
+def _own(run: Run, beside: bool, whole: bool = True) -> list[Box]:
+    """What this rank alone is to keep, so that ranks together keep everything once. beside: tensors that only the
+    optimiser writes may be read until it does; of all else, a copy, unless just its size is asked for."""
+    slots = run.local.slots
+    steady = {f"model/{run.local.owners.get(slot.name, slot.name)}" for slot in slots}
+    boxes = []
+    for box in [*pieces_of(run), *kept_of(run)]:
+        if box.saved and box.tensor.numel():
+            calm = beside and (box.name in steady or box.name.startswith("optim/"))
+            boxes.append(box if calm or not whole else replace(box, tensor=box.tensor.detach().clone()))
+    return boxes
