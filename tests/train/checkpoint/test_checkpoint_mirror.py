@@ -15,9 +15,9 @@ from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box, latest, read_full, save, verify_folder
+from unisono.train.checkpoint.depot import FolderShelf, RemoteShelf, bare, shelf_at
 from unisono.train.checkpoint.find import by_age, step_of
 from unisono.train.checkpoint.mirror import Mirroring, fetch, place_at
-from unisono.train.checkpoint.shelf import FolderShelf, RemoteShelf, bare, shelf_at
 
 pytestmark = pytest.mark.timeout(120)
 KINDS = ["folder", "file", "memory"]

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from unisono.observe.files import sync_folder
+from unisono.train.checkpoint.depot import Depot, bare, depot_at
 from unisono.train.checkpoint.doubtful import open_regular, plain
 from unisono.train.checkpoint.find import FOLDER, step_name, step_of, verify_folder
 from unisono.train.checkpoint.manifest import MANIFEST, SIZE_LIMIT, decode
 from unisono.train.checkpoint.saver import give_way
-from unisono.train.checkpoint.shelf import Shelf, bare, shelf_at
 from unisono.train.checkpoint.tensorfile import Damage
 from unisono.train.checkpoint.write import doomed, free_bytes, no_room
 
@@ -33,16 +33,16 @@ _STALLED = 120.0  # seconds without a byte after which the end of a run waits no
 
 @dataclass(frozen=True)
 class MirrorFolder:
-    """Where a run's copies lie: `folder` on a shelf. shown: the URL as it may be told."""
+    """Where a run's copies lie: `folder` on a depot. shown: the URL as it may be told."""
 
-    shelf: Shelf
+    depot: Depot
     folder: str
     shown: str
 
     def steps(self) -> dict[int, str]:
         """step -> folder of each copy, whole or not."""
         found = {}
-        for name in self.shelf.names(self.folder):
+        for name in self.depot.names(self.folder):
             if (step := step_of(Path(name))) is not None and name == step_name(step):
                 found[step] = f"{self.folder}/{name}"
         return found
@@ -51,7 +51,7 @@ class MirrorFolder:
 def place_at(url: str, run_dir: Path) -> MirrorFolder:
     """The place of a run, by its name and id. Raises UsageError E01 or C02."""
     run = run_dir.resolve()
-    return MirrorFolder(shelf_at(url), f"{run.parent.name}/{run.name}", bare(url))
+    return MirrorFolder(depot_at(url), f"{run.parent.name}/{run.name}", bare(url))
 
 
 @final
@@ -104,7 +104,7 @@ class Mirroring:
                 self.notes.append(f"{what}; training goes on, the next is tried")
 
     def _copy(self, folder: Path) -> None:
-        place, shelf = self._place, self._place.shelf
+        place, depot = self._place, self._place.depot
         into = f"{place.folder}/{folder.name}"
         with ExitStack() as held:  # all are open before one is read: their names may go meanwhile
 
@@ -113,32 +113,32 @@ class Mirroring:
 
             text = opened(MANIFEST).read()
             files = {name: opened(name) for name in decode(text).files}
-            there = shelf.names(into)
+            there = depot.names(into)
             if MANIFEST in there:
-                shelf.drop(f"{into}/{MANIFEST}")
+                depot.drop(f"{into}/{MANIFEST}")
             for name, file in files.items():
-                shelf.put(file, f"{into}/{name}", self._moved)
+                depot.put(file, f"{into}/{name}", self._moved)
             for name in set(there) - {*files, MANIFEST}:  # of another save of this step
-                shelf.drop(f"{into}/{name}")
-            shelf.put(BytesIO(text), f"{into}/{MANIFEST}", self._moved)
+                depot.drop(f"{into}/{name}")
+            depot.put(BytesIO(text), f"{into}/{MANIFEST}", self._moved)
 
     def _make_room(self, newest: int) -> None:
         if self._keep is None:
             return
         steps = self._place.steps()
         for step in doomed(steps, newest, self._keep, self._keep_every):
-            _remove(self._place.shelf, steps[step])
+            _remove(self._place.depot, steps[step])
 
     def _moved(self, count: int) -> None:
         self._heard = time.monotonic()
 
 
-def _remove(shelf: Shelf, folder: str) -> None:
-    names = shelf.names(folder)
+def _remove(depot: Depot, folder: str) -> None:
+    names = depot.names(folder)
     for name in sorted(names, key=lambda name: name != MANIFEST):
-        shelf.drop(f"{folder}/{name}")
+        depot.drop(f"{folder}/{name}")
     with suppress(Exception):  # stores without folders have none to remove
-        shelf.drop(folder)
+        depot.drop(folder)
 
 
 def fetch(
@@ -157,7 +157,7 @@ def fetch(
         ]
     for step in steps(there):
         try:
-            folder = _fetch(place.shelf, there[step], run_dir / FOLDER, step)
+            folder = _fetch(place.depot, there[step], run_dir / FOLDER, step)
         except Exception as error:
             why = plain(str(getattr(error, "strerror", None) or error) or type(error).__name__)
             notes.append(f"the copy of {step_name(step)} in {place.shown} is no help: {why}")
@@ -166,13 +166,13 @@ def fetch(
     return None, notes
 
 
-def _fetch(shelf: Shelf, source: str, checkpoints: Path, step: int) -> Path:
+def _fetch(depot: Depot, source: str, checkpoints: Path, step: int) -> Path:
     final = checkpoints / step_name(step)
     aside = final.with_name(f"{final.name}.tmp-fetched")
-    if MANIFEST not in shelf.names(source):
+    if MANIFEST not in depot.names(source):
         raise Damage("is missing: it was never finished", file=MANIFEST)
     head = BytesIO()
-    shelf.get(f"{source}/{MANIFEST}", head, SIZE_LIMIT, lambda count: None)
+    depot.get(f"{source}/{MANIFEST}", head, SIZE_LIMIT, lambda count: None)
     manifest = decode(head.getvalue())  # what it names lies in its folder, and is as long as it says
     need = sum(entry.bytes for entry in manifest.files.values())
     if need > (free := free_bytes(checkpoints)):
@@ -181,7 +181,7 @@ def _fetch(shelf: Shelf, source: str, checkpoints: Path, step: int) -> Path:
     try:
         for name, entry in manifest.files.items():
             with (aside / name).open("wb") as file:
-                shelf.get(f"{source}/{name}", file, entry.bytes, lambda count: None)
+                depot.get(f"{source}/{name}", file, entry.bytes, lambda count: None)
                 file.flush()
                 os.fsync(file.fileno())
         (aside / MANIFEST).write_bytes(head.getvalue())

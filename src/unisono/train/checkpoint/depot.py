@@ -1,6 +1,6 @@
 """Where copies of checkpoints go: a folder, or whatever fsspec knows (object stores, other hosts), by its URL.
 
-    shelf_at("/mnt/backup")   shelf_at("file:///mnt/backup")   shelf_at("s3://bucket/runs")
+    depot_at("/mnt/backup")   depot_at("file:///mnt/backup")   depot_at("s3://bucket/runs")
 
 fsspec is drawn in for the last kind alone: `pip install unisono[remote]`.
 """
@@ -20,7 +20,7 @@ _CHUNK = 4 << 20  # bytes
 Moved = Callable[[int], None]  # hears of bytes that went by
 
 
-class Shelf(ABC):
+class Depot(ABC):
     """Paths are relative, with slashes. What goes wrong may raise anything: each library has errors of its own."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Shelf(ABC):
         """Remove a file or an empty folder."""
 
 
-def shelf_at(url: str) -> Shelf:
+def depot_at(url: str) -> Depot:
     """Raises UsageError: E01 without a library that it takes, C02 for a URL that means nothing."""
     if "://" not in url:
         return FolderShelf(Path(url))
@@ -74,7 +74,7 @@ def bare(url: str) -> str:
 
 
 @final
-class FolderShelf(Shelf):
+class FolderShelf(Depot):
     """A folder of this system, another disk or a network's."""
 
     def __init__(self, root: Path) -> None:
@@ -100,7 +100,7 @@ class FolderShelf(Shelf):
 
 
 @final
-class RemoteShelf(Shelf):
+class RemoteShelf(Depot):
     """What fsspec reaches. Most stores show an object when all of it is there; for others the manifest comes last."""
 
     def __init__(self, system: Any, root: str) -> None:
