@@ -15,7 +15,7 @@ from tests.train.small import recipe
 from tests.train.test_session import losses, play
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint import Box, latest, read_full, save, verify_folder
-from unisono.train.checkpoint.depot import FolderShelf, RemoteShelf, bare, shelf_at
+from unisono.train.checkpoint.depot import FolderDepot, RemoteDepot, bare, depot_at
 from unisono.train.checkpoint.find import by_age, step_of
 from unisono.train.checkpoint.mirror import Mirroring, fetch, place_at
 
@@ -78,9 +78,9 @@ def test_copies_are_whole_and_stay_as_checkpoints_do(tmp_path: Path, kind: str) 
         assert read_full(folder)["w"].tolist() == [step] * 1000 and len(notes) == 1
         assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     # The same step saved anew takes the place of the old copy, and what the old one had besides goes.
-    place.shelf.put((tmp_path / "x/run/latest").open("rb"), "x/run/step-000005/stray", lambda count: None)
+    place.depot.put((tmp_path / "x/run/latest").open("rb"), "x/run/step-000005/stray", lambda count: None)
     mirrored(tmp_path / "x/run", url, (5,))
-    assert place.shelf.names("x/run/step-000005") == ["manifest.json", "rank-00000.safetensors"]
+    assert place.depot.names("x/run/step-000005") == ["manifest.json", "rank-00000.safetensors"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,16 +88,16 @@ def test_a_damaged_copy_is_named_and_the_next_older_taken(tmp_path: Path, kind: 
     url, run = url_of(kind, tmp_path / "mirror"), tmp_path / "x/run"
     mirrored(run, url, (1, 2, 3, 4))
     place = place_at(url, run)
-    shelf = place.shelf
-    shelf.drop(f"{place.folder}/step-000004/manifest.json")
+    depot = place.depot
+    depot.drop(f"{place.folder}/step-000004/manifest.json")
     (tmp_path / "flip").write_bytes(
         (run / "checkpoints/step-000003/rank-00000.safetensors").read_bytes()[:-1] + b"!"
     )
-    shelf.put(
+    depot.put(
         (tmp_path / "flip").open("rb"), f"{place.folder}/step-000003/rank-00000.safetensors", lambda n: None
     )
     (tmp_path / "long").write_bytes(bytes(1 << 20))
-    shelf.put(
+    depot.put(
         (tmp_path / "long").open("rb"), f"{place.folder}/step-000002/rank-00000.safetensors", lambda n: None
     )
     shutil.rmtree(run / "checkpoints")
@@ -156,15 +156,15 @@ def test_a_run_that_was_resumed_from_an_earlier_step_does_not_fetch_the_future_t
 def test_a_copy_that_fails_is_a_note_and_the_next_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    true, calls = FolderShelf.put, [0]
+    true, calls = FolderDepot.put, [0]
 
-    def put(self: FolderShelf, *given: Any) -> None:
+    def put(self: FolderDepot, *given: Any) -> None:
         calls[0] += 1
         if calls[0] in (1, 2):
             raise OSError(number, os.strerror(number))
         true(self, *given)
 
-    monkeypatch.setattr(FolderShelf, "put", put)
+    monkeypatch.setattr(FolderDepot, "put", put)
     heard: list[str] = []
     told = recipe(tmp_path, save_every=2, steps=7, mirror=str(tmp_path / "mirror"))
     ended = play(told, "dp=2", 2, tmp_path / "run", heard=heard)
@@ -177,17 +177,17 @@ def test_a_copy_that_fails_is_a_note_and_the_next_is_tried(
 
 def test_a_mirror_that_cannot_be_used_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
-        shelf_at("nowhere://x/y")
+        depot_at("nowhere://x/y")
     assert caught.value.code == "C02" and "nowhere://x/y" in caught.value.what
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(UsageError) as caught:
-        shelf_at("s3://user:secret@bucket/x")
+        depot_at("s3://user:secret@bucket/x")
     assert caught.value.code == "E01" and "unisono[remote]" in str(caught.value.fix)
     assert "secret" not in caught.value.render()
-    assert isinstance(shelf_at("/a"), FolderShelf) and isinstance(shelf_at("file:///a%20b"), FolderShelf)
+    assert isinstance(depot_at("/a"), FolderDepot) and isinstance(depot_at("file:///a%20b"), FolderDepot)
 
 
 def test_no_password_is_told() -> None:
     assert bare("sftp://me:word@host/a@b") == "sftp://host/a@b" and bare("/a@b/c") == "/a@b/c"
-    assert not issubclass(RemoteShelf, FolderShelf)
+    assert not issubclass(RemoteDepot, FolderDepot)

@@ -43,13 +43,13 @@ class Depot(ABC):
 def depot_at(url: str) -> Depot:
     """Raises UsageError: E01 without a library that it takes, C02 for a URL that means nothing."""
     if "://" not in url:
-        return FolderShelf(Path(url))
+        return FolderDepot(Path(url))
     if url.startswith("file://"):
-        return FolderShelf(Path(unquote(urlsplit(url).path)))
+        return FolderDepot(Path(unquote(urlsplit(url).path)))
     try:
         from fsspec.core import url_to_fs
 
-        return RemoteShelf(*url_to_fs(url))
+        return RemoteDepot(*url_to_fs(url))
     except ImportError as error:
         raise UsageError(
             f"copies to {bare(url)} need a module that is not installed: {error}",
@@ -74,7 +74,7 @@ def bare(url: str) -> str:
 
 
 @final
-class FolderShelf(Depot):
+class FolderDepot(Depot):
     """A folder of this system, another disk or a network's."""
 
     def __init__(self, root: Path) -> None:
@@ -100,7 +100,7 @@ class FolderShelf(Depot):
 
 
 @final
-class RemoteShelf(Depot):
+class RemoteDepot(Depot):
     """What fsspec reaches. Most stores show an object when all of it is there; for others the manifest comes last."""
 
     def __init__(self, system: Any, root: str) -> None:
