@@ -65,7 +65,7 @@ def test_a_second_ctrl_c_stops_now(tmp_path: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     place = jobs.folder_with(tmp_path, jobs.USERS, function="blocking")
-    with started(place, "train", "recipe.toml", "--json") as job:
+    with started(place, "train", "recipe.toml", "--json", "--launch.recover", "false") as job:
         run = job.kept("step-000003")
         family = {job.process.pid, *(one.pid for one in job.family())}
         assert len(family) == 4 and {*jobs.marked(job.mark)} == family, "who stays behind would be found"
