@@ -43,9 +43,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_supervisor_names_it(tmp_path: Path) -> None:
-    done = unisono(folder(tmp_path), "train", "recipe.toml", *PLAN)
+    done = unisono(folder(tmp_path), "train", "recipe.toml", *PLAN, "--launch.recover", "false")
     assert done.code == 137 and done.left == ()
     assert done.block.startswith("error U-R02  killed by SIGKILL, rank 1")
+
+
+def test_a_run_that_replaces_it_goes_on(tmp_path: Path) -> None:
+    done = unisono(folder(tmp_path), "train", "recipe.toml", *PLAN)
+    assert done.code == 0 and done.left == ()
+    assert "rank 1 was lost (killed by SIGKILL): new processes for rank 1" in done.err
 
 
 def test_the_others_name_it_where_nobody_supervises(tmp_path: Path) -> None:
