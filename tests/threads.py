@@ -56,6 +56,7 @@ class ThreadNursery:
         timeout: float | None = None,
         backend: str = "auto",
         recovery: Any = None,
+        grace: float | None = None,
     ) -> Outcome:
         import torch
 

@@ -19,7 +19,9 @@ def entry(ctx: Any, argument: dict[str, Any], shared: Any) -> dict[str, Any]:
     dist.barrier()
     ctx.channel.send("ready", pid=os.getpid())
     steps = 0
-    while argument["deaf"] or not agreed(ctx):
+    if argument["how"] == "stuck" and ctx.rank == 1:
+        os.read(os.pipe()[0], 1)  # for ever
+    while argument["how"] != "polite" or not agreed(ctx):
         steps += 1
         dist.barrier()
     return {"steps": steps}
@@ -44,7 +46,8 @@ def main() -> None:
 
     with Nursery("tests.launch.supervised:entry", path=[str(Path(__file__).parents[2])]) as nursery:
         say(kind="helper", pid=nursery.pid)
-        outcome = nursery.run({"deaf": sys.argv[1] == "deaf"}, 3, on_event=hear)
+        grace = {"graced": 1.5, "stuck": 1.0}.get(sys.argv[1])
+        outcome = nursery.run({"how": sys.argv[1]}, 3, on_event=hear, grace=grace)
     what = outcome.error.what if outcome.error else None
     say(kind="over", exit=outcome.exit, results=outcome.results, error=what, stopped=outcome.stopped)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and `kill -9` of the supervisor: what is asked for happens, and nobody stays behind."""
+"""Ctrl-C, SIGTERM, SIGUSR1 and `kill -9` of the supervisor: what is asked for happens, and nobody stays behind."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,7 +70,12 @@ def running(how: str) -> Iterator[Run]:
 
 @pytest.mark.parametrize(
     ("number", "how", "code"),
-    [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75), (signal.SIGHUP, "terminate", 75)],
+    [
+        (signal.SIGINT, "interrupt", 130),
+        (signal.SIGTERM, "terminate", 75),
+        (signal.SIGUSR1, "terminate", 75),
+        (signal.SIGHUP, "terminate", 75),
+    ],
 )
 def test_one_signal_lets_the_ranks_finish(number: int, how: str, code: int) -> None:
     with running("polite") as run:
@@ -89,6 +95,30 @@ def test_a_second_ctrl_c_stops_at_once() -> None:
         run.process.send_signal(signal.SIGINT)
         over = run.line()
         assert over["exit"] == 130 and over["error"] is not None
+        assert run.all_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_ranks_that_do_not_end_within_the_grace_are_ended(number: int) -> None:
+    """To ask again within the grace changes nothing."""
+    with running("graced") as run:
+        begun = time.monotonic()
+        run.process.send_signal(number)
+        assert run.line()["kind"] == "stopping"
+        run.process.send_signal(number)
+        os.kill(run.pids[1], signal.SIGTERM)
+        over = run.line()
+        assert over["exit"] == 75 and "the grace of 1.5 s (launch.grace) is over" in over["error"]
+        assert time.monotonic() - begun >= 1.5
+        assert run.all_gone() and run.process.wait() == 0
+
+
+def test_a_long_call_keeps_nobody_from_hearing_a_rank_that_was_asked() -> None:
+    """Rank 1 waits inside one call, where its main thread runs no handler."""
+    with running("stuck") as run:
+        os.kill(run.pids[2], signal.SIGTERM)
+        assert run.line() == {"kind": "stopping", "how": "terminate", "rank": -1}
+        assert run.line()["exit"] == 75
         assert run.all_gone()
 
 
@@ -112,7 +142,7 @@ def test_ctrl_c_during_the_import_ends_it_at_once() -> None:
 
 def test_a_signal_to_the_helper_changes_nothing() -> None:
     with running("polite") as run:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             os.kill(run.pids[0], number)
         run.process.send_signal(signal.SIGTERM)
         assert run.line()["kind"] == "stopping"
@@ -120,7 +150,12 @@ def test_a_signal_to_the_helper_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "how", "code"), [(signal.SIGINT, "interrupt", 130), (signal.SIGTERM, "terminate", 75)]
+    ("number", "how", "code"),
+    [
+        (signal.SIGINT, "interrupt", 130),
+        (signal.SIGTERM, "terminate", 75),
+        (signal.SIGUSR1, "terminate", 75),
+    ],
 )
 def test_a_signal_to_one_rank_stops_all_in_good_order(number: int, how: str, code: int) -> None:
     with running("polite") as run:

@@ -1,6 +1,7 @@
 """A codec of a user's own goes through training: exchanges in a fixed order, memory kept and given back, losses whole."""
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def trained(ctx, text, plan, steps=4, first=0, stop=None, folder=None, resume=No
         restore(live, Path(resume))
         live.step = first
     reports = [
-        train_step(live, feed.fetch(step, live.leaves), stop=step == stop and ctx.rank == 1)
+        train_step(live, feed.fetch(step, live.leaves), stop=partial(bool, step == stop and ctx.rank == 1))
         for step in range(first, first + steps)
     ]
     if folder is not None:

@@ -1,5 +1,6 @@
 """The gradient's way out: who has one, what replicas tell each other beside it, and what the update makes of it."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def stepped(ctx, text, kind, plan, steps=4, change="", **train):
     if change:
         run.sync = run.gradients.sync = CHANGES[change](run.sync)
     reports = [
-        train_step(run, feed.fetch(step, run.leaves), stop=step == 2 and ctx.rank == 1)
+        train_step(run, feed.fetch(step, run.leaves), stop=partial(bool, step == 2 and ctx.rank == 1))
         for step in range(steps)
     ]
     state = run.update.optimizer.state

@@ -193,6 +193,12 @@ class Job:
 
         return self._until(reached, f"no {count} steps")
 
+    def there(self, name: str) -> Path:
+        """Until there is a file of that name in its working folder; returns the newest run's folder."""
+        return self._until(
+            lambda: runs_of(self.cwd)[-1] if (self.cwd / name).exists() else None, f"no {name}"
+        )
+
     def kept(self, name: str) -> Path:
         """Until its newest run would go on from checkpoint `name`; returns that run's folder."""
 

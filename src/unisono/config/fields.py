@@ -86,6 +86,8 @@ def _convert(annotation: Any, text: str) -> Any:
         return _convert(get_args(annotation)[0], text)
     if origin in (Union, types.UnionType):
         inner = [a for a in get_args(annotation) if a is not type(None)]
+        if any(get_origin(a) is Literal and text in get_args(a) for a in inner):
+            return text  # a number, or one of some words
         return None if text.lower() in ("none", "") else _convert(inner[0], text)
     if origin is tuple:
         item = get_args(annotation)[0]

@@ -186,6 +186,8 @@ def _pydantic(error: ValidationError, layer: Layer, origin: str) -> list[Problem
     found = []
     for item in error.errors(include_url=False):
         loc = [str(p) for p in item["loc"]]
+        if len(loc) > 2 and item["type"] == "literal_error":  # of a number or a word: told of the number
+            continue
         name = ".".join(loc[:2]) if loc and loc[0] in SECTIONS else ".".join(loc[:1])
         setting = layer.get(name)
         if item["type"] == "extra_forbidden" and loc[0] == "model" and name in keys():

@@ -103,7 +103,10 @@ class _Train(BaseModel):
         description="FILE.py:FUNCTION(model) of your own, called after each validation; returns numbers",
     )
     eval_batches: Count = Field(default=8, description="global batches of one validation")
-    save_every: Natural = Field(default=0, description="steps between checkpoints; 0: only at the end")
+    save_every: Natural | Literal["auto"] = Field(
+        default=0,
+        description="steps between checkpoints; 0: only at the end; auto: by the time of a save and observed failures",
+    )
     keep: Natural = Field(default=3, description="checkpoints that are kept, the newest; 0: all")
     keep_every: Natural = Field(
         default=0, description="those of every so many steps are kept for ever, beside `keep`; 0: none"
@@ -214,6 +217,13 @@ class LaunchConfig(BaseModel):
         default=None,
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
         " often as costs under 1 % of a step",
+    )
+    grace: Positive = Field(
+        default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"
+    )
+    mtbf_hours: Positive = Field(
+        default=24.0,
+        description="hours between failures, as long as a run has seen none: for train.save_every = auto",
     )
     order: str = Field(
         default="",

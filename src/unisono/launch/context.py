@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
-from unisono.spec.errors import PeerGone
+from unisono.spec.errors import PeerGone, Stopped, UnisonoError, out_of_grace
 from unisono.spec.rendezvous import Rendezvous
 
 LATEST = 60.0
@@ -23,7 +23,9 @@ LATEST = 60.0
 
 
 class Channel(ABC):
-    """A rank's channel to its supervisor: events go up, the request to stop comes down."""
+    """A rank's channel to its supervisor: events go up, the request to stop comes down. hears: whether one can come."""
+
+    hears: bool = False
 
     @abstractmethod
     def send(self, kind: str, **fields: Any) -> None:
@@ -40,6 +42,22 @@ class Channel(ABC):
         """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
         or the error is this rank's own. Waits until it is known."""
         return None
+
+    def hurried(self) -> bool:
+        """True once a scheduler asked for the end (SIGTERM, SIGUSR1): all is to be over within the grace."""
+        return False
+
+    def hurry(self) -> None:
+        """Another rank was asked so, and this one hears of it from there."""
+        return
+
+    def drain(self) -> None:
+        """The step under way is given up: what the main thread meets from now on is no failure."""
+        return
+
+    def drained(self, text: str) -> None:
+        """All ranks have saved, within a step: end the run now, with `text`. Called by a thread beside the main one."""
+        return
 
 
 class NullChannel(Channel):
@@ -59,6 +77,8 @@ class SocketChannel(Channel):
     `room` bytes of backlog further events are dropped and counted.
     """
 
+    hears = True
+
     def __init__(self, sock: socket.socket, room: int = 4 << 20, pace: StepPace | None = None) -> None:
         self._sock = sock
         self._pace = pace or StepPace()
@@ -76,7 +96,6 @@ class SocketChannel(Channel):
         self._anew: Callable[[int], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
-        self._told = False
 
     def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[int], Any]) -> None:
         """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
@@ -131,13 +150,19 @@ class SocketChannel(Channel):
             del self._backlog[:sent]
 
     def stop_requested(self) -> bool:
-        if self.asked and not self._told:
-            self._told = True
-            self.send("asked", how=self.asked)
         with self._lock:
             if self._anew is None:  # else the thread beside listens
                 self._listen(socket.MSG_DONTWAIT)
             return bool(self.asked) or "stop" in self._heard
+
+    def hurried(self) -> bool:
+        with self._lock:
+            if self._anew is None:
+                self._listen(socket.MSG_DONTWAIT)
+            return "hurry" in self._heard
+
+    def drained(self, text: str) -> None:
+        self.send("drained", text=text)
 
     def _listen(self, flags: int) -> bool:
         """Take in what has come; False when the other side has left."""
@@ -176,14 +201,31 @@ class SocketChannel(Channel):
             pass
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a rank that others started ends when it is asked to. grace: seconds from a SIGTERM to the end of the process,
+    None for any number. leave(error): tells the error, ends the process at once. asked: for how many seconds it has
+    been asked already, None if it has not."""
+
+    grace: float | None = None
+    leave: Callable[[UnisonoError], None] = lambda error: None
+    asked: float | None = None
+
+
 @dataclass
 class PrintChannel(Channel):
     """The line of a rank started by others (torchrun, Slurm): `show` draws what rank 0 reports."""
+
+    hears = True
 
     rank: int
     show: Callable[[int, dict[str, Any]], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
     pace: StepPace = field(default_factory=StepPace)
+    ending: Ending = Ending()
+    asked: list[str] = field(default_factory=list)  # "interrupt", "terminate": as they came
+    draining: bool = False
+    _timer: threading.Timer | None = None
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":
@@ -191,8 +233,40 @@ class PrintChannel(Channel):
         if self.rank == 0 and self.show is not None:
             self.show(0, {"kind": kind, **fields})
 
+    def ask(self, how: str, ago: float = 0.0) -> None:
+        """This rank is asked to stop, `ago` seconds ago."""
+        first = "terminate" not in self.asked
+        self.asked.append(how)
+        self.stop.set()
+        if len(self.asked) == 1:
+            self.send("stopping", how=how)
+        grace = self.ending.grace
+        if how == "terminate" and first and grace is not None:
+            over = Stopped(out_of_grace(grace))
+            self._timer = threading.Timer(max(0.0, grace - ago), self.ending.leave, (over,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def over(self) -> None:
+        """All ranks have ended in good order, whatever time the rest takes."""
+        if self._timer is not None:
+            self._timer.cancel()
+
     def stop_requested(self) -> bool:
         return self.stop.is_set()
+
+    def hurried(self) -> bool:
+        return "terminate" in self.asked
+
+    def hurry(self) -> None:
+        if not self.hurried():
+            self.ask("terminate")
+
+    def drain(self) -> None:
+        self.draining = True
+
+    def drained(self, text: str) -> None:
+        self.ending.leave(Stopped(text))
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 from unisono.launch import crossing, wire
 from unisono.launch.entry import find
+from unisono.launch.signals import TO_RANKS
 
 PR_SET_PDEATHSIG = 1
 
@@ -171,8 +172,8 @@ def main() -> None:
     terms = json.loads(sys.argv[1])
     libc = ctypes.CDLL(None, use_errno=True)
     die_with(terms["parent"], libc)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Blocked, not ignored: what comes to a rank before it has its handlers waits for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, TO_RANKS)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sys.path[:0] = terms["path"]
     control = socket.socket(fileno=terms["control"])

@@ -76,6 +76,7 @@ class Nursery:
         timeout: float | None = None,
         backend: str = "auto",
         recovery: Recovery | None = None,
+        grace: float | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
@@ -83,7 +84,8 @@ class Nursery:
         and a request to stop. `timeout`: seconds that a rank may keep the others
         waiting; by the run's own steps if None (`pace`). recovery: replaces ranks that are lost; without it a lost rank
         ends the run.
-        Ctrl-C and SIGTERM ask the ranks to stop; a second Ctrl-C kills them. Failures are in the Outcome.
+        Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop; a second Ctrl-C kills them, and so do `grace` seconds after
+        one of the others. Failures are in the Outcome.
         """
         host = socket.gethostname()
         if ranks < 1:
@@ -97,7 +99,9 @@ class Nursery:
             "recovers": recovery is not None,
         }
         hear = on_event or print_output
-        watch = Supervision(self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery)
+        watch = Supervision(
+            self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery, grace
+        )
         with Signals() as signals:
             with contextlib.suppress(
                 ConnectionError

@@ -4,7 +4,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -25,6 +24,8 @@ from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
+from unisono.launch.signals import TO_RANKS, at_once, meant
+from unisono.launch.stand import PRINT
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.rendezvous import Rendezvous
 
@@ -58,8 +59,8 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     try:
         pace = StepPace(order["timeout"])
         channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
-        route = _settle_in(seat, order)
         _hear_signals(channel)
+        route = _settle_in(seat, order)
         backend = _backend(order, channel)
         if backend is None:
             return
@@ -170,13 +171,13 @@ def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
 
 def _hear_signals(channel: SocketChannel) -> None:
     """A signal to one rank asks the whole run to stop, as one to the supervisor does: a scheduler sends it to whom it
-    likes. The rank says so at its next step, since nothing can be sent from inside a handler."""
+    likes. A long step does not keep the others from hearing of it."""
 
-    def heard(number: int, frame: object) -> None:
-        channel.asked = "interrupt" if number == signal.SIGINT else "terminate"
+    def heard(number: int) -> None:
+        channel.asked = channel.asked or meant(number)
+        channel.send("asked", how=meant(number))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, heard)
+    at_once(heard, TO_RANKS)
 
 
 def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
@@ -186,7 +187,7 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
     os.close(seat.output)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)  # a segfault leaves its stack
-    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # and so does a hang, when asked
+    faulthandler.register(PRINT, file=2, all_threads=False)  # and so does a hang, when asked
     os.environ.update(
         RANK=str(seat.rank),
         WORLD_SIZE=str(order["ranks"]),

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from unisono.launch import crossing, signals, transport, verdict
 from unisono.launch.agree import agree
 from unisono.launch.backend import choose
-from unisono.launch.context import Channel, PrintChannel, RankContext, flush_and_leave
+from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, flush_and_leave
 from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
@@ -33,11 +33,12 @@ from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank import equipment, means
 from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout
-from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.errors import Stopped, UnisonoError, UsageError
 
 _EARLY = 3600  # seconds
 _LEAVE = 10.0
 _ALIKE = 1.0
+_ASKED = "asked to stop"
 
 
 def run(
@@ -49,13 +50,14 @@ def run(
     backend: str,
     timeout: float | None,
     hung: Callable[[UnisonoError, bool], None],
+    ending: Ending,
 ) -> Outcome:
     """Meet the others, run `entry`, part in good order. See `env.run_in_env`."""
     host = socket.gethostname()
-    channel = PrintChannel(place.rank, show, pace=StepPace(timeout))
+    ending = replace(ending, leave=partial(_leave, place, ending.leave))
+    channel = PrintChannel(place.rank, show, pace=StepPace(timeout), ending=ending)
     ctx = lookout = None
-    stopped: list[str] = []
-    _catch_signals(channel, stopped)
+    _catch_signals(channel)
     try:
         module, function = find(entry)
         ctx = join(place, channel, threads, backend, timeout)
@@ -65,19 +67,28 @@ def run(
         prepare = getattr(module, "prepare", None)
         shared = agree(ctx, "prepared", lambda: prepare(argument)) if prepare is not None else None
         result = function(ctx, argument, shared)
+        if channel.asked:
+            ctx.store.set(_ASKED, channel.asked[0])
         _part()
+        channel.over()
+        how = _how(ctx, channel, result)
+        if how:
+            _tell_torchrun(place.error_file, crossing.describe(Stopped("stopped as asked")))
         lookout.close()
     except BaseException as error:  # whatever it is, it ends this rank and is reported
         if lookout is not None and lookout.condemned:
             time.sleep(_LEAVE)  # the lookout, which tells why, ends this process first
         record = crossing.describe(error)
+        if (channel.draining or (channel.hurried() and record["echo"])) and ending.grace is not None:
+            time.sleep(
+                ending.grace
+            )  # others have left as they were asked to, and so does this one, by its own clock
         _tell_torchrun(place.error_file, record)
         alike = _alike(ctx, record) if ctx is not None else [place.rank]
         others = [rank for rank in range(place.world) if rank not in alike]
         ours = verdict.judge(verdict.Failure(alike[0], record), alike, others, host, ())
         ours.shared |= not others  # rank 0 tells it
         return Outcome([None], ours, ours.exit)
-    how = stopped[0] if stopped else ""
     return Outcome([result], None, {"": 0, "interrupt": 130, "terminate": 75}[how], how)
 
 
@@ -170,18 +181,32 @@ def join(
     )
 
 
-def _catch_signals(channel: PrintChannel, stopped: list[str]) -> None:
+def _catch_signals(channel: PrintChannel) -> None:
     """The first signal is a request to stop. After a Ctrl-C the next one ends us, even inside a collective."""
 
-    def heard(number: int, frame: object) -> None:
-        stopped.append("interrupt" if number == signal.SIGINT else "terminate")
-        channel.stop.set()
-        channel.send("stopping", how=stopped[0])
-        if number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    def heard(number: int) -> None:
+        how = signals.meant(number)
+        if how == "interrupt" and how in channel.asked:
+            flush_and_leave(130)
+        channel.ask(how)
 
-    for number in signals.heard():
-        signal.signal(number, heard)
+    if channel.ending.asked is not None:
+        channel.ask("terminate", channel.ending.asked)
+    signals.at_once(heard, signals.heard())
+
+
+def _leave(place: Started, leave: Callable[[UnisonoError], None], error: UnisonoError) -> None:
+    _tell_torchrun(place.error_file, crossing.describe(error))
+    leave(error)
+
+
+def _how(ctx: RankContext, channel: PrintChannel, result: Any) -> str:
+    """How this rank, or else another one, was asked to stop; "" for a run that was not."""
+    if channel.asked or not (isinstance(result, dict) and result.get("stopped")):
+        return channel.asked[0] if channel.asked else ""
+    with suppress(RuntimeError, OSError):  # whose store it was has gone
+        return ctx.store.get(_ASKED).decode()
+    return "terminate"
 
 
 def _route(place: Started) -> transport.Route:

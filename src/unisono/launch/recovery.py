@@ -9,6 +9,12 @@ A run that only loses ranks and makes no step is not kept alive for ever: `LIMIT
 
 from dataclasses import dataclass, field
 
+ECHO_GRACE = 2.0
+"""Seconds to wait for the true failure after one that is only an echo of another."""
+ALIKE_GRACE = 0.3
+"""Seconds in which other ranks may fail too after one that did: what all raise is no fault of one of them."""
+STACK_GRACE = 0.5
+"""Seconds that ranks get to write their stacks in a hang."""
 LIMIT = 5
 """Changes without a step between them, after which a run is given up."""
 LOOK_EVERY = 0.2

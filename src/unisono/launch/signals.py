@@ -1,16 +1,90 @@
-"""Ctrl-C, SIGTERM and SIGHUP as bytes on a socket, so that one event loop hears them between other things. No torch."""
+"""Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP, heard between other things by an event loop, or at once by a thread. No torch.
+
+SIGUSR1 is what Slurm sends ahead of a time limit where it is asked to (`--signal=USR1@60`); it means what SIGTERM does.
+"""
 
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 from typing import Self
+
+from unisono.spec.errors import Stopped
+
+TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
 
 
 def heard() -> list[signal.Signals]:
     """The signals that ask a run to stop. SIGHUP (the terminal has gone) only if nobody ignores it, as `nohup` does."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM] + ([] if ignored else [signal.SIGHUP])
+    return [*TO_RANKS] + ([] if ignored else [signal.SIGHUP])
+
+
+def meant(number: int) -> str:
+    """ "interrupt" for Ctrl-C, "terminate" for the others."""
+    return "interrupt" if number == signal.SIGINT else "terminate"
+
+
+def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
+    """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
+    thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    known = set(numbers)
+
+    def listen() -> None:
+        while data := ours.recv(64):
+            for number in data:
+                if number in known:
+                    hear(number)
+
+    thread = threading.Thread(target=listen, name="unisono-signals", daemon=True)
+    thread.start()
+    signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
+    for number in known:
+        signal.signal(number, _noted)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
+
+
+class Early:
+    """A context manager around a command: SIGTERM and its like while nobody else hears them, before the ranks are there
+    and after they have gone. The first ends the command by Stopped (75), and later ones change nothing.
+
+    keeps: only remember that it came, since this process is a rank that others wait for. how: "terminate" once one has
+    come, at `since`, a time of the monotonic clock. Outside the main thread nothing is heard.
+    """
+
+    def __init__(self, keeps: bool = False) -> None:
+        self.keeps, self.how, self.since = keeps, "", 0.0
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in heard():
+                if number != signal.SIGINT:
+                    self._before[number] = signal.signal(number, self._came)
+        return self
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        first = not self.how
+        self.stopping()
+        if first and not self.keeps:
+            raise Stopped("stopped as asked")
+
+    def stopping(self) -> None:
+        """The run is ending because it was asked to: to ask again changes nothing, whoever hears it."""
+        self.since = self.since or time.monotonic()
+        self.how = "terminate"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            # What asked for the end may be sent to each process of a job: it must not change the exit code at the last.
+            signal.signal(number, signal.SIG_IGN if self.how else handler)  # type: ignore[arg-type]
 
 
 class Signals:

@@ -19,6 +19,8 @@ from unisono.spec.frames import is_foreign
 
 ASK = signal.SIGRTMIN + 6
 """The signal at which faulthandler writes a rank's lines into its memory file."""
+PRINT = signal.SIGRTMIN + 7
+"""The signal at which it prints the main thread's. SIGUSR1 is a scheduler's, and asks for an end."""
 _HEAD = "(most recent call first):"
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 _OUTERMOST = (" in <module>", " in _run_module_as_main", "...")  # faulthandler shows a hundred lines

@@ -19,26 +19,20 @@ from typing import Any
 from unisono.launch import crossing, verdict, wire
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import CUT_GRACE, LOOK_EVERY, Recovery
+from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, LOOK_EVERY, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat, seat_pair
-from unisono.launch.signals import Signals
+from unisono.launch.signals import Signals, meant
+from unisono.launch.stand import PRINT
 from unisono.launch.store import StoreServer
-from unisono.spec.errors import Interrupted, Stopped, UnisonoError
-
-ECHO_GRACE = 2.0
-"""Seconds to wait for the true failure after one that is only an echo of another."""
-ALIKE_GRACE = 0.3
-"""Seconds in which other ranks may fail too after one that did: what all raise is no fault of one of them."""
-STACK_GRACE = 0.5
-"""Seconds that ranks get to write their stacks in a hang."""
+from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
 
 OnEvent = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass
 class Supervision:
-    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent.
-    recovery: where ranks that are lost are replaced."""
+    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent,
+    `grace` within how many seconds of a SIGTERM they are gone. recovery: where ranks that are lost are replaced."""
 
     control: socket.socket
     ranks: int
@@ -47,6 +41,7 @@ class Supervision:
     host: str
     abandon: Callable[[], None]
     recovery: Recovery | None = None
+    grace: float | None = None
     seats: list[Seat] = field(default_factory=list)
     settled: dict[str, Any] = field(
         default_factory=dict
@@ -60,6 +55,7 @@ class Supervision:
     _judged: UnisonoError | None = None
     _ending: bool = False
     _deadline: float | None = None
+    _grace_ends: float | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
@@ -157,6 +153,9 @@ class Supervision:
                     self._failed(verdict.Failure(seat.rank, seat.error))
                 case "asked":
                     self._stop(event["how"])
+                case "drained":
+                    if seat.rank == 0:  # whose part comes last
+                        self._judge(Stopped(event["text"]))
                 case "hang":
                     self._hung(crossing.revive(event["error"], None, self.host))
                 case "lost":
@@ -225,7 +224,7 @@ class Supervision:
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
             twice = self.stopped == "interrupt" and number == signal.SIGINT
-            how = "interrupt" if number == signal.SIGINT else "terminate"
+            how = meant(number)
             if not all(seat.pid is not None for seat in self.seats):
                 self.stopped, kind = how, Interrupted if number == signal.SIGINT else Stopped
                 self._judge(kind("stopped before the ranks had started"))
@@ -241,7 +240,10 @@ class Supervision:
             self.on_event(-1, {"kind": "stopping", "how": how})
         self.stopped = self.stopped or how
         for seat in self.seats:
-            seat.tell("stop")
+            for word in ("stop", "hurry") if how == "terminate" else ("stop",):
+                seat.tell(word)
+        if how == "terminate" and self.grace is not None and self._grace_ends is None:
+            self._grace_ends = time.monotonic() + self.grace
 
     # Ranks that are lost are replaced.
 
@@ -330,7 +332,7 @@ class Supervision:
 
     def _patience(self) -> float | None:
         """Seconds until something is due, None for never."""
-        due = [self.store.next_deadline(), self._deadline, self._silence_ends()]
+        due = [self.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
         if self.recovery is not None and not self._ending:
             due.append(time.monotonic() + LOOK_EVERY)
         times = [time_ for time_ in due if time_ is not None]
@@ -345,13 +347,16 @@ class Supervision:
     def _mind_the_time(self) -> None:
         now = time.monotonic()
         self._reply(self.store.expire())
+        if self._grace_ends is not None and self._grace_ends <= now:
+            self._grace_ends = None
+            self._judge(self._judged or Stopped(out_of_grace(self.grace or 0.0)))
         ends = self._silence_ends()
         if ends is not None and ends <= now:
             self.hung = True
             self._deadline = now + STACK_GRACE
             for seat in self._unfinished():
                 seat.lines.clear()
-                seat.kill(signal.SIGUSR1)  # faulthandler writes the stack to the rank's output
+                seat.kill(PRINT)  # faulthandler writes the stack to the rank's output
         if self.recovery is not None and not self._ending:
             for seat in self.seats:
                 if self.recovery.stands(seat.rank, seat.is_stopped(), now):

@@ -125,6 +125,11 @@ class Stopped(UnisonoError):
     default_code = "S01"
 
 
+def out_of_grace(grace: float) -> str:
+    """What is said where a run that was asked to stop could not save in time."""
+    return f"stopped as asked, without a new checkpoint: the grace of {grace:g} s (launch.grace) is over"
+
+
 class Skipped(UnisonoError):
     exit = 77  # as make check and others know it
     default_code = "L06"

@@ -236,7 +236,8 @@ def run_ahead(run: Run, train: TrainConfig) -> str:
     gradients = run.gradients
     if not isinstance(gradients, AheadGradients):
         return ""
-    if why := why_not_ahead(run):
+    auto = "train.save_every = auto may save after any of them" if train.save_every == "auto" else ""
+    if why := why_not_ahead(run) or auto:
         return f"sync={run.replica.plan.sync}: every update waits for all slices: {why}"
     plain = {one.name: getattr(run.update, one.name) for one in fields(run.update)}
     run.update = AheadUpdate(**plain, gradients=gradients)

@@ -157,6 +157,14 @@ class KnownAhead(Feed):
 
 
 def drains(train: TrainConfig) -> Callable[[int], bool]:
-    """After which updates something looks at the weights: an evaluation, a checkpoint, the end."""
-    every = [n for n in (train.eval_every, train.save_every) if n]
+    """After which updates something looks at the weights: an evaluation, a checkpoint, the end. Raises UsageError P24
+    where nobody knows ahead."""
+    if train.save_every == "auto":
+        raise UsageError(
+            "schedule=pipedream empties its pipeline before a checkpoint, and train.save_every = auto chooses late",
+            where="plan.schedule, train.save_every",
+            fix="train.save_every as a number of steps, or schedule=1f1b",
+            code="P24",
+        )
+    every = [n for n in (train.eval_every, train.save_every) if isinstance(n, int) and n]
     return lambda made: made >= train.steps or any(made % n == 0 for n in every)

@@ -1,7 +1,8 @@
 """A live run on one rank: what a step works with."""
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from unisono.comm.mesh import Mesh
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 class Run:
     """A live run on one rank, among certain members. `step` is the number of updates made; all else `join` made anew.
 
+    gate: held while a step changes what is kept in checkpoints, so that another thread may keep it from doing so.
     leaves: that this rank computes, of `of_leaves` in the global batch. timetable: of all rows of the pipeline; `row`
     is this rank's, `eval_row` its forwards alone. whole: whether weights and states are those after `step` steps: not
     in the middle of an update.
@@ -44,3 +46,4 @@ class Run:
     recorder: Recorder
     step: int = 0
     whole: bool = True
+    gate: threading.Lock = field(default_factory=threading.Lock)

@@ -7,6 +7,7 @@ none waits for one that has given up, whatever its disk let it say.
 
 import errno
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -130,6 +131,13 @@ class Saving:
         attempt = int(ranks[:, 2].max()) + 1
         self._saver.begin(step, pieces, state, copied=not blocking, attempt=attempt)
         return self.settle(must=last) if blocking else None
+
+    def beside(self, step: int, pieces: Sequence[Box], state: dict[str, Any]) -> Path | None:
+        """Save while the main thread may be in a collective: ranks hear of each other by their files alone. The run
+        ends then. Raises UsageError K02."""
+        with suppress(UsageError):  # one before it that failed
+            self._saver.wait()
+        return self._saver.save(step, pieces, state)
 
     def close(self, seconds: float | None = None) -> None:
         """Wait for copies under way; so long at most, if given."""

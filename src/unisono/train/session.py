@@ -11,68 +11,45 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from unisono.comm.device import of_rank
 from unisono.comm.ways import ways
-from unisono.config import Recipe
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
 from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
-from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
+from unisono.train import history
 from unisono.train.ahead import run_ahead
 from unisono.train.bad import BadSteps
 from unisono.train.blame import blame, odd_loss
 from unisono.train.build import Place, build, connect, feeds
+from unisono.train.cadence import Chosen, Clock, Fixed, cadence_of
 from unisono.train.checkpoint import Saver
 from unisono.train.checkpoint.mirror import Mirroring, place_at
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.feed import Feed, Permuted
+from unisono.train.drain import Drain
 from unisono.train.evaluate import evaluate
 from unisono.train.flow import unflushed
 from unisono.train.guard import install
+from unisono.train.keeping import announce, beside_tensors, drain_parts, end
+from unisono.train.rank_order import RankOrder
 from unisono.train.rejoin import Remembered, losses, regained
 from unisono.train.run import Run
 from unisono.train.sample import sample
 from unisono.train.saving import Saving
 from unisono.train.settled import keep, keep_sync
-from unisono.train.shelf import Shelf
 from unisono.train.snapshots import Snapshots, among
 from unisono.train.state import kept_of, pieces_of, restore
 from unisono.train.update import Report
-from unisono.train.watch import Journal, LiveTable, Uplink
+from unisono.train.watch import Journal, LiveTable
 from unisono.train.whole import PlayedModel, asked
 from unisono.train.writing import writing
-
-
-@dataclass(frozen=True, slots=True)
-class RankOrder:
-    """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
-
-    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. rendezvous: that
-    in which this rank, a new process, takes a lost one's place; None at a start. last_bits: what the last bits of a sum
-    depend on beside the plan, by name; checkpoints keep it.
-    """
-
-    recipe: Recipe
-    plan: Plan
-    run_dir: Path
-    resume: Path | None
-    place: Place
-    store: dist.Store | None
-    line: Uplink
-    host: str
-    token: str
-    last_bits: Mapping[str, Any] = field(default_factory=dict)
-    epoch: int = 0
-    rendezvous: Rendezvous | None = None
-    shelf: Shelf | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +72,9 @@ class Live:
     begun_from: Path | None = None  # the checkpoint
     said: str = ""  # what was told last of what the policy chose
     metrics: dict[str, float] = field(default_factory=dict)  # of the last validation
+    clock: Clock = field(default_factory=Clock)
+    looked: int = 0  # steps that are written down
+    cadence: Fixed | Chosen = field(default_factory=Fixed)
 
 
 def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
@@ -112,7 +92,8 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
                     kept.run, kept.val_losses, rendezvous = live.run, live.val_losses, None
                 if live is None:
                     raise ValueError("a rank without a run needs a rendezvous")
-                return _play(live, corpus)
+                with Drain(drain_parts(live)):
+                    return _play(live, corpus)
             except Exception as error:
                 rendezvous = order.line.rendezvous(error)
                 if rendezvous is None:
@@ -135,6 +116,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         last = report
         now = time.perf_counter()
         seconds += now - clock
+        live.clock.stepped(now - clock)
         _look(live, report, now - clock)
         if report.bad and not report.skipped:
             _give_up(live, report)
@@ -153,6 +135,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         live.journal.flush(must=True)
     live.saver.close(5.0 if stopped else None)  # who was asked to stop may be killed soon
     live.feed.close()
+    end(live)
     tokens = (run.step - first) * live.targets
     summary = {
         "steps": run.step,
@@ -199,7 +182,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     for said in (*run.local.told, *corpus.told):
         _note(order, said)
     state = restore(run, order.resume) if order.resume is not None else {}
-    live = _enter(order, run, corpus, state, order.resume, order.epoch, order.store)
+    live = _enter(order, run, corpus, state, order.resume, order.epoch)
     _tell_choice(live)
     if recipe.train.on_bad == "roll_back" and fresh:
         _save(live, blocking=True)  # there is something to go back to from the first step on
@@ -208,7 +191,6 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
 
 def _enter(
     order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None, epoch: int,
-    store: dist.Store | None,
 ) -> Live:  # fmt: skip
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
     if there is one. store: of this epoch. Every rank calls it, or it hangs."""
@@ -220,7 +202,7 @@ def _enter(
     bad.load(state.get("bad", {}))
     check = install(run, recipe.train.guard, partial(_note, order), bad.feed)
     snapshots = Snapshots(
-        run, order.plan, order.shelf, recipe.launch.snapshot_every, among(store, place.rank, place.world),
+        run, order.plan, order.shelf, recipe.launch.snapshot_every, among(order.store, place.rank, place.world),
         lambda text: order.line.send("note", text=text),
     )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
@@ -238,10 +220,28 @@ def _enter(
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
-    return Live(
-        order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, snapshots, saved,
+    live = Live(
+        order,
+        run,
+        bad.feed,
+        bad,
+        val,
+        saving,
+        journal,
+        check,
+        losses(state),
+        targets,
+        corpus,
+        snapshots,
+        saved,
         folder,
-    )  # fmt: skip
+    )
+    live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
+    live.looked = run.step
+    if place.rank == 0:
+        with suppress(OSError):  # a full disk is no reason to end
+            history.begin(order.run_dir, run.step, again=epoch > 0)
+    return live
 
 
 def _rejoin(
@@ -260,7 +260,8 @@ def _rejoin(
     run, state, folder = regained(
         order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, note
     )
-    live = _enter(order, run, corpus, state, folder, rendezvous.epoch, rendezvous.store)
+    here = replace(order, store=rendezvous.store)
+    live = _enter(here, run, corpus, state, folder, rendezvous.epoch)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
         with writing(order.run_dir):
             recent = [record for record in state.get("recent", ()) if record["step"] <= run.step]
@@ -294,6 +295,7 @@ def _look(live: Live, report: Report, seconds: float) -> None:
     _tell_choice(live)
     validates = made >= train.steps or (train.eval_every and made % train.eval_every == 0)
     live.journal.add(report, live.run.recorder.lap(), seconds, more=bool(validates))
+    live.looked = made
 
 
 def _tell_choice(live: Live) -> None:
@@ -306,12 +308,13 @@ def _tell_choice(live: Live) -> None:
 def _between(live: Live, report: Report) -> None:
     """Evaluations and checkpoints that fall between this step and the next."""
     train, made = live.order.recipe.train, live.run.step
-    _announce(live, live.saver.poll())
+    with live.run.gate:
+        announce(live, live.saver.poll())
     if report.stop or made >= train.steps:
         return
     if train.eval_every and made % train.eval_every == 0:
         _validate(live)
-    if train.save_every and made % train.save_every == 0:
+    if live.cadence.due(made):
         _save(live, blocking=not train.async_save)
     live.run.recorder.lap()
 
@@ -338,46 +341,37 @@ def _validate(live: Live) -> None:
 
 def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
     """last: it must not fail. What fails before is told, and the run goes on to the next."""
-    order, step, train = live.order, live.run.step, live.order.recipe.train
-    live.check()  # what is kept is what all replicas agree on
-    with writing(order.run_dir):
-        live.journal.flush()  # a run resumed from here makes no line again that is missing
-    state = {
-        "step": step,
-        "data": {"fingerprint": live.corpus.fingerprint},
-        "plan": str(order.plan),
-        "last_bits": dict(order.last_bits),
-        "val": [pair for pair in live.val_losses if math.isfinite(pair[1])],
-        "recipe": order.recipe.model_dump(mode="json"),
-        "cut_names": {name: list(own) for name, own in live.run.local.cut_names.items()},
-        "bad": live.bad.state(),
-    }
-    _announce(live, live.saver.settle())
-    pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
-    folder = live.saver.save(step, pieces, state, blocking=blocking, last=last, again=again)
-    _announce(live, folder)
+    order, run, begun = live.order, live.run, time.perf_counter()
+    with run.gate:
+        live.check()  # what is kept is what all replicas agree on
+        with writing(order.run_dir):
+            live.journal.flush()  # a run resumed from here makes no line again that is missing
+        announce(live, live.saver.settle())
+        pieces = [*pieces_of(run), *kept_of(run)]
+        again = min(order.recipe.train.steps, live.cadence.after(run.step))
+        folder = live.saver.save(
+            run.step, pieces, beside_tensors(live), blocking=blocking, last=last, again=again
+        )
+        announce(live, folder)
+    live.clock.saved(time.perf_counter() - begun)
+    if said := live.cadence.saved(run.step):
+        _note(order, said)
     return folder
-
-
-def _announce(live: Live, folder: Path | None) -> None:
-    """A checkpoint is known from the moment that it is whole on disk, not before."""
-    if folder is not None:
-        live.saved = f"{folder.parent.name}/{folder.name}"
-        if live.order.place.rank == 0:
-            live.order.line.send("saved", path=live.saved)
 
 
 def _went_back(live: Live, report: Report) -> bool:
     """Put the run back before a bad step, with what it wrote of the steps since; False where there is no checkpoint."""
-    _announce(live, live.saver.settle())
-    live.snapshots.settle()
-    if (state := live.bad.go_back(report)) is None:
-        return False
-    live.snapshots.turned_back()
-    live.val_losses[:] = losses(state)
-    with writing(live.order.run_dir):
-        live.journal.close()
-        live.journal = Journal(_observers(live.order, live.run), live.targets, partial(_note, live.order))
+    with live.run.gate:
+        announce(live, live.saver.settle())
+        live.snapshots.settle()
+        if (state := live.bad.go_back(report)) is None:
+            return False
+        live.snapshots.turned_back()
+        live.val_losses[:] = losses(state)
+        with writing(live.order.run_dir):
+            live.journal.close()
+            live.journal = Journal(_observers(live.order, live.run), live.targets, partial(_note, live.order))
+        live.looked = live.run.step
     live.run.recorder.lap()
     return True
 
@@ -386,7 +380,7 @@ def _give_up(live: Live, report: Report) -> None:
     if report.finite or live.bad.tried:
         live.bad.give_up(report)
     leaves = live.feed.fetch(report.step, live.run.leaves)
-    _announce(live, live.saver.settle())
+    announce(live, live.saver.settle())
     error = blame(live.run, leaves, report, live.order.place.rank, live.saved)
     if error is not None:
         raise error

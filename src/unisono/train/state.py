@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from unisono.models.unit import GraphUnit
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
+from unisono.train.ahead import AheadGradients
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.checkpoint.faults import misfit
+from unisono.train.flow import FlowGradients
 from unisono.train.run import Run
 from unisono.train.update import state_of
 
@@ -53,6 +55,20 @@ def pieces_of(run: Run, gradients: bool = False) -> list[Box]:
             counted = first and i < run.timetable.length
             pieces.append(Box(f"model/{name}", tuple(buffer.shape), (0,) * buffer.dim(), buffer, counted))
     return pieces
+
+
+def changed_within(run: Run) -> str:
+    """What of `pieces_of` and `kept_of` a step changes before its update, in words; "" where that is nothing, so that
+    they can be saved in the middle of a step as the last one left them."""
+    if run.sync.state():
+        return "the policy's own state changes within a step"
+    if isinstance(run.gradients, FlowGradients | AheadGradients):
+        return "weights change within a step"
+    if run.local.store.most:
+        return "what is put away moves within a step"
+    if run.local.routers or any(_written(stage) for stage in run.local.stages.values()):
+        return "statistics of the model change within a step"
+    return ""
 
 
 def _written(stage: nn.Module) -> set[str]:

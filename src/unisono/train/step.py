@@ -16,31 +16,31 @@ def train(run: Run, feed: Feed, until: int, stop: Callable[[], bool] = lambda: F
         run.recorder.step = run.step + 1
         with run.recorder.span("data"):
             leaves = feed.fetch(run.step, run.leaves)
-        report = train_step(run, leaves, stop())
+        report = train_step(run, leaves, stop)
         yield from () if report.again else (report,)
         if report.stop or report.bad:
             return
 
 
-def train_step(run: Run, leaves: Sequence[Leaf], stop: bool = False) -> Report:
-    """Forward, backward, meet, clip, update. Every rank calls it, or it hangs.
-
-    stop: whether this rank was asked to; the report says whether any was. A bad step changes nothing.
-    """
-    gradients, weight = run.gradients, run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
+def train_step(run: Run, leaves: Sequence[Leaf], stop: Callable[[], bool] = lambda: False) -> Report:
+    """Forward, backward, meet, clip, update. Every rank calls it, or it hangs. stop(): whether this rank was asked to;
+    the report says whether any was. A bad step changes nothing."""
+    weight = run.sync.weigh(targets_of(run, leaves) / run.mesh.dp.size)
     losses = run.player.play(run.row, leaves, weight, run.seed)
     with run.recorder.span("backward", op="close"):
-        verdict = gradients.close(losses, stop)
+        verdict = run.gradients.close(losses, stop())
     with run.recorder.span("optim"):
-        run.update.scaler.unscale(gradients.slots)
-        numbers, run.whole = gradients.numbers(run.measure), False
-        report = run.update(run.step, verdict, numbers)
-        gradients.forget()
-    if report.bad or report.again:
-        run.sync.undone()
-    run.step += report.verdict is not Verdict.DISCARD
-    run.sync.after_update(report.step)
-    run.whole = True
+        run.update.scaler.unscale(run.gradients.slots)
+        numbers, run.whole = run.gradients.numbers(run.measure), False
+    with run.gate:
+        with run.recorder.span("optim"):
+            report = run.update(run.step, verdict, numbers)
+            run.gradients.forget()
+        if report.bad or report.again:
+            run.sync.undone()
+        run.step += report.verdict is not Verdict.DISCARD
+        run.sync.after_update(report.step)
+        run.whole = True
     return report
 
 

@@ -1,44 +1,19 @@
 """What failures cost: how often to save, and which share of the time is left for training.
 
-A job stops at every failure, loads its last checkpoint and does again what came after it (Young, 1974; Daly, 2006).
-Failures are independent, and as likely at any moment: exponential times between them. Times in seconds.
+The model of failures is `spec.interval`'s, by which runs choose how often to save too. Times in seconds.
 """
 
-from math import exp, expm1, sqrt
 from typing import Annotated
 
 from unisono.planner.simulate import Answer
 from unisono.planner.source import Source
 from unisono.planner.tell import Told, lasting, share
+from unisono.spec.interval import daly, goodput, young
 
 _SAVED = Source(
     "specification", "what train saves of an element: its weight and each of the moments, in fp32"
 )
 CHECKPOINT_BYTES: Annotated[float, _SAVED] = 4.0
-
-
-def young(save: float, mtbf: float) -> float:
-    """Seconds of work between checkpoints (Young, 1974): the first order, for `save` far below `mtbf`."""
-    return sqrt(2.0 * save * mtbf)
-
-
-def daly(save: float, mtbf: float) -> float:
-    """The same in higher order (Daly, 2006); `mtbf` where saving takes longer than twice that."""
-    if save >= 2.0 * mtbf:
-        return mtbf
-    small = save / (2.0 * mtbf)
-    return sqrt(2.0 * save * mtbf) * (1.0 + sqrt(small) / 3.0 + small / 9.0) - save
-
-
-def goodput(work: float, save: float, mtbf: float, restart: float) -> float:
-    """Share of the time that is progress, with `work` seconds between checkpoints of `save` seconds.
-
-    Exact for exponential failures, which may come during checkpoints and restarts too (Daly, 2006).
-    """
-    stretched = (work + save + restart) / mtbf
-    if stretched > 700.0:  # a checkpoint is never reached
-        return 0.0
-    return work / (mtbf * exp(restart / mtbf) * expm1((work + save) / mtbf))
 
 
 def told(answer: Answer, mtbf: float, rate: float, restart: float) -> Told:

@@ -1,5 +1,7 @@
 """`unisono train`: its flags here, the supervisor's side in `run`, every rank's in `rank`."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,9 @@ from unisono.verbs._recipe import RecipeVerb, loaded, started_ranks
 
 if TYPE_CHECKING:
     from unisono.config import Loaded, Resolved
+    from unisono.launch.signals import Early
 
-
+AUTO = "auto"
 _WHAT = ("model.", "data.", "train.")  # sections that say what is computed
 
 
@@ -25,7 +28,10 @@ class TrainVerb(RecipeVerb):
         super().flags(parser)
         parser.epilog = f"{parser.epilog}\n\n{families()}"
         parser.add_argument(
-            "--resume", metavar="RUN", help="continue the run in this folder, or from this checkpoint of it"
+            "--resume",
+            metavar="RUN",
+            help="continue the run in this folder, or from this checkpoint of it; auto: the newest of its name, if"
+            " there is one",
         )
         parser.add_argument(
             "--plan", metavar="PLAN", help='how it is spread, for example "dp=2 pp=2", or auto'
@@ -46,10 +52,20 @@ class TrainVerb(RecipeVerb):
         parser.add_argument("--rank", type=int, metavar="R", help="with --world: which rank (0)")
 
     def run(self, call: CommandCall) -> Result:
+        from unisono.launch.signals import Early
+
+        with Early(keeps=_is_rank(call.environ)) as early:
+            return self._run(call, early)
+
+    def _run(self, call: CommandCall, early: "Early") -> Result:
         from unisono import config
 
         args, file = call.args, call.args.file
-        resume, checkpoint = resumed(args.resume) if args.resume is not None else (None, "")
+        again = args.resume == AUTO
+        if again and file is None and not args.demo:
+            raise UsageError("--resume auto looks for a run of a recipe's name, and there is no recipe",
+                             where="unisono train", fix="unisono train FILE --resume auto", code="C04")  # fmt: skip
+        resume, checkpoint = resumed(args.resume) if args.resume is not None and not again else (None, "")
         if resume is not None and file is None and not args.demo:
             file = str(resume / CONFIG)
         keys = [("train.guard", args.guard)] if args.guard is not None else []
@@ -92,8 +108,19 @@ class TrainVerb(RecipeVerb):
         from unisono.verbs.train import run
         from unisono.verbs.train.order import TrainOrder
 
-        order = TrainOrder(resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint)
-        return run.run(order, call.settings, resolved.origins, demo=args.demo)
+        order = TrainOrder(
+            resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again
+        )
+        return run.run(order, call.settings, resolved.origins, early, demo=args.demo)
+
+
+def _is_rank(environ: Mapping[str, str]) -> bool:
+    """Whether others started this process as one of several ranks; a set of variables that is wrong is told later."""
+    from unisono.launch import env
+
+    with suppress(UsageError):
+        return env.detect(environ) is not None
+    return False
 
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:

@@ -68,7 +68,7 @@ class Watched:
     def hear(self, event: dict[str, Any]) -> None:
         """Take in what ranks report. Raises UsageError O01."""
         if event.get("kind") == "folder":
-            self.path = Path(event["path"])
+            self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
             self._begin(self.path)

@@ -20,6 +20,7 @@ class TrainOrder:
     run_dir: Path | None = None
     resume: bool = False
     checkpoint: str = ""
+    auto: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
@@ -30,6 +31,7 @@ class TrainOrder:
             "run_dir": str(self.run_dir) if self.run_dir is not None else None,
             "resume": self.resume,
             "checkpoint": self.checkpoint,
+            "auto": self.auto,
         }
 
     @classmethod
@@ -38,5 +40,11 @@ class TrainOrder:
         run_dir = Path(told["run_dir"]) if told["run_dir"] else None
         recipe = Recipe.model_validate_json(told["recipe"])
         return cls(
-            recipe, Plan.parse(told["plan"]), told["config_text"], run_dir, told["resume"], told["checkpoint"]
+            recipe,
+            Plan.parse(told["plan"]),
+            told["config_text"],
+            run_dir,
+            told["resume"],
+            told["checkpoint"],
+            told["auto"],
         )

@@ -24,12 +24,14 @@ from unisono.train.build import model_of
 from unisono.train.checkpoint.find import by_age
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
+from unisono.train.rank_order import RankOrder
 from unisono.train.resume import choose, identity
-from unisono.train.session import RankOrder, place_of, session
+from unisono.train.session import place_of, session
 from unisono.train.settled import SYNC, kept
 from unisono.train.shelf import MemoryShelf, Shelf
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
+from unisono.verbs.train.newest import Newest, has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
@@ -54,7 +56,11 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     recipe, plan = resolved.recipe, resolved.plan
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     with ExitStack() as held:
-        run_dir = _agree_on_folder(ctx, told, recipe, held)
+        chosen = _agree_on_folder(ctx, told, recipe, held)
+        if chosen.done is not None:
+            _all_heard(ctx)
+            return {**chosen.done, "stopped": False, "over": True}
+        run_dir, told = _taken(told, chosen)
         argument["run_dir"] = str(
             run_dir
         )  # which is the caller's own: should this rank fail, it knows where to say so
@@ -187,15 +193,36 @@ def _agree_on_checkpoint(
     return folder
 
 
-def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: ExitStack) -> Path:
+def _taken(told: TrainOrder, chosen: Newest) -> tuple[Path, TrainOrder]:
+    """The run folder that ranks agreed on, and whether they go on from a checkpoint in it."""
+    if chosen.run_dir is None:
+        raise TypeError("rank 0 names a folder")
+    return chosen.run_dir, replace(told, resume=chosen.resumes if told.auto else told.resume)
+
+
+def _all_heard(ctx: RankContext) -> None:
+    """Rank 0, whose store it may be, leaves after the others have read all that they need."""
+    ctx.store.set(f"heard/{ctx.rank}", "")
+    for rank in range(ctx.world if ctx.rank == 0 else 0):
+        ctx.store.get(f"heard/{rank}")
+
+
+def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: ExitStack) -> Newest:
     """The supervisor's folder or, where every rank was started by others, rank 0's; rank 0 locks it."""
 
-    def own() -> str:
-        folder = told.run_dir
-        if folder is None:
-            folder = make_run_dir(recipe, told.config_text)
-            ctx.channel.send("folder", path=str(folder))
-        held.enter_context(locked(folder))
-        return str(folder)
+    def own() -> dict[str, Any]:
+        found = Newest(told.run_dir)
+        if found.run_dir is None and told.auto:
+            found = newest(recipe)
+        if found.done is not None:
+            return found.as_json()
+        if told.run_dir is None:
+            folder = found.run_dir or make_run_dir(recipe, told.config_text)
+            ctx.channel.send("folder", path=str(folder), new=found.run_dir is None)
+            found = replace(found, run_dir=folder)
+        if found.run_dir is not None:
+            held.enter_context(locked(found.run_dir))
+            found = replace(found, resumes=told.auto and has_checkpoint(found.run_dir))
+        return found.as_json()
 
-    return Path(tell(ctx, "run_dir", own))
+    return Newest.of(tell(ctx, "run_dir", own))

@@ -4,10 +4,9 @@ import atexit
 import contextlib
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,16 +20,18 @@ from unisono.launch.crossing import ECHO
 from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
-from unisono.launch.signals import heard
+from unisono.launch.signals import Early
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
+from unisono.train import history
 from unisono.train.writing import nothing_to_resume, writing
 from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
+from unisono.verbs.train.newest import has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verify import prover
 
@@ -38,33 +39,53 @@ ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], *, demo: bool = False
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False
 ) -> dict[str, Any] | None:
-    """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. demo:
-    prove the plan at the end, in a line."""
-    recipe, resume = order.recipe, order.run_dir
-    place = env.detect(os.environ)
-    # A chosen checkpoint is gone on from, whatever came after it.
-    done = finished(resume, recipe.train.steps) if resume is not None and not order.checkpoint else None
-    if done is not None and place is not None and place.rank:
-        return None
+    """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line."""
+    recipe, place = order.recipe, env.detect(os.environ)
+    order, done = _which(order, alone=place is None)
+    resume = order.run_dir
     if done is not None:
-        more = f"--train.steps {2 * recipe.train.steps or 100} would go on"
-        settings.note(f"nothing to do: {resume} has made its {done['steps']} steps; {more}")
-        return done
-    for said in env.idle(os.environ) if place is None else ():
-        settings.note(f"note  {said}")
+        return _nothing_to_do(done, resume, recipe, settings) if place is None or not place.rank else None
+    count, said = env.again(os.environ)
+    for line in (*(env.idle(os.environ) if place is None else ()), *([said] if said else ())):
+        if place is None or not place.rank:
+            settings.note(f"note  {line}")
     if place is None:  # ranks that others started look together: all hear what one of them lacks
         _look(recipe, origins)  # before torch is imported: in a blink, not after seconds
-        if resume is not None and not any((Path(resume) / "checkpoints").glob("step-*/manifest.json")):
+        if resume is not None and not order.auto and not has_checkpoint(resume):
             raise nothing_to_resume(str(resume))
-    with _signals_heard(), Watched(not order.resume, order.config_text, resume) as folder:
+    with Watched(resume is None, order.config_text, resume) as folder:
         if place is not None:
-            summary = _as_rank(order, settings, folder, place)
+            summary = _as_rank(order, settings, folder, place, early)
         else:
-            summary = _as_supervisor(order, settings, folder, demo)
+            summary = _as_supervisor(order, settings, folder, early, demo)
+        if summary.pop("over", False):
+            return _nothing_to_do(summary, None, recipe, settings)
+        summary["restarts"] += max(count, history.past(Path(summary["run_dir"])).starts - 1)
         _finish(Path(summary["run_dir"]), recipe, summary, settings)
     return summary
+
+
+def _which(order: TrainOrder, alone: bool) -> tuple[TrainOrder, dict[str, Any] | None]:
+    """The order with the run that it goes on with, and the summary of that run if there is nothing to do. alone: no
+    rank was started beside this process; else rank 0 looks for a run later, for all."""
+    if order.auto and alone:
+        found = newest(order.recipe)
+        return replace(order, run_dir=found.run_dir), found.done
+    # A chosen checkpoint is gone on from, whatever came after it.
+    looks = order.run_dir is not None and not order.checkpoint
+    return order, finished(order.run_dir, order.recipe.train.steps) if looks and order.run_dir else None
+
+
+def _nothing_to_do(
+    done: dict[str, Any], run_dir: Path | None, recipe: Recipe, settings: Settings
+) -> dict[str, Any]:
+    run_dir = run_dir or done["run_dir"]
+    more = f"--train.steps {2 * recipe.train.steps or 100} would go on"
+    settings.note(f"nothing to do: {run_dir} has made its {done['steps']} steps; {more}")
+    return done
 
 
 def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
@@ -76,26 +97,9 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
         raise
 
 
-@contextlib.contextmanager
-def _signals_heard() -> Iterator[None]:
-    """SIGTERM or SIGHUP before the ranks are there, and after they have gone, ends as in between: 75, and nothing half
-    made."""
-
-    def stop(number: int, frame: object) -> None:
-        raise Stopped("stopped as asked")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield  # notebooks, tests: Python allows no handlers there
-        return
-    before = {number: signal.signal(number, stop) for number in heard() if number != signal.SIGINT}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo: bool) -> dict[str, Any]:
+def _as_supervisor(
+    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool
+) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
@@ -108,8 +112,17 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
             hear = _heard_by(screen, folder)
             recovery = Recovery(plan.world) if recipe.launch.recover else None
             outcome = nursery.run(
-                argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend, recovery
+                argument,
+                plan.world,
+                threads,
+                hear,
+                recipe.launch.timeout,
+                recipe.launch.backend,
+                recovery,
+                recipe.launch.grace,
             )
+        if outcome.stopped:
+            early.stopping()
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
         summary["restarts"] = recovery.changes if recovery is not None else 0
@@ -118,16 +131,22 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
     return summary
 
 
-def _as_rank(order: TrainOrder, settings: Settings, folder: Watched, place: env.Started) -> dict[str, Any]:
+def _as_rank(
+    order: TrainOrder, settings: Settings, folder: Watched, place: env.Started, early: Early
+) -> dict[str, Any]:
     """Be one of the ranks that torchrun or the like has started."""
     launch, argument = order.recipe.launch, order.as_json()
     folder.prediction = None if place.rank else expected(order.recipe, order.plan, os.environ)
     with _screen(order, settings) as screen:
         hear = _heard_by(screen, folder)
+        ago = time.monotonic() - early.since if early.how else None
+        ending = env.Ending(launch.grace, partial(_left, folder, settings, place.rank), ago)
         outcome = env.run_in_env(
             ENTRY, argument, hear, os.environ, launch.threads_per_rank, launch.backend, launch.timeout,
-            partial(_hung, argument, settings, place.rank),
+            partial(_hung, argument, settings, place.rank), ending,
         )  # fmt: skip
+    if outcome.stopped:
+        early.stopping()
     folder.path = Path(argument["run_dir"]) if argument["run_dir"] else folder.path
     folder.new = folder.new and place.rank == 0  # the rank that made it may take it away again
     if outcome.error is not None:
@@ -152,6 +171,20 @@ def _hung(argument: dict[str, Any], settings: Settings, rank: int, error: Unison
         print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
     if mine:
         tell(error.render())
+
+
+def _left(folder: Watched, settings: Settings, rank: int, error: UnisonoError) -> None:
+    """The end of a rank that was asked to stop and whose main thread is in a step: rank 0 tells it."""
+    if rank == 0:
+        _name_the_way_on(error, folder)
+        folder.__exit__(type(error), error, None)
+        if folder.path is not None and folder.began:
+            with contextlib.suppress(OSError):
+                write_whole(folder.path / "error.json", json.dumps(error.as_dict(), indent=2) + "\n")
+        if settings.json:
+            print(json.dumps({"schema_version": 1, **error.as_dict()}), file=sys.__stdout__, flush=True)
+        tell(error.render())
+    flush_and_leave(error.exit)
 
 
 def _stops(rank: int, what: str, code: int) -> NoReturn:
@@ -187,10 +220,9 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> No
     """Errors of ranks, and a request to stop, as errors that the command line maps to exit codes."""
     error, again = outcome.error, f"unisono train --resume {folder.path}"
     if error is not None:
-        kept = _kept(folder)
-        if kept and isinstance(error, Interrupted):
-            error.fix = f"{again} (from {kept})"
-        elif kept:
+        if isinstance(error, (Interrupted, Stopped)):
+            _name_the_way_on(error, folder)
+        elif kept := _kept(folder):
             settings.note(f"kept    {kept}: {again}")
         raise error
     result = outcome.results[0]
@@ -199,6 +231,14 @@ def _raise_if_ended(outcome: Outcome, folder: Watched, settings: Settings) -> No
         if result is None:
             raise kind("stopped as asked, before the first step")
         raise kind("stopped as asked; the run is saved", fix=again)
+
+
+def _name_the_way_on(error: UnisonoError, folder: Watched) -> None:
+    """What goes on from where, for an end that the run was asked for."""
+    if kept := _kept(folder):
+        error.fix = f"unisono train --resume {folder.path} (from {kept})"
+    elif folder.began and isinstance(error, Stopped):
+        error.likely = "there is no checkpoint yet: a new start begins at the first step"
 
 
 def _kept(folder: Watched) -> str:

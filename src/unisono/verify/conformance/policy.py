@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -105,7 +106,9 @@ def _trained(source: Path, text: str, rank: int, ranks: int, steps: int, kept: P
             live.step = step
         feed, _ = feeds(resolved.recipe, resolved.plan, corpus, place.device)
         before = _sent(recorder)
-        report = train_step(live, feed.fetch(step, live.leaves), stop=step == 2 and rank == ranks - 1)
+        report = train_step(
+            live, feed.fetch(step, live.leaves), stop=partial(bool, step == 2 and rank == ranks - 1)
+        )
         beside = live.gradients.line.values.nbytes * (live.mesh.dp.size - 1)
         sent += (_sent(recorder) - before - beside) / steps
         losses.append(report.loss)

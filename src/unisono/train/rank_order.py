@@ -1,0 +1,37 @@
+"""What one rank is told of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unisono.config import Recipe
+from unisono.plan import Plan
+from unisono.spec.rendezvous import Rendezvous
+from unisono.train.build import Place
+from unisono.train.shelf import Shelf
+from unisono.train.watch import Uplink
+
+
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
+
+    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. rendezvous: that
+    in which this rank, a new process, takes a lost one's place; None at a start. last_bits: what the last bits of a sum
+    depend on beside the plan, by name; checkpoints keep it.
+    """
+
+    recipe: Recipe
+    plan: Plan
+    run_dir: Path
+    resume: Path | None
+    place: Place
+    store: Any  # a torch Store
+    line: Uplink
+    host: str
+    token: str
+    last_bits: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    rendezvous: Rendezvous | None = None
+    shelf: Shelf | None = None
