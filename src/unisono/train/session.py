@@ -18,7 +18,6 @@ from unisono.comm.ways import ways
 from unisono.config import Recipe
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
-from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
 from unisono.plan import Plan
 from unisono.plan.fidelity import needs_like_threads
@@ -45,6 +44,7 @@ from unisono.train.settled import keep, keep_sync
 from unisono.train.shelf import Shelf
 from unisono.train.snapshots import Snapshots, among
 from unisono.train.state import kept_of, pieces_of, restore
+from unisono.train.trial import Trial
 from unisono.train.update import Report
 from unisono.train.watch import Journal, LiveTable, Uplink
 from unisono.train.whole import PlayedModel, asked
@@ -73,6 +73,7 @@ class RankOrder:
     epoch: int = 0
     rendezvous: Rendezvous | None = None
     shelf: Shelf | None = None
+    trial: Trial = field(default_factory=Trial)  # what is done beside, where faults are played
 
 
 @dataclass(slots=True)
@@ -178,7 +179,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
 def _start(order: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = order.recipe, order.plan, order.place
     connect(place, order.store)
-    recorder = Recorder(place.rank)
+    recorder = order.trial.recorder(place.rank)
     here, fresh = replace(place, scratch=order.run_dir), order.resume is None
     run = build(recipe, plan, here, corpus, recorder, filled=fresh)
     post = run.player.post if isinstance(run.player, StagePlayer) else None
@@ -225,10 +226,8 @@ def _enter(
     )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    note, kept = (
-        partial(_note, order),
-        {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every},
-    )
+    note = partial(_note, order)
+    kept = {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every}
     saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", **kept)
     mirror = None
     if recipe.train.mirror and place.rank == 0:
@@ -237,6 +236,7 @@ def _enter(
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
+    bad.feed = order.trial.feed(bad.feed, run, epoch)  # the guard asks for more than a step is made of
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
     return Live(
         order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, snapshots, saved,
@@ -258,8 +258,8 @@ def _rejoin(
         old.feed.close()
         kept.bad = old.bad.state()
     run, state, folder = regained(
-        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, note
-    )
+        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, order.trial, note
+    )  # fmt: skip
     live = _enter(order, run, corpus, state, folder, rendezvous.epoch, rendezvous.store)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
         with writing(order.run_dir):
@@ -354,6 +354,7 @@ def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
     }
     _announce(live, live.saver.settle())
     pieces, again = [*pieces_of(live.run), *kept_of(live.run)], min(train.steps, step + train.save_every)
+    order.trial.reached("save")
     folder = live.saver.save(step, pieces, state, blocking=blocking, last=last, again=again)
     _announce(live, folder)
     return folder

@@ -12,7 +12,8 @@ from unisono.plan import Plan
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
     """A resolved recipe and plan, the recipe as TOML with its origins, the run folder (None while there is none), and
-    whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if ""."""
+    whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if "". chaos: a
+    script of faults as text, "" for none."""
 
     recipe: Recipe
     plan: Plan
@@ -20,6 +21,7 @@ class TrainOrder:
     run_dir: Path | None = None
     resume: bool = False
     checkpoint: str = ""
+    chaos: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
@@ -30,6 +32,7 @@ class TrainOrder:
             "run_dir": str(self.run_dir) if self.run_dir is not None else None,
             "resume": self.resume,
             "checkpoint": self.checkpoint,
+            "chaos": self.chaos,
         }
 
     @classmethod
@@ -38,5 +41,6 @@ class TrainOrder:
         run_dir = Path(told["run_dir"]) if told["run_dir"] else None
         recipe = Recipe.model_validate_json(told["recipe"])
         return cls(
-            recipe, Plan.parse(told["plan"]), told["config_text"], run_dir, told["resume"], told["checkpoint"]
-        )
+            recipe, Plan.parse(told["plan"]), told["config_text"], run_dir, told["resume"], told["checkpoint"],
+            told["chaos"],
+        )  # fmt: skip

@@ -24,6 +24,8 @@ from unisono.launch.screen import Screen
 from unisono.launch.signals import heard
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
+from unisono.programs.chaos import history
+from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
@@ -44,6 +46,10 @@ def run(
     prove the plan at the end, in a line."""
     recipe, resume = order.recipe, order.run_dir
     place = env.detect(os.environ)
+    if order.chaos and place is not None:
+        raise UsageError("--chaos plays faults on ranks of our own", where="unisono train", code="C30",
+                         likely=f"{place.source} started these, and it restarts them as it likes",
+                         fix="the same command without a starter")  # fmt: skip
     # A chosen checkpoint is gone on from, whatever came after it.
     done = finished(resume, recipe.train.steps) if resume is not None and not order.checkpoint else None
     if done is not None and place is not None and place.rank:
@@ -104,8 +110,10 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
         folder.path = folder.path or make_run_dir(recipe, order.config_text)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
+        script = Script.of_text(order.chaos) if order.chaos else None
+        past = history.began(folder.path, script) if script is not None else None
         with _screen(order, settings) as screen:
-            hear = _heard_by(screen, folder)
+            hear = _heard_by(screen, folder, past)
             recovery = Recovery(plan.world) if recipe.launch.recover else None
             outcome = nursery.run(
                 argument, plan.world, threads, hear, recipe.launch.timeout, recipe.launch.backend, recovery
@@ -113,6 +121,8 @@ def _as_supervisor(order: TrainOrder, settings: Settings, folder: Watched, demo:
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
         summary["restarts"] = recovery.changes if recovery is not None else 0
+        if past is not None:
+            summary["faults"] = history.summed_up(history.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
     return summary
@@ -170,8 +180,12 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
     raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
-def _heard_by(screen: Screen, folder: Watched) -> OnEvent:
+def _heard_by(screen: Screen, folder: Watched, past: history.History | None = None) -> OnEvent:
+    """past: where faults are played."""
+
     def hear(rank: int, event: dict[str, Any]) -> None:
+        if past is not None and event["kind"] == "members" and "lost" in event:
+            past.add("detected", epoch=event["epoch"], lost=event["lost"], born=event["born"])
         folder.hear(event)
         screen.event(rank, event)
 
@@ -249,6 +263,8 @@ def closing(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
         )
+    if faults := summary.get("faults"):
+        lines.append(f"faults  {history.in_words(faults)}")
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:
