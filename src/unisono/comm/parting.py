@@ -1,15 +1,21 @@
 """Leave a group in the middle of its operations: free what waits for other ranks, and forget torch's groups.
 
-Neither `abort` nor `shutdown` of a Gloo group frees an operation that waits. Shutting down its sockets does, within a
-millisecond. A socket that listens is left alone: Gloo's thread that accepts connections would end the process.
+Neither `abort` nor `shutdown` of a Gloo group frees an operation that waits. Shutting down its sockets does, within
+milliseconds: first what comes in, so that Gloo's thread reads the end and fails all that is under way. A send that Gloo
+is about to begin when what goes out is shut down is forgotten, and who waits for it waits for ever. A socket that
+listens is left alone: Gloo's thread that accepts connections would end the process.
 """
 
 import os
 import socket
+import time
 from collections.abc import Container
 from contextlib import suppress
 
 import torch.distributed as dist
+
+READ = 0.005
+"""Seconds in which Gloo's thread reads that a connection has ended."""
 
 
 def sockets() -> frozenset[int]:
@@ -32,14 +38,20 @@ def _family(fd: int) -> int:
 
 def cut(spared: Container[int] = ()) -> int:
     """Shut down this process's TCP connections; returns how many. spared: descriptors of those that are no group's."""
-    count = 0
+    held, count = list[socket.socket](), 0
     for fd in sockets():
-        if fd in spared:
-            continue
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+        with suppress(OSError):
+            held += [socket.socket(fileno=os.dup(fd))] if fd not in spared else []
+    for sock in held:
+        with suppress(OSError):
             sock.getpeername()  # raises for one that listens
-            sock.shutdown(socket.SHUT_RDWR)
+            sock.shutdown(socket.SHUT_RD)
             count += 1
+    time.sleep(READ if count else 0.0)
+    for sock in held:
+        with suppress(OSError), sock:
+            sock.getpeername()
+            sock.shutdown(socket.SHUT_RDWR)
     return count
 
 

@@ -114,7 +114,8 @@ class BadSteps:
         self, run: Run, feed: Feed, how: TrainConfig, run_dir: Path, resumed: bool, note: Note
     ) -> None:
         self.run, self.how, self.run_dir, self.note = run, how, run_dir, note
-        self.feed = self._sieve = Sieve(feed)
+        self._sieve = Sieve(feed)
+        self.feed: Feed = self._sieve
         self.judge = Judge(how.spike)
         run.update.judge = run.replica.update.judge = self.judge
         self.skipped: list[dict[str, Any]] = []

@@ -10,6 +10,7 @@ from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
 from unisono.train.build import Place
 from unisono.train.shelf import Shelf
+from unisono.train.trial import Trial
 from unisono.train.watch import Uplink
 
 
@@ -35,3 +36,4 @@ class RankOrder:
     epoch: int = 0
     rendezvous: Rendezvous | None = None
     shelf: Shelf | None = None
+    trial: Trial = field(default_factory=Trial)  # what is done beside, where faults are played

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from unisono.config import Recipe
-from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.words import listed
@@ -23,6 +22,7 @@ from unisono.train.handover import NotHeld, PeerMemory
 from unisono.train.run import Run
 from unisono.train.shelf import Shelf, Snapshot
 from unisono.train.state import kept_of, pieces_of, refill, restore
+from unisono.train.trial import Trial
 
 
 @dataclass(slots=True)
@@ -50,15 +50,18 @@ def regained(
     rendezvous: Rendezvous,
     kept: Remembered,
     shelf: Shelf | None,
+    trial: Trial,
     note: Callable[[str], None],
 ) -> tuple[Run, dict[str, Any], Path | None]:
     """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. kept: is up to date
     afterwards. Every rank calls it, or it hangs."""
+    recorder = trial.recorder(place.rank)
+    trial.reached("recovery", rendezvous.epoch)
     held = _held(plan, kept, shelf)
     memory = PeerMemory(place.rank, place.world, rendezvous.store, held, place.device)
     connect(place, rendezvous.store)
     here, folder = replace(place, scratch=run_dir), None
-    run = build(recipe, plan, here, corpus, Recorder(place.rank), filled=False)
+    run = build(recipe, plan, here, corpus, recorder, filled=False)
     try:
         state = refill(run, memory)
         if memory.stood_in:
@@ -66,7 +69,7 @@ def regained(
     except NotHeld as missing:
         folder = _newest(run_dir, place, rendezvous, note)
         if folder is None:
-            run = build(recipe, plan, here, corpus, Recorder(place.rank))
+            run = build(recipe, plan, here, corpus, recorder)
         state = restore(run, folder) if folder is not None else {}
         note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
     kept.run, kept.val_losses, kept.bad = (

@@ -16,7 +16,6 @@ from unisono.comm.device import of_rank
 from unisono.comm.ways import ways
 from unisono.observe.memory import peak_rss_mib
 from unisono.observe.metrics import last_step
-from unisono.observe.span import Recorder
 from unisono.parallel.play import StagePlayer
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
@@ -161,7 +160,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
 def _start(order: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = order.recipe, order.plan, order.place
     connect(place, order.store)
-    recorder = Recorder(place.rank)
+    recorder = order.trial.recorder(place.rank)
     here, fresh = replace(place, scratch=order.run_dir), order.resume is None
     run = build(recipe, plan, here, corpus, recorder, filled=fresh)
     post = run.player.post if isinstance(run.player, StagePlayer) else None
@@ -207,10 +206,8 @@ def _enter(
     )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
-    note, kept = (
-        partial(_note, order),
-        {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every},
-    )
+    note = partial(_note, order)
+    kept = {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every}
     saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", **kept)
     mirror = None
     if recipe.train.mirror and place.rank == 0:
@@ -219,6 +216,7 @@ def _enter(
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
+    bad.feed = order.trial.feed(bad.feed, run, epoch)  # the guard asks for more than a step is made of
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
     live = Live(
         order,
@@ -258,8 +256,8 @@ def _rejoin(
         old.feed.close()
         kept.bad = old.bad.state()
     run, state, folder = regained(
-        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, note
-    )
+        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, order.trial, note
+    )  # fmt: skip
     here = replace(order, store=rendezvous.store)
     live = _enter(here, run, corpus, state, folder, rendezvous.epoch)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
@@ -349,6 +347,7 @@ def _save(live: Live, blocking: bool, last: bool = False) -> Path | None:
         announce(live, live.saver.settle())
         pieces = [*pieces_of(run), *kept_of(run)]
         again = min(order.recipe.train.steps, live.cadence.after(run.step))
+        order.trial.reached("save")
         folder = live.saver.save(
             run.step, pieces, beside_tensors(live), blocking=blocking, last=last, again=again
         )

@@ -46,6 +46,10 @@ class TrainVerb(RecipeVerb):
         )  # fmt: skip
 
         parser.add_argument(
+            "--chaos", metavar="SCRIPT",
+            help="play faults on the run: a file of them, `kill:who=2:step=10`, or random:seed=3:faults=20",
+        )  # fmt: skip
+        parser.add_argument(
             "--world", type=int, metavar="N",
             help="with --dry-run: run one rank of N by itself, without numbers, and show what it holds and calls",
         )  # fmt: skip
@@ -90,7 +94,7 @@ class TrainVerb(RecipeVerb):
         if args.fit_micro_batch:
             given = _fitted(call, given, ranks)
         resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
-        text = config.resolved_toml(resolved)
+        text, chaos = config.resolved_toml(resolved), _faults(call, resolved)
         if call.settings.dry_run:
             return (
                 _would_train(call, resolved, text, resume)
@@ -109,7 +113,7 @@ class TrainVerb(RecipeVerb):
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
-            resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again
+            resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
         return run.run(order, call.settings, resolved.origins, early, demo=args.demo)
 
@@ -121,6 +125,15 @@ def _is_rank(environ: Mapping[str, str]) -> bool:
     with suppress(UsageError):
         return env.detect(environ) is not None
     return False
+
+
+def _faults(call: CommandCall, resolved: "Resolved") -> str:
+    """The script that --chaos names, as ranks get it."""
+    if call.args.chaos is None:
+        return ""
+    from unisono.programs.chaos import script
+
+    return script.read(call.args.chaos, resolved.plan.world, resolved.recipe.train.steps).as_text()
 
 
 def _rehearsed(call: CommandCall, resolved: "Resolved") -> Result:

@@ -12,7 +12,8 @@ from unisono.plan import Plan
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
     """A resolved recipe and plan, the recipe as TOML with its origins, the run folder (None while there is none), and
-    whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if ""."""
+    whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if "". chaos: a
+    script of faults as text, "" for none."""
 
     recipe: Recipe
     plan: Plan
@@ -21,6 +22,7 @@ class TrainOrder:
     resume: bool = False
     checkpoint: str = ""
     auto: bool = False
+    chaos: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
@@ -32,6 +34,7 @@ class TrainOrder:
             "resume": self.resume,
             "checkpoint": self.checkpoint,
             "auto": self.auto,
+            "chaos": self.chaos,
         }
 
     @classmethod
@@ -47,4 +50,5 @@ class TrainOrder:
             told["resume"],
             told["checkpoint"],
             told["auto"],
+            told["chaos"],
         )

@@ -29,6 +29,7 @@ from unisono.train.resume import choose, identity
 from unisono.train.session import place_of, session
 from unisono.train.settled import SYNC, kept
 from unisono.train.shelf import MemoryShelf, Shelf
+from unisono.train.trial import trial_of
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
 from unisono.verbs.train.newest import Newest, has_checkpoint, newest
@@ -90,7 +91,9 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             _last_bits(ctx),
             ctx.epoch,
             shelf=_shelf(ctx),
+            trial=trial_of(told.chaos, run_dir, ctx.rank),
         )
+        order.trial.reached("start")
         if ctx.rank == 0:  # whoever takes a lost rank's place does not agree on it again
             ctx.channel.send("settled", argument={"run_dir": str(run_dir), "plan": str(plan)})
         return _train(order, corpus, room)
@@ -105,7 +108,7 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     order = RankOrder(
         recipe, resolved.plan, run_dir, None, place, ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
-        ctx.epoch, ctx.rendezvous, _shelf(ctx),
+        ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:

@@ -23,6 +23,8 @@ from unisono.launch.screen import Screen
 from unisono.launch.signals import Early
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
+from unisono.programs.chaos import history as followed
+from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
 from unisono.spec.settings import Settings, tell
@@ -46,6 +48,10 @@ def run(
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
+    if order.chaos and place is not None:
+        raise UsageError("--chaos plays faults on ranks of our own", where="unisono train", code="C30",
+                         likely=f"{place.source} started these, and it restarts them as it likes",
+                         fix="the same command without a starter")  # fmt: skip
     if done is not None:
         return _nothing_to_do(done, resume, recipe, settings) if place is None or not place.rank else None
     count, said = env.again(os.environ)
@@ -108,8 +114,10 @@ def _as_supervisor(
         folder.path = folder.path or make_run_dir(recipe, order.config_text)
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
+        script = Script.of_text(order.chaos) if order.chaos else None
+        past = followed.began(folder.path, script) if script is not None else None
         with _screen(order, settings) as screen:
-            hear = _heard_by(screen, folder)
+            hear = _heard_by(screen, folder, past)
             recovery = Recovery(plan.world) if recipe.launch.recover else None
             outcome = nursery.run(
                 argument,
@@ -126,6 +134,8 @@ def _as_supervisor(
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
         summary["restarts"] = recovery.changes if recovery is not None else 0
+        if past is not None:
+            summary["faults"] = followed.summed_up(followed.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
     return summary
@@ -203,8 +213,12 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
     raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
-def _heard_by(screen: Screen, folder: Watched) -> OnEvent:
+def _heard_by(screen: Screen, folder: Watched, past: followed.History | None = None) -> OnEvent:
+    """past: where faults are played."""
+
     def hear(rank: int, event: dict[str, Any]) -> None:
+        if past is not None and event["kind"] == "members" and "lost" in event:
+            past.add("detected", epoch=event["epoch"], lost=event["lost"], born=event["born"])
         folder.hear(event)
         screen.event(rank, event)
 
@@ -289,6 +303,8 @@ def closing(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
         )
+    if faults := summary.get("faults"):
+        lines.append(f"faults  {followed.in_words(faults)}")
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:

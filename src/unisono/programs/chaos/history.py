@@ -1,0 +1,145 @@
+"""What came of faults: `chaos.jsonl` in a run's folder, one event a line, and what follows from it. No torch.
+
+Ranks and launcher append to one file. `t` is in seconds of the host's monotonic clock, which all its processes share;
+`time` is Unix time. Events:
+
+    script    a launch under a script begins           launcher
+    planned   a fault of the script                    launcher
+    injected  now it happens                           the rank, just before
+    detected  the launcher knows of a loss             launcher
+    meets     the rank leaves what it was in           each rank
+    met       it has its state, and trains             each rank
+    step      it has made the first step since         each rank
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from unisono.programs.chaos.fault import FAULTS
+from unisono.programs.chaos.script import Script
+
+FILE = "chaos.jsonl"
+TIMES = {"detected": "detected", "meets": "meets", "met": "met", "next": "step"}
+"""What is told of a fault: seconds from it to these events; the first step made since is `next`."""
+Line = dict[str, Any]
+
+
+class History:
+    """The file, for one who writes. script: the digest of the faults that are played; lines of others are not seen."""
+
+    def __init__(self, run_dir: Path, script: str) -> None:
+        self._path, self._script = run_dir / FILE, script
+
+    def add(self, event: str, **fields: Any) -> None:
+        """Append a line, in one write, so that two writers never mix. A full disk loses it."""
+        line = {
+            "event": event,
+            "script": self._script,
+            "t": round(time.monotonic(), 6),
+            "time": time.time(),
+            **fields,
+        }
+        with suppress(OSError):
+            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                size = os.fstat(file).st_size
+                broken = size and os.pread(file, 1, size - 1) != b"\n"  # a full disk cut the last line
+                os.write(file, b"\n" * bool(broken) + json.dumps(line).encode() + b"\n")
+            finally:
+                os.close(file)
+
+    def lines(self) -> list[Line]:
+        """All lines of this script so far."""
+        return [line for line in read(self._path.parent) if line.get("script") == self._script]
+
+
+def read(run_dir: Path) -> list[Line]:
+    """The lines of a run's history; none where it has none. A line that a full disk cut is left out."""
+    try:
+        texts = (run_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    lines = []
+    for text in texts:
+        with suppress(ValueError):
+            if isinstance(line := json.loads(text), dict):
+                lines.append(line)
+    return lines
+
+
+def began(run_dir: Path, script: Script) -> History:
+    """The history of a run that is launched under a script, with what is planned."""
+    history = History(run_dir, script.digest)
+    known = history.lines()
+    history.add("script", pid=os.getpid())
+    for number, fault in enumerate(script.faults if not known else ()):
+        history.add("planned", fault=number, says=fault.as_json())
+    return history
+
+
+def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
+    """A row for each planned fault: what it is, when it happened, and seconds from then to each of TIMES.
+
+    What loses no rank is followed by nothing. Where ranks were lost again before they had met, the meeting that counts
+    is the one that led to a step."""
+    lines = list(lines)
+    rows: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if line["event"] == "planned":
+            rows.setdefault(line["fault"], {**line["says"], "fault": line["fault"], "injected": None})
+    for line in lines:
+        if line["event"] == "injected" and (row := rows.get(line["fault"])) and row["injected"] is None:
+            row |= {"injected": line["t"], "rank": line["rank"], "at_step": line["step"], "in": line["phase"]}
+            if FAULTS[row["what"]].loses:
+                row |= _after(line, lines)
+    return [rows[number] for number in sorted(rows)]
+
+
+def _after(injected: Line, lines: Sequence[Line]) -> dict[str, float | None]:
+    begun, found = injected["t"], dict[str, float | None](dict.fromkeys(TIMES))
+    losses = [line for line in lines if line["event"] == "detected" and line["t"] >= begun]
+    own = [line for line in losses if injected["rank"] in line["born"]]
+    if not losses:
+        return found
+    loss = (own or losses)[0]
+    found["detected"] = loss["t"] - begun
+    later = [line for line in lines if line["t"] >= loss["t"] and line.get("epoch", -1) >= loss["epoch"]]
+    steps = [line for line in later if line["event"] == "step"]
+    if steps:
+        epoch = min(line["epoch"] for line in steps)
+        found["next"] = min(line["t"] for line in steps if line["epoch"] == epoch) - begun
+        for name in ("meets", "met"):
+            times = [line["t"] for line in later if line["event"] == name and line["epoch"] == epoch]
+            found[name] = max(times) - begun if times else None
+    return found
+
+
+def summed_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many faults were planned, happened, and were followed by a step; medians and greatest of the times."""
+    told: dict[str, Any] = {
+        "planned": len(rows),
+        "injected": sum(row["injected"] is not None for row in rows),
+    }
+    lost = [row for row in rows if row["injected"] is not None and FAULTS[row["what"]].loses]
+    told |= {"losses": len(lost), "recovered": sum(row.get("next") is not None for row in lost)}
+    for name in TIMES:
+        times = [row[name] for row in lost if row.get(name) is not None]
+        told[f"{name}_s"] = (
+            {"median": round(median(times), 4), "max": round(max(times), 4)} if times else None
+        )
+    return told
+
+
+def in_words(told: Mapping[str, Any]) -> str:
+    """`20 of 20 played; 13 losses, 13 made good; 0.31 s to the next step (median), 0.62 s at most`."""
+    text = f"{told['injected']} of {told['planned']} played; {told['losses']} losses, {told['recovered']} made good"
+    step = told["next_s"]
+    return text + (
+        f"; {step['median']:.2f} s to the next step (median), {step['max']:.2f} s at most" if step else ""
+    )
