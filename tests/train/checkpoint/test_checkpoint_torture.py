@@ -68,7 +68,14 @@ def test_it_notices_a_save_that_is_visible_too_early(tmp_path: Path, monkeypatch
 def test_it_notices_a_reader_that_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    monkeypatch.setattr(manifest, "read_regular", lambda path, limit: path.read_bytes()[:limit])
-    monkeypatch.setattr(doubtful, "open_regular", lambda path: os.open(path, os.O_RDONLY))
+    def opened(path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would keep it for ever
+
+    def read(path: Path, limit: int) -> bytes:
+        with os.fdopen(opened(path), "rb") as file:
+            return file.read(limit)
+
+    monkeypatch.setattr(manifest, "read_regular", read)
+    monkeypatch.setattr(doubtful, "open_regular", opened)
     wrong = played("fuzz", tmp_path, 400).wrong
     assert wrong, "links and pipes were followed"
