@@ -154,6 +154,19 @@ def test_writers_of_one_history_do_not_see_that_of_another_script(tmp_path: Path
     assert [line["event"] for line in history.began(tmp_path, one).lines()] == ["script", "planned", "script"]
 
 
+def test_a_cut_is_over_with_the_next_meeting_not_with_its_ranks_death() -> None:
+    says = [
+        {"what": what, "who": 1, "step": step, "phase": "load"} for what, step in (("cut", 2), ("kill", 5))
+    ]
+    lines = [
+        *(line("planned", 0, fault=i, says=said) for i, said in enumerate(says)),
+        line("injected", 10.0, fault=0, rank=1, step=2, phase="load"), line("detected", 10.5, epoch=1, lost={}, born=[]),
+        line("step", 11.0, epoch=1, rank=0, step=2), line("injected", 20.0, fault=1, rank=1, step=5, phase="load"),
+        line("detected", 20.1, epoch=2, lost={"1": ""}, born=[1]), line("step", 21.0, epoch=2, rank=0, step=5),
+    ]  # fmt: skip
+    assert [round(row["detected"], 3) for row in history.what_followed(lines)] == [0.5, 0.1]
+
+
 # The count of leaves: four ranks, dp=2 pp=2, four leaves of two samples; ranks are lost in step 2.
 
 LEAVES, MICRO, STEPS = 4, 2, 5

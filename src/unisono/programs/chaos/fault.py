@@ -14,27 +14,31 @@ ANY, LAUNCHER, HELPER = "any", "launcher", "helper"
 @dataclass(frozen=True, slots=True)
 class FaultKind:
     """A way in which things go wrong. says: for the user. options: keys that it takes, with what they are if absent.
-    loses: whether a rank or a connection is lost by it, so that ranks meet anew. signal: the name of the one by which
-    it is done, if that is all. processes: whether it may befall launcher and helper too."""
+    loses: whether a rank or a connection is lost by it, so that ranks meet anew; stays: the rank itself is not lost.
+    signal: the name of the one by which it is done, if that is all. processes: whether it may befall launcher and
+    helper too."""
 
     says: str
     options: Mapping[str, float]
     loses: bool = False
+    stays: bool = False
     signal: str = ""
     processes: bool = False
 
 
 FAULTS: Mapping[str, FaultKind] = {
-    "kill": FaultKind("SIGKILL, as the kernel does without memory", {}, True, "SIGKILL", True),
-    "segv": FaultKind("SIGSEGV, as a mistake in native code", {}, True, "SIGSEGV"),
-    "stop": FaultKind("SIGSTOP, and nobody continues it", {}, True, "SIGSTOP"),
+    "kill": FaultKind(
+        "SIGKILL, as the kernel does without memory", {}, True, signal="SIGKILL", processes=True
+    ),
+    "segv": FaultKind("SIGSEGV, as a mistake in native code", {}, True, signal="SIGSEGV"),
+    "stop": FaultKind("SIGSTOP, and nobody continues it", {}, True, signal="SIGSTOP"),
     "pause": FaultKind("SIGSTOP, continued after `seconds`", {"seconds": 0.2}),
     "slow": FaultKind("each step takes `times` as long, for `seconds`", {"times": 10.0, "seconds": 1.0}),
-    "cut": FaultKind("its TCP connections to other ranks are shut down", {}, True),
+    "cut": FaultKind("its TCP connections to other ranks are shut down", {}, True, stays=True),
     "flip": FaultKind("bit `bit` of one number of a weight is the other one", {"bit": 22}),
     "fill": FaultKind("a file of `mib` MiB in the run folder for `seconds`", {"mib": 64.0, "seconds": 1.0}),
     "clock": FaultKind("time.time() of the rank jumps by `seconds`", {"seconds": 3600.0}),
-    "term": FaultKind("SIGTERM, as a scheduler preempts", {}, False, "SIGTERM", True),
+    "term": FaultKind("SIGTERM, as a scheduler preempts", {}, signal="SIGTERM", processes=True),
     "hang": FaultKind("its main thread sleeps for `seconds`", {"seconds": 3600.0}),
 }
 

@@ -97,14 +97,14 @@ def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
         if line["event"] == "injected" and (row := rows.get(line["fault"])) and row["injected"] is None:
             row |= {"injected": line["t"], "rank": line["rank"], "at_step": line["step"], "in": line["phase"]}
             if FAULTS[row["what"]].loses:
-                row |= _after(line, lines)
+                row |= _after(line, lines, FAULTS[row["what"]].stays)
     return [rows[number] for number in sorted(rows)]
 
 
-def _after(injected: Line, lines: Sequence[Line]) -> dict[str, float | None]:
+def _after(injected: Line, lines: Sequence[Line], stays: bool) -> dict[str, float | None]:
     begun, found = injected["t"], dict[str, float | None](dict.fromkeys(TIMES))
     losses = [line for line in lines if line["event"] == "detected" and line["t"] >= begun]
-    own = [line for line in losses if injected["rank"] in line["born"]]
+    own = [line for line in losses if injected["rank"] in line["born"] and not stays]
     if not losses:
         return found
     loss = (own or losses)[0]
