@@ -147,6 +147,8 @@ def one_rank(
         "resume": bool(resume),
         "config_text": "",
         "checkpoint": "",
+        "auto": False,
+        "chaos": "",
     }
     Path("run").mkdir(exist_ok=True)
     try:
