@@ -7,7 +7,6 @@ Four ranks are ready in the time of one import, several runs share it, no port i
 process: the helper dies with it and the ranks with the helper (see `helper`).
 """
 
-import contextlib
 import json
 import os
 import secrets
@@ -18,11 +17,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from unisono.launch.crew import Crew
 from unisono.launch.heap import with_huge_pages
+from unisono.launch.hosts import OwnHost
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
+from unisono.launch.spread import Spread
 from unisono.launch.supervise import OnEvent, Supervision
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import tell
@@ -71,7 +73,7 @@ class Nursery:
         self,
         argument: dict[str, Any],
         ranks: int,
-        threads: int = 1,
+        threads: int | None = 1,
         on_event: OnEvent | None = None,
         timeout: float | None = None,
         backend: str = "auto",
@@ -90,24 +92,18 @@ class Nursery:
         host = socket.gethostname()
         if ranks < 1:
             raise UsageError(f"cannot start {ranks} ranks", fix="launch.ranks of 1 or more", code="L02")
+        name = socket.gethostname()
         terms = {
-            "ranks": ranks,
-            "threads": max(1, threads),
             "backend": backend,
             "token": secrets.token_hex(16),
             "timeout": timeout,
             "recovers": recovery is not None,
         }
-        hear = on_event or print_output
-        watch = Supervision(
-            self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery, grace
-        )
+        own = OwnHost(name, ranks, cores(), self._control, self._process.kill)
+        watch = Supervision(on_event or print_output, StepPace(timeout), name, recovery, grace)
+        crew = Crew(watch.board, Spread("", ranks), terms, argument, {0: own}, threads)
         with Signals() as signals:
-            with contextlib.suppress(
-                ConnectionError
-            ):  # a helper that has gone may have left word why: hear it below
-                watch.order(terms, argument)
-            return watch.watch(signals)
+            return watch.watch(crew, signals)
 
     def close(self) -> None:
         """End the helper and with it all ranks; harmless when repeated."""
@@ -122,6 +118,11 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def cores() -> int:
+    """Of this host, that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def print_output(rank: int, event: dict[str, Any]) -> None:

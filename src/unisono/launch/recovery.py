@@ -55,11 +55,13 @@ class Recovery:
         self._hung.add((rank, self._step))
         return self.may() and not again
 
-    def change(self, anew: bool = False) -> int:
-        """Ranks were lost: the next epoch begins. anew: all are started together. Returns it."""
+    def change(self, ranks: int | None = None, anew: bool = False, planned: bool = False) -> int:
+        """The next epoch begins, of so many ranks. anew: all are started together. planned: nothing was lost. Returns
+        it."""
         self.epoch += 1
-        self.changes += 1
-        self._tries += 1
+        self.ranks = ranks or self.ranks
+        self.changes += not planned
+        self._tries += not planned
         self.begun = self.begun and not anew
         self._ready.clear()
         self._since.clear()
