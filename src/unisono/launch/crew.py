@@ -36,11 +36,16 @@ class Crew:
     settled: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
     _count: int = 0
+    _numbers: dict[str, int] = field(default_factory=dict)
 
     @property
     def slots(self) -> dict[int, int]:
         """How many ranks each host takes, by its number."""
         return {number: host.slots for number, host in self.hosts.items()}
+
+    def number_of(self, name: str) -> int:
+        """Of a host of this name, as before if it has been here; from 1 on."""
+        return self._numbers.setdefault(name, len(self._numbers) + 1)
 
     def everyone(self) -> list[Seat]:
         """Of all that may live."""

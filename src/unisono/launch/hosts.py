@@ -93,6 +93,14 @@ class Host(ABC):
     def abandon(self) -> None:
         """End its helper, and with it all its ranks."""
 
+    def beat(self, now: float) -> bool:
+        """Give it a sign of life when one is due, in seconds of a monotonic clock. Returns whether it is there."""
+        return True
+
+    def close(self) -> None:
+        """No more orders."""
+        return
+
 
 @dataclass
 class OwnHost(Host):

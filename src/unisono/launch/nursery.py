@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.heap import with_huge_pages
 from unisono.launch.hosts import OwnHost
@@ -48,21 +49,7 @@ class Nursery:
                 fix="start the same command with torchrun, which is recognised",
                 code="L04",
             )
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": list(path)}
-        # One thread in numpy's BLAS, whose pool would otherwise start at import and not survive the fork; asking
-        # the driver's library for GPUs instead of CUDA itself, which cannot be used in a child once touched.
-        extra = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: the current folder must not be able to shadow a module of ours or of torch's.
-                [python, "-P", "-m", "unisono.launch.helper", json.dumps(terms)],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what an import prints is no data
-                pass_fds=[theirs.fileno()],
-                env={**extra, **os.environ, **with_huge_pages(os.environ)},
-                start_new_session=True,  # a terminal's Ctrl-C is the supervisor's to hear
-            )
+        self._control, self._process = start_helper(entry, python, path)
 
     @property
     def pid(self) -> int:
@@ -79,13 +66,14 @@ class Nursery:
         backend: str = "auto",
         recovery: Recovery | None = None,
         grace: float | None = None,
+        company: Company | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
         and a request to stop. `timeout`: seconds that a rank may keep the others
         waiting; by the run's own steps if None (`pace`). recovery: replaces ranks that are lost; without it a lost rank
-        ends the run.
+        ends the run. company: other hosts, on which some of the ranks are.
         Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop; a second Ctrl-C kills them, and so do `grace` seconds after
         one of the others. Failures are in the Outcome.
         """
@@ -99,9 +87,11 @@ class Nursery:
             "timeout": timeout,
             "recovers": recovery is not None,
         }
-        own = OwnHost(name, ranks, cores(), self._control, self._process.kill)
-        watch = Supervision(on_event or print_output, StepPace(timeout), name, recovery, grace)
+        own = OwnHost(name, company.slots if company else ranks, cores(), self._control, self._process.kill)
+        watch = Supervision(on_event or print_output, StepPace(timeout), name, recovery, grace, company)
         crew = Crew(watch.board, Spread("", ranks), terms, argument, {0: own}, threads)
+        if company is not None:
+            crew.spread, crew.choice, crew.leads = company.spread, company.choice, company.reception.address
         with Signals() as signals:
             return watch.watch(crew, signals)
 
@@ -118,6 +108,28 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+def start_helper(
+    entry: str, python: str = sys.executable, path: Sequence[str] = ()
+) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
+    """The line to a new helper, which imports from now on, and its process."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": list(path)}
+    # One thread in numpy's BLAS, whose pool would otherwise start at import and not survive the fork; asking
+    # the driver's library for GPUs instead of CUDA itself, which cannot be used in a child once touched.
+    extra = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    with theirs:
+        process = subprocess.Popen(
+            # -P: the current folder must not be able to shadow a module of ours or of torch's.
+            [python, "-P", "-m", "unisono.launch.helper", json.dumps(terms)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what an import prints is no data
+            pass_fds=[theirs.fileno()],
+            env={**extra, **os.environ, **with_huge_pages(os.environ)},
+            start_new_session=True,  # a terminal's Ctrl-C is the supervisor's to hear
+        )
+    return control, process
 
 
 def cores() -> int:

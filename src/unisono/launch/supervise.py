@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, verdict
+from unisono.launch.company import Company
 from unisono.launch.crew import Crew
+from unisono.launch.far_host import BEAT
 from unisono.launch.hosts import Host, Message
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
@@ -30,13 +32,14 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 @dataclass
 class Supervision:
     """State of one run. pace: how long ranks may be silent. grace: within how many seconds of a SIGTERM they are gone.
-    recovery: where ranks that are lost are replaced."""
+    recovery: where ranks that are lost are replaced. company: other hosts."""
 
     on_event: OnEvent
     pace: StepPace
     host: str
     recovery: Recovery | None = None
     grace: float | None = None
+    company: Company | None = None
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
     unborn: crossing.Record | None = None
@@ -58,6 +61,8 @@ class Supervision:
         self.board.watch(signals, lambda: self._signalled(signals))
         for number, host in crew.hosts.items():
             self._join(number, host)
+        if self.company is not None:
+            self.board.watch(self.company.reception, self._receive)
         try:
             self._begin()
             while not self._over():
@@ -70,6 +75,8 @@ class Supervision:
             while not self._over():  # an error of our own: still nobody is left behind
                 self.board.turn(None)
             self.board.close()
+            if self.company is not None:
+                self.company.close()
 
     def _join(self, number: int, host: Host) -> None:
         """A host is there: its helper is heard, and reads the data."""
@@ -78,6 +85,17 @@ class Supervision:
             self.crew.prepare(host)
         except OSError:
             return  # its helper has gone, which is found where it is heard; it may have left word why
+
+    def _receive(self) -> None:
+        """Hosts that come, the first time or again."""
+        for host in self.company.reception.turn() if self.company is not None else ():
+            number = self.crew.number_of(host.name)
+            if number in self.crew.hosts:
+                self._host_lost(number)  # it has noticed sooner than we have
+            self.crew.hosts[number] = host
+            self.on_event(-1, {"kind": "host", "came": host.name, "slots": host.slots, "address": host.address})
+            self._join(number, host)
+        self._begin()
 
     def _begin(self) -> None:
         """Ask for the ranks, once there are slots for all of them."""
@@ -134,6 +152,7 @@ class Supervision:
                 self.unborn = message["error"]
             case "prepared":
                 host.prepared = True
+                self._grow()
             case op:
                 self.on_event(-1, {"kind": op, **message})
 
@@ -191,8 +210,11 @@ class Supervision:
 
     def _host_lost(self, number: int) -> None:
         """A host, and all ranks there at once."""
-        name = self.crew.hosts[number].name
+        host = self.crew.hosts[number]
+        self.board.forget(host)
+        name = host.name
         lost = [seat for seat in self.crew.host_gone(number) if seat in self.crew.seats]
+        host.close()
         self.on_event(-1, {"kind": "host", "gone": name})
         if not lost or self._ending or not self._begun:
             return
@@ -279,6 +301,12 @@ class Supervision:
         for seat in self.crew.seats:
             seat.tell("move")
 
+    def _grow(self) -> None:
+        """More slots than before may let the run go on otherwise."""
+        spread = self.crew.next_spread()
+        if self._begun and spread is not None and spread.plan != self.crew.spread.plan:
+            self.move(spread)
+
     def _paused(self, seat: Seat, epoch: int) -> None:
         """A rank has ended its step for a move; once all have, they meet."""
         if self.recovery is None or epoch != self.recovery.epoch:
@@ -320,6 +348,8 @@ class Supervision:
         due = [self.board.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
         if self.recovery is not None and not self._ending:
             due.append(time.monotonic() + LOOK_EVERY)
+        if self.company is not None:
+            due += [time.monotonic() + BEAT, self.company.next_deadline(self._begun)]
         times = [time_ for time_ in due if time_ is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -332,6 +362,8 @@ class Supervision:
     def _mind_the_time(self) -> None:
         now = time.monotonic()
         self.board.mind_the_time()
+        if self.company is not None:
+            self._mind_hosts(self.company, now)
         if self._grace_ends is not None and self._grace_ends <= now:
             self._grace_ends = None
             self._judge(self._judged or Stopped(out_of_grace(self.grace or 0.0)))
@@ -351,6 +383,14 @@ class Supervision:
                 self._lose([])
             else:
                 self._judge(self._find_error())
+
+    def _mind_hosts(self, company: Company, now: float) -> None:
+        for number, host in list(self.crew.hosts.items()):
+            if not host.beat(now):
+                self._host_lost(number)
+        company.reception.expire()
+        if not self._begun and not self._ending and (error := company.missing(self.crew.hosts.values(), now)):
+            self._judge(error)
 
     def _unfinished(self) -> list[Seat]:
         return [seat for seat in self.crew.seats if not seat.reported() and seat.status is None]

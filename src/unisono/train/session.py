@@ -130,7 +130,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         _between(live, report)
         clock = time.perf_counter()
     stopped = last is not None and last.stop and run.step < recipe.train.steps
-    if stopped and order.line.moves():
+    if stopped and _moves(order, run.step):
         raise Paused
     if not stopped:
         _validate(live)
@@ -162,6 +162,15 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     if order.place.rank == 0 and not stopped and folder is not None:
         summary["sample"] = sample(folder, recipe, corpus)
     return summary
+
+
+def _moves(order: RankOrder, step: int) -> bool:
+    """Whether all ranks have ended with this step to meet anew, as rank 0 has heard it: others may have heard less."""
+    if order.place.world == 1:
+        return order.line.moves()
+    if order.place.rank == 0:
+        order.store.set(f"moves/{step}", "1" if order.line.moves() else "0")
+    return order.store.get(f"moves/{step}") == b"1"
 
 
 def _start(order: RankOrder, corpus: Corpus) -> Live:

@@ -1,0 +1,117 @@
+"""Another host as the supervisor sees it: its agent at the other end of a link. No torch."""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.launch.hosts import Host, Message, Process
+from unisono.launch.lanes import Lanes
+from unisono.launch.link import Broken, Link
+
+BEAT = 0.15
+"""Seconds between two signs of life of an agent, and of the supervisor."""
+GONE = 0.8
+"""Seconds of silence after which a host is gone."""
+LINES = 3  # of a rank: store, events, output
+
+
+def lane_of(seat: int, line: int) -> int:
+    """The number of a rank's line. line: 0 store, 1 events, 2 output."""
+    return LINES * seat + line
+
+
+@dataclass
+class FarProcess(Process):
+    """A rank on another host, by the number of its seat."""
+
+    pid: int
+    seat: int
+    host: "FarHost"
+    stopped: bool = False
+
+    def kill(self, number: int) -> None:
+        self.host.say({"op": "kill", "seat": self.seat, "signal": int(number)})
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def ended(self) -> None:
+        return  # its host sees to that: an agent whose link ends kills its ranks
+
+
+@dataclass
+class FarHost(Host):
+    """heard: when something last came, in seconds of a monotonic clock. rate: bit/s that the link carried when it was
+    new, as far as that was seen."""
+
+    name: str
+    slots: int
+    cores: int
+    link: Link
+    address: str = ""
+    lanes: Lanes = field(init=False)
+    heard: float = field(default_factory=time.monotonic)
+    _said: float = 0.0
+    _over: bool = False
+    _ranks: dict[int, FarProcess] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lanes = Lanes(self.link)
+
+    def fileno(self) -> int:
+        return self.lanes.fileno()
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Tell the agent; one that is gone does not mind."""
+        try:
+            self.lanes.say(message)
+        except Broken:
+            self._over = True
+
+    def order(self, message: Message, files: Sequence[int] = ()) -> None:
+        if self._over:
+            raise ConnectionError(f"host {self.name} is gone")
+        for line, file in enumerate(files):
+            self.lanes.carry(lane_of(message["seat"], line), os.dup(file), reads=line < LINES - 1)
+        self.say(message)
+
+    def hear(self) -> list[tuple[Message, list[int]]] | None:
+        try:
+            said = self.lanes.turn()
+        except Broken:
+            self._over = True
+            return None
+        self.heard = time.monotonic()
+        found = list[tuple[Message, list[int]]]()
+        for message in said:
+            match message.get("op"):
+                case "beat":
+                    pass
+                case "stopped" if (rank := self._ranks.get(message["seat"])) is not None:
+                    rank.stopped = message["stopped"]
+                case _:
+                    found.append((message, []))
+        return found
+
+    def beat(self, now: float) -> bool:
+        """Give the agent a sign of life when one is due. Returns whether the host is still there."""
+        if now - self._said >= BEAT:
+            self._said = now
+            self.say({"op": "beat"})
+        return not self._over and now - self.heard < GONE
+
+    def process(self, message: Message, files: Sequence[int]) -> Process:
+        self._ranks[message["seat"]] = rank = FarProcess(message["pid"], message["seat"], self)
+        return rank
+
+    def abandon(self) -> None:
+        self.say({"op": "end"})
+
+    def close(self) -> None:
+        """The run is over, or the host is: whatever runs there ends."""
+        self._over = True
+        self.lanes.close()
+
+
