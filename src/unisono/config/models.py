@@ -218,6 +218,11 @@ class LaunchConfig(BaseModel):
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
         " often as costs under 1 % of a step",
     )
+    shell: str = Field(
+        default="ssh -o BatchMode=yes",
+        min_length=1,
+        description="what runs a command on another host of --hosts: these words, the host, the command",
+    )
     grace: Positive = Field(
         default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"
     )

@@ -92,8 +92,7 @@ class Agent:
                 last = str(error)
             if self._signals.take():
                 raise Ended
-            if not self._ranks:
-                self._bury()
+            self._end_ranks()  # one may have been born since
             time.sleep(AGAIN)
         raise ConnectionError(f"nobody answers at {self.door['address']}:{self.door['port']} ({last})")
 
@@ -215,16 +214,7 @@ def call(door: dict[str, Any], said: dict[str, Any]) -> Link:
 
 def _greeting(sock: socket.socket) -> bytes:
     """One small frame. Raises Refused, OSError."""
-    (length,) = wire.HEAD.unpack(_read(sock, wire.HEAD.size))
-    if length > link.GREETING:
-        raise Refused("what came is no greeting")
-    return _read(sock, length)
-
-
-def _read(sock: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        if not (piece := sock.recv(count - len(data))):
-            raise ConnectionError("the other side closed the connection")
-        data += piece
-    return bytes(data)
+    try:
+        return wire.read_frame(sock, link.GREETING)
+    except ValueError as error:
+        raise Refused("what came is no greeting") from error

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from unisono.launch.hosts import Host
-from unisono.launch.reception import Reception
+from unisono.launch.reception import DOOR, Reception
 from unisono.launch.spread import Choice, Spread
 from unisono.spec.errors import UnisonoError, UsageError
 
@@ -42,10 +43,13 @@ class Company:
     patience: float = PATIENCE
     _since: float = field(default_factory=time.monotonic)
     _shells: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    _door: Path | None = None
 
-    def invite(self, shell: str) -> None:
-        """Start the agent of each guest by `shell HOST COMMAND`; it hears of the token by its input, which nobody else
-        reads. Raises UsageError U-L10 where there is no such shell."""
+    def open(self, shell: str, run_dir: Path) -> None:
+        """Let others join: who may read the run's folder finds the door there; guests are asked by `shell HOST COMMAND`,
+        which hears of the token by its input. Raises UsageError U-L10 where there is no such shell."""
+        self.reception.write_door(run_dir)
+        self._door = run_dir / DOOR
         for guest in self.guests:
             words = [sys.executable, "-m", "unisono", "host", "-", "--slots", str(guest.slots), "--name", guest.name]
             command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
@@ -85,8 +89,10 @@ class Company:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the shells; agents have ended before, with their links."""
+        """Nobody joins any more. Agents have been told to end; their shells end with them."""
         self.reception.close()
+        if self._door is not None:
+            self._door.unlink(missing_ok=True)
         until = time.monotonic() + _LEAVE
         for process in self._shells.values():
             try:

@@ -76,7 +76,7 @@ class Crew:
         slots = sum(self.slots.values())
         if self.choice is None:
             return self.spread if slots >= self.spread.ranks else None
-        return self.choice(slots)
+        return self.choice(slots, self.settled.get("plan", ""))
 
     def meet_anew(self, recovery: Recovery, spread: Spread, joins: bool, planned: bool) -> list[int]:
         """New processes take the seats that are empty, and all ranks meet. joins: those that live keep their processes;

@@ -46,6 +46,8 @@ class FarHost(Host):
     """heard: when something last came, in seconds of a monotonic clock. rate: bit/s that the link carried when it was
     new, as far as that was seen."""
 
+    far = True
+
     name: str
     slots: int
     cores: int

@@ -72,6 +72,8 @@ class Host(ABC):
     cores: int
     prepared = False
     """Whether its helper has read the data of this run."""
+    far = False
+    """Whether it is another one than the supervisor's."""
 
     @abstractmethod
     def fileno(self) -> int:

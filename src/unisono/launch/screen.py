@@ -26,6 +26,8 @@ def changed(event: Mapping[str, Any]) -> str:
     """A change of a run's ranks, for a person: who was lost, or that all have met again."""
     if "met" in event:
         return f"all ranks have met again, after step {event['met']}"
+    if "why" in event:
+        return f"going on with {event['ranks']} ranks under {event['plan']}: {event['why']}"
     lost = "; ".join(f"rank {rank} was lost ({how})" for rank, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
     return f"{lost or 'ranks lost each other'}: {new}"
@@ -81,6 +83,9 @@ class Screen:
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
                 self.say(f"stopping after this step, then saving{how}")
+            case "host":
+                came = event.get("came")
+                self._note(f"host {came} has come, with room for {event['slots']}" if came else f"host {event['gone']} is gone")
             case "members":
                 self._note(changed(event))
             case "imported":

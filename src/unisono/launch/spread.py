@@ -22,8 +22,8 @@ class Spread:
 
 Place = tuple[int, int]
 """A host's number, and a slot there."""
-Choice = Callable[[int], Spread | None]
-"""So many slots are there: how to go on; None where it cannot."""
+Choice = Callable[[int, str], Spread | None]
+"""So many slots are there, and this is the plan that ranks settled at their start: how to go on; None where it cannot."""
 
 
 def places(slots: Mapping[int, int], ranks: int, held: Sequence[Place] = ()) -> list[Place]:

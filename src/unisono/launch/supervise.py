@@ -74,6 +74,11 @@ class Supervision:
             self._take_down()
             while not self._over():  # an error of our own: still nobody is left behind
                 self.board.turn(None)
+            for host in crew.hosts.values():
+                self.board.forget(host)
+                if host.far:
+                    host.abandon()
+                    host.close()
             self.board.close()
             if self.company is not None:
                 self.company.close()

@@ -47,9 +47,12 @@ class Frames:
         return whole
 
 
-def read_frame(sock: socket.socket) -> bytes:
-    """The next frame of a blocking socket. Raises ConnectionError when the other side has left."""
+def read_frame(sock: socket.socket, most: int = MOST) -> bytes:
+    """The next frame of a blocking socket. Raises ConnectionError when the other side has left, ValueError for a frame
+    of more than `most` bytes."""
     (length,) = HEAD.unpack(_read(sock, HEAD.size))
+    if length > most:
+        raise ValueError(f"a frame of {length} bytes")
     return _read(sock, length)
 
 

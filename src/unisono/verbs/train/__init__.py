@@ -50,6 +50,10 @@ class TrainVerb(RecipeVerb):
             help="play faults on the run: a file of them, `kill:who=2:step=10`, or random:seed=3:faults=20",
         )  # fmt: skip
         parser.add_argument(
+            "--hosts", metavar="A,B:4",
+            help="spread the run over hosts, this one first; after a colon, how many ranks one takes",
+        )  # fmt: skip
+        parser.add_argument(
             "--world", type=int, metavar="N",
             help="with --dry-run: run one rank of N by itself, without numbers, and show what it holds and calls",
         )  # fmt: skip
@@ -115,7 +119,7 @@ class TrainVerb(RecipeVerb):
         order = TrainOrder(
             resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
-        return run.run(order, call.settings, resolved.origins, early, demo=args.demo)
+        return run.run(order, call.settings, resolved.origins, early, demo=args.demo, hosts=args.hosts)
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:

@@ -31,6 +31,7 @@ from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
 from unisono.train import history
 from unisono.train.writing import nothing_to_resume, writing
+from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.newest import has_checkpoint, newest
@@ -41,10 +42,12 @@ ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False
-) -> dict[str, Any] | None:
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False,
+    hosts: str | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
     """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
-    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line."""
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. hosts: on which, this
+    one first."""
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
@@ -66,7 +69,7 @@ def run(
         if place is not None:
             summary = _as_rank(order, settings, folder, place, early)
         else:
-            summary = _as_supervisor(order, settings, folder, early, demo)
+            summary = _as_supervisor(order, settings, folder, early, demo, hosts)
         if summary.pop("over", False):
             return _nothing_to_do(summary, None, recipe, settings)
         summary["restarts"] += max(count, history.past(Path(summary["run_dir"])).starts - 1)
@@ -104,16 +107,19 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
 
 
 def _as_supervisor(
-    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool
+    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool, hosts: str | None
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
+    company = spreading.company(order, hosts, settings) if hosts else None
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
         folder.path = folder.path or make_run_dir(recipe, order.config_text)
+        if company is not None:
+            company.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
-        threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
+        threads = recipe.launch.threads_per_rank
         script = Script.of_text(order.chaos) if order.chaos else None
         past = followed.began(folder.path, script) if script is not None else None
         with _screen(order, settings) as screen:
@@ -128,6 +134,7 @@ def _as_supervisor(
                 recipe.launch.backend,
                 recovery,
                 recipe.launch.grace,
+                company,
             )
         if outcome.stopped:
             early.stopping()
