@@ -213,6 +213,11 @@ class LaunchConfig(BaseModel):
         default=True,
         description="replace ranks that are killed or stand still, while the others stay; false: they end the run",
     )
+    replan: bool = Field(
+        default=True,
+        description="go on under another plan, or with leaves dealt by speed, where hosts or speeds have changed and"
+        " that pays; false: with fewer replicas alone",
+    )
     snapshot_every: Natural | None = Field(
         default=None,
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"

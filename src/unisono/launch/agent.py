@@ -1,8 +1,8 @@
 """What lends a host to a run whose supervisor is on another one: `unisono host`. No torch.
 
 The agent has a helper of its own, which forks ranks as the supervisor asks; it carries their lines over one link, and
-tells how they end. When the link ends, or the supervisor is silent, it ends its ranks and calls again: the helper, which
-has imported torch and read the data, stays.
+tells how they end. When the link ends, or the supervisor is silent, it ends its ranks and calls again: the helper,
+which has imported torch and read the data, stays.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Agent:
     _looked: float = 0.0
 
     def run(self) -> None:
-        """Serve until the run is over. Raises Refused where the token is wrong, ConnectionError where nobody is there."""
+        """Serve until the run is over. Raises Refused for a wrong token, ConnectionError where nobody answers."""
         self._control, self._helper = start_helper(self.entry)
         try:
             with Signals() as signals:
@@ -141,6 +141,8 @@ class Agent:
                         os.close(file)
             case "kill" if (rank := self._ranks.get(message["seat"])) is not None:
                 rank.process.kill(message["signal"])
+            case "probe":
+                lanes.say({"op": "probed"})
             case "end":
                 raise Ended
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from unisono.launch.hosts import Host
 from unisono.launch.reception import DOOR, Reception
-from unisono.launch.spread import Choice, Spread
+from unisono.launch.spread import Choice
 from unisono.spec.errors import UnisonoError, UsageError
 
 PATIENCE = 60.0
@@ -32,12 +32,11 @@ class Guest:
 
 @dataclass
 class Company:
-    """reception: where hosts join. slots: of this host itself. spread: what the run begins with. choice: how it goes on
-    with so many slots. guests: who was asked; others may join too."""
+    """reception: where hosts join. slots: of this host itself. choice: how the run goes on with so many slots. guests:
+    who was asked; others may join too."""
 
     reception: Reception
     slots: int
-    spread: Spread
     choice: Choice | None = None
     guests: Sequence[Guest] = ()
     patience: float = PATIENCE
@@ -46,12 +45,22 @@ class Company:
     _door: Path | None = None
 
     def open(self, shell: str, run_dir: Path) -> None:
-        """Let others join: who may read the run's folder finds the door there; guests are asked by `shell HOST COMMAND`,
-        which hears of the token by its input. Raises UsageError U-L10 where there is no such shell."""
+        """Let others join: who may read the run's folder finds the door there; guests are asked by `shell HOST
+        COMMAND`, which hears of the token by its input. Raises UsageError U-L10 where there is no such shell."""
         self.reception.write_door(run_dir)
         self._door = run_dir / DOOR
         for guest in self.guests:
-            words = [sys.executable, "-m", "unisono", "host", "-", "--slots", str(guest.slots), "--name", guest.name]
+            words = [
+                sys.executable,
+                "-m",
+                "unisono",
+                "host",
+                "-",
+                "--slots",
+                str(guest.slots),
+                "--name",
+                guest.name,
+            ]
             command = f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
             try:
                 process = subprocess.Popen(
@@ -77,7 +86,11 @@ class Company:
         """Why the run cannot begin, once that is sure: who has not come."""
         here = {host.name for host in hosts}
         late = [guest.name for guest in self.guests if guest.name not in here]
-        failed = {name: code for name in late if (code := self._shells[name].poll() if name in self._shells else None)}
+        failed = {
+            name: code
+            for name in late
+            if (code := self._shells[name].poll() if name in self._shells else None)
+        }
         if not failed and now - self._since < self.patience:
             return None
         names = ", ".join(failed or late) or "enough hosts"

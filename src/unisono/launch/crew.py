@@ -1,4 +1,4 @@
-"""The ranks of a run on its hosts: who sits where, and how they meet anew when some are lost or others come. No torch."""
+"""The ranks of a run on its hosts: who sits where, and how they meet anew when some are lost or come. No torch."""
 
 import contextlib
 import os
@@ -21,7 +21,8 @@ class Crew:
     """terms, argument: what each helper is told of the run. threads: of a rank; its share of the cores of its host if
     None. leads: the address by which other hosts reach this one, "" where it is alone. choice: how to go on with so
     many slots. hosts: by number, this one's own is 0. seats: of the ranks that train, in their order; leaving: of those
-    that only hand over what they hold. settled: of the argument, what ranks agreed on at their start."""
+    that only hand over what they hold. settled: of the argument, what ranks agreed on at their start. advised: by
+    slots, what turned out to be better."""
 
     board: Switchboard
     spread: Spread
@@ -31,6 +32,7 @@ class Crew:
     threads: int | None = None
     leads: str = ""
     choice: Choice | None = None
+    advised: dict[int, Spread] = field(default_factory=dict)
     seats: list[Seat] = field(default_factory=list)
     leaving: list[Seat] = field(default_factory=list)
     settled: dict[str, Any] = field(default_factory=dict)
@@ -74,9 +76,21 @@ class Crew:
     def next_spread(self) -> Spread | None:
         """How to go on with the hosts that are there; None where that is not known."""
         slots = sum(self.slots.values())
+        if slots in self.advised:
+            return self.advised[slots]
         if self.choice is None:
             return self.spread if slots >= self.spread.ranks else None
         return self.choice(slots, self.settled.get("plan", ""))
+
+    def about(self) -> dict[str, Any]:
+        """What is there, for who looks for a better spread: slots, hosts, the most ranks of one, the slowest link."""
+        used = [seat.host for seat in self.seats]
+        hosts = {id(host): host for host in used}.values()
+        rates = [host.rate for host in hosts if host.rate]
+        return {
+            "slots": sum(self.slots.values()), "hosts": len(hosts), "per_host": max(map(used.count, hosts), default=1),
+            "rate": min(rates, default=0.0), "delay": max((host.delay for host in hosts), default=0.0),
+        }  # fmt: skip
 
     def meet_anew(self, recovery: Recovery, spread: Spread, joins: bool, planned: bool) -> list[int]:
         """New processes take the seats that are empty, and all ranks meet. joins: those that live keep their processes;

@@ -14,6 +14,8 @@ BEAT = 0.15
 """Seconds between two signs of life of an agent, and of the supervisor."""
 GONE = 0.8
 """Seconds of silence after which a host is gone."""
+_PROBES = (1, 1, 1, 1 << 19)
+"""Bytes of messages by which a link is measured."""
 LINES = 3  # of a rank: store, events, output
 
 
@@ -43,8 +45,7 @@ class FarProcess(Process):
 
 @dataclass
 class FarHost(Host):
-    """heard: when something last came, in seconds of a monotonic clock. rate: bit/s that the link carried when it was
-    new, as far as that was seen."""
+    """heard: when something last came, in seconds of a monotonic clock."""
 
     far = True
 
@@ -58,6 +59,8 @@ class FarHost(Host):
     _said: float = 0.0
     _over: bool = False
     _ranks: dict[int, FarProcess] = field(default_factory=dict)
+    _probed: list[float] = field(default_factory=list)
+    _asked: float = 0.0
 
     def __post_init__(self) -> None:
         self.lanes = Lanes(self.link)
@@ -91,11 +94,30 @@ class FarHost(Host):
             match message.get("op"):
                 case "beat":
                     pass
+                case "probed":
+                    self._measured()
                 case "stopped" if (rank := self._ranks.get(message["seat"])) is not None:
                     rank.stopped = message["stopped"]
                 case _:
                     found.append((message, []))
         return found
+
+    def probe(self) -> None:
+        """Measure the link, while it has nothing else to carry: seconds of a small message and back, and of a large."""
+        self._probed.clear()
+        self._ask(1)
+
+    def _ask(self, nbytes: int) -> None:
+        self._asked = time.monotonic()
+        self.say({"op": "probe", "data": "x" * nbytes})
+
+    def _measured(self) -> None:
+        self._probed.append(time.monotonic() - self._asked)
+        if len(self._probed) < len(_PROBES):
+            self._ask(_PROBES[len(self._probed)])
+            return
+        small, large = min(self._probed[:-1]), self._probed[-1]
+        self.delay, self.rate = small / 2, 8 * _PROBES[-1] / max(large - small, 1e-4)
 
     def beat(self, now: float) -> bool:
         """Give the agent a sign of life when one is due. Returns whether the host is still there."""
@@ -115,5 +137,3 @@ class FarHost(Host):
         """The run is over, or the host is: whatever runs there ends."""
         self._over = True
         self.lanes.close()
-
-

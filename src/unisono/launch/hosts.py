@@ -74,6 +74,10 @@ class Host(ABC):
     """Whether its helper has read the data of this run."""
     far = False
     """Whether it is another one than the supervisor's."""
+    rate = 0.0
+    """Bit/s of the link to it, as far as that was measured; 0 where it was not."""
+    delay = 0.0
+    """Seconds of a small message to it."""
 
     @abstractmethod
     def fileno(self) -> int:
@@ -98,6 +102,10 @@ class Host(ABC):
     def beat(self, now: float) -> bool:
         """Give it a sign of life when one is due, in seconds of a monotonic clock. Returns whether it is there."""
         return True
+
+    def probe(self) -> None:
+        """Measure the link to it, if there is one."""
+        return
 
     def close(self) -> None:
         """No more orders."""

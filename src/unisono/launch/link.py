@@ -64,10 +64,16 @@ def answer(token: str, asked: dict[str, Any], said: dict[str, Any]) -> dict[str,
     if asked.get("unisono") != VERSION or not isinstance(asked.get("nonce"), str):
         raise Refused("who answers there is no unisono of this version")
     own = secrets.token_hex(32)
-    return {**said, "nonce": own, "proof": proof(token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True))}
+    return {
+        **said,
+        "nonce": own,
+        "proof": proof(token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True)),
+    }
 
 
-def admitted(token: str, asked: dict[str, Any], answered: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def admitted(
+    token: str, asked: dict[str, Any], answered: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the caller says, the called side's own proof). Raises Refused."""
     said = {key: value for key, value in answered.items() if key not in ("nonce", "proof")}
     own = answered.get("nonce")
@@ -117,7 +123,8 @@ class Link:
         ]
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return cls(sock, *(keys if is_caller else reversed(keys)))
+        own, other = keys if is_caller else reversed(keys)
+        return cls(sock, own, other)
 
     def send(self, payload: bytes) -> None:
         """Send a frame, as much of it as the connection takes now; the rest is owed. Raises Broken."""
@@ -163,8 +170,9 @@ class Link:
             stop = at + wire.HEAD.size + length
             if len(self._in) < stop:
                 break
-            seal, payload = bytes(self._in[at + wire.HEAD.size :][:_SEAL]), bytes(
-                self._in[at + wire.HEAD.size + _SEAL : stop]
+            seal, payload = (
+                bytes(self._in[at + wire.HEAD.size :][:_SEAL]),
+                bytes(self._in[at + wire.HEAD.size + _SEAL : stop]),
             )
             if not hmac.compare_digest(seal, _hash(self.opens, self._got, payload)):
                 raise Broken("a frame that the other side did not send so, or not now")

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from unisono.launch.advice import Adviser
 from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.heap import with_huge_pages
@@ -67,17 +68,19 @@ class Nursery:
         recovery: Recovery | None = None,
         grace: float | None = None,
         company: Company | None = None,
+        adviser: Adviser | None = None,
+        spread: Spread | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
         `on_event(rank, event)` hears what ranks send, what they print (`kind="output"`), and as rank -1 the helper
         and a request to stop. `timeout`: seconds that a rank may keep the others
         waiting; by the run's own steps if None (`pace`). recovery: replaces ranks that are lost; without it a lost rank
-        ends the run. company: other hosts, on which some of the ranks are.
+        ends the run. company: other hosts, on which some of the ranks are. adviser: whom to
+        ask for a better spread.
         Ctrl-C, SIGTERM and SIGUSR1 ask the ranks to stop; a second Ctrl-C kills them, and so do `grace` seconds after
         one of the others. Failures are in the Outcome.
         """
-        host = socket.gethostname()
         if ranks < 1:
             raise UsageError(f"cannot start {ranks} ranks", fix="launch.ranks of 1 or more", code="L02")
         name = socket.gethostname()
@@ -88,10 +91,12 @@ class Nursery:
             "recovers": recovery is not None,
         }
         own = OwnHost(name, company.slots if company else ranks, cores(), self._control, self._process.kill)
-        watch = Supervision(on_event or print_output, StepPace(timeout), name, recovery, grace, company)
-        crew = Crew(watch.board, Spread("", ranks), terms, argument, {0: own}, threads)
+        watch = Supervision(
+            on_event or print_output, StepPace(timeout), name, recovery, grace, company, adviser
+        )
+        crew = Crew(watch.board, spread or Spread("", ranks), terms, argument, {0: own}, threads)
         if company is not None:
-            crew.spread, crew.choice, crew.leads = company.spread, company.choice, company.reception.address
+            crew.choice, crew.leads = company.choice, company.reception.address
         with Signals() as signals:
             return watch.watch(crew, signals)
 

@@ -1,4 +1,4 @@
-"""Where other hosts join a run: a port of the supervisor's, behind which nothing happens without the token. No torch."""
+"""Where other hosts join a run: a port of the supervisor, behind which nothing happens without the token. No torch."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ class Reception:
     listener: socket.socket
     refused: Callable[[str], None] = lambda text: None
     _knocks: dict[int, _Knock] = field(default_factory=dict)
-    _selector: selectors.BaseSelector = field(default_factory=selectors.EpollSelector)
+    _selector: selectors.EpollSelector = field(default_factory=selectors.EpollSelector)
 
     @classmethod
     def at(cls, address: str, token: str | None = None) -> "Reception":
@@ -134,9 +134,7 @@ class Reception:
         said, proved = link.admitted(self.token, knock.asked, answered)
         self._leave(knock)
         knock.sock.send(wire.frame(wire.dumps(proved)))
-        made = Link.between(
-            knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False
-        )
+        made = Link.between(knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False)
         slots, cores = _count(said.get("slots")), _count(said.get("cores"))
         return FarHost(str(said.get("name"))[:100], slots, cores, made, knock.address)
 

@@ -85,7 +85,11 @@ class Screen:
                 self.say(f"stopping after this step, then saving{how}")
             case "host":
                 came = event.get("came")
-                self._note(f"host {came} has come, with room for {event['slots']}" if came else f"host {event['gone']} is gone")
+                self._note(
+                    f"host {came} has come, with room for {event['slots']}"
+                    if came
+                    else f"host {event['gone']} is gone"
+                )
             case "members":
                 self._note(changed(event))
             case "imported":

@@ -23,7 +23,7 @@ class Spread:
 Place = tuple[int, int]
 """A host's number, and a slot there."""
 Choice = Callable[[int, str], Spread | None]
-"""So many slots are there, and this is the plan that ranks settled at their start: how to go on; None where it cannot."""
+"""So many slots are there, and ranks settled this plan at their start: how to go on; None where it cannot."""
 
 
 def places(slots: Mapping[int, int], ranks: int, held: Sequence[Place] = ()) -> list[Place]:

@@ -8,10 +8,11 @@ nothing in a run folder is written in place, and quick because a rank inside a c
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.launch import crossing, verdict
+from unisono.launch.advice import Adviser
 from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.far_host import BEAT
@@ -32,7 +33,7 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 @dataclass
 class Supervision:
     """State of one run. pace: how long ranks may be silent. grace: within how many seconds of a SIGTERM they are gone.
-    recovery: where ranks that are lost are replaced. company: other hosts."""
+    recovery: where ranks that are lost are replaced. company: other hosts. adviser: whom to ask for a better spread."""
 
     on_event: OnEvent
     pace: StepPace
@@ -40,6 +41,7 @@ class Supervision:
     recovery: Recovery | None = None
     grace: float | None = None
     company: Company | None = None
+    adviser: Adviser | None = None
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
     unborn: crossing.Record | None = None
@@ -63,6 +65,8 @@ class Supervision:
             self._join(number, host)
         if self.company is not None:
             self.board.watch(self.company.reception, self._receive)
+        if self.adviser is not None:
+            self.board.watch(self.adviser, self._advised)
         try:
             self._begin()
             while not self._over():
@@ -82,6 +86,8 @@ class Supervision:
             self.board.close()
             if self.company is not None:
                 self.company.close()
+            if self.adviser is not None:
+                self.adviser.close()
 
     def _join(self, number: int, host: Host) -> None:
         """A host is there: its helper is heard, and reads the data."""
@@ -98,7 +104,9 @@ class Supervision:
             if number in self.crew.hosts:
                 self._host_lost(number)  # it has noticed sooner than we have
             self.crew.hosts[number] = host
-            self.on_event(-1, {"kind": "host", "came": host.name, "slots": host.slots, "address": host.address})
+            self.on_event(
+                -1, {"kind": "host", "came": host.name, "slots": host.slots, "address": host.address}
+            )
             self._join(number, host)
         self._begin()
 
@@ -157,6 +165,7 @@ class Supervision:
                 self.unborn = message["error"]
             case "prepared":
                 host.prepared = True
+                host.probe()
                 self._grow()
             case op:
                 self.on_event(-1, {"kind": op, **message})
@@ -278,7 +287,14 @@ class Supervision:
             return
         if kind == "step":
             self.recovery.stepped(event["step"])
-        if kind == "ready" and self.recovery.ready(seat.rank) and self.recovery.epoch:
+            if self.adviser is not None and seat in self.crew.seats:
+                self.adviser.stepped(seat.rank, event)
+                self.adviser.begin(self.crew.about, self.crew.spread)
+        if kind == "ready" and self.recovery.ready(seat.rank):
+            if self.adviser is not None:
+                self.adviser.met()
+            if not self.recovery.epoch:
+                return
             met = {"epoch": self.recovery.epoch, "met": event["step"], "ranks": self.recovery.ranks}
             self.on_event(-1, {"kind": "members", **met, "plan": self.crew.spread.plan})
 
@@ -307,10 +323,23 @@ class Supervision:
             seat.tell("move")
 
     def _grow(self) -> None:
-        """More slots than before may let the run go on otherwise."""
+        """More slots than before let more ranks train."""
         spread = self.crew.next_spread()
-        if self._begun and spread is not None and spread.plan != self.crew.spread.plan:
-            self.move(spread)
+        if self._begun and spread is not None and spread.ranks > self.crew.spread.ranks:
+            self.move(
+                replace(spread, why=spread.why or f"there is room for {sum(self.crew.slots.values())} ranks")
+            )
+
+    def _advised(self) -> None:
+        """Somebody has thought about a better spread."""
+        advice = self.adviser.answer() if self.adviser is not None else None
+        if advice is None:
+            return
+        if advice.says:
+            self.on_event(-1, {"kind": "note", "text": advice.says})
+        if advice.spread is not None and advice.spread.ranks <= sum(self.crew.slots.values()):
+            self.crew.advised[sum(self.crew.slots.values())] = advice.spread
+            self.move(advice.spread)
 
     def _paused(self, seat: Seat, epoch: int) -> None:
         """A rank has ended its step for a move; once all have, they meet."""
@@ -333,10 +362,20 @@ class Supervision:
         was = self.crew.spread
         born = self.crew.meet_anew(recovery, spread, joins, planned)
         how = {one.rank: why or verdict.how_died(one.status) for one in lost}
-        event = {"epoch": recovery.epoch, "lost": how, "born": born, "ranks": spread.ranks, "plan": spread.plan}
+        event = {
+            "epoch": recovery.epoch,
+            "lost": how,
+            "born": born,
+            "ranks": spread.ranks,
+            "plan": spread.plan,
+        }
         if planned or (spread.plan, spread.speeds) != (was.plan, was.speeds):
             event["why"] = spread.why or why
         self.on_event(-1, {"kind": "members", **event})
+        if self.adviser is not None:
+            self.adviser.called(
+                recovery.epoch, spread.ranks != was.ranks and spread not in self.crew.advised.values()
+            )
 
     # What follows from it.
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import selectors
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol

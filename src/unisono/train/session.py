@@ -203,9 +203,7 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     return live
 
 
-def _enter(
-    order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None
-) -> Live:
+def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None) -> Live:
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
     if there is one. Every rank calls it, or it hangs."""
     recipe, place = order.recipe, order.place

@@ -21,11 +21,17 @@ class HostVerb(Verb):
     epilog = "unisono host runs/mine/20261124-101502-9f3b --slots 4\nunisono host - < door.json"
 
     def flags(self, parser: Parser) -> None:
-        parser.add_argument("door", metavar="RUN", help="the run's folder, a file door.json, or - for that as input")
+        parser.add_argument(
+            "door", metavar="RUN", help="the run's folder, a file door.json, or - for that as input"
+        )
         parser.add_argument("--slots", type=int, metavar="N", help="ranks that this host takes (one a core)")
         parser.add_argument("--name", metavar="NAME", help="of this host, among those of the run (its own)")
         parser.add_argument(
-            "--patience", type=float, default=60.0, metavar="S", help="seconds for which it calls in vain (60)"
+            "--patience",
+            type=float,
+            default=60.0,
+            metavar="S",
+            help="seconds for which it calls in vain (60)",
         )
 
     def run(self, call: CommandCall) -> Result:
@@ -39,8 +45,12 @@ class HostVerb(Verb):
             raise UsageError(f"a host with {slots} slots", where="--slots", fix="--slots 1", code="C02")
         where = f"{door['address']}:{door['port']}"
         if settings.dry_run:
-            return call.would({"address": where, "slots": slots}, f"would join {where} with room for {slots} ranks")
-        agent = Agent(door, name, slots, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}"))
+            return call.would(
+                {"address": where, "slots": slots}, f"would join {where} with room for {slots} ranks"
+            )
+        agent = Agent(
+            door, name, slots, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}")
+        )
         try:
             agent.run()
         except Refused as error:

@@ -51,9 +51,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     told = TrainOrder.read(argument)
     if ctx.rendezvous is not None:
         return _join(ctx, told, corpus)
-    resolved = agree(
-        ctx, "order", lambda: _resolved(told, ctx.world), lambda it: facts_of(ctx, it, corpus)
-    )
+    resolved = agree(ctx, "order", lambda: _resolved(told, ctx.world), lambda it: facts_of(ctx, it, corpus))
     recipe, plan = resolved.recipe, resolved.plan
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     with ExitStack() as held:
@@ -115,8 +113,8 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
         raise ValueError("a rank that joins others is told their run folder")
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     order = RankOrder(
-        recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
-        ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
+        recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
+        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:

@@ -15,12 +15,14 @@ from typing import Any, NoReturn
 from unisono.config import Recipe
 from unisono.config.resolve import located
 from unisono.launch import env, local
+from unisono.launch.advice import Adviser
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
 from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
 from unisono.launch.signals import Early
+from unisono.launch.spread import Spread
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
 from unisono.programs.chaos import history as followed
@@ -36,6 +38,7 @@ from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.newest import has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
+from unisono.verbs.train.replan import Replanner
 from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
@@ -46,8 +49,8 @@ def run(
     hosts: str | None = None,
 ) -> dict[str, Any] | None:  # fmt: skip
     """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
-    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. hosts: on which, this
-    one first."""
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. hosts: as `--hosts`
+    names them."""
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
@@ -135,6 +138,10 @@ def _as_supervisor(
                 recovery,
                 recipe.launch.grace,
                 company,
+                Adviser(Replanner(recipe, plan, os.environ))
+                if recipe.launch.recover and recipe.launch.replan
+                else None,
+                Spread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()

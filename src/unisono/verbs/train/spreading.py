@@ -1,4 +1,4 @@
-"""How a run is spread over the hosts that are there: what it begins with, and what it goes on with when some are lost or
+"""How a run is spread over the hosts that are there: what it begins with, and how it goes on when some are lost or
 come. No torch."""
 
 import socket
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 
+from unisono.comm.members import Members, Shape, assign
 from unisono.config import Recipe
 from unisono.config.resolve import on_any_ranks
 from unisono.launch.company import Company, Guest, address_towards, is_here
@@ -14,6 +15,7 @@ from unisono.launch.spread import Spread
 from unisono.plan import Plan
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import member
+from unisono.programs.schedules import SCHEDULES
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import Settings
 from unisono.verbs.train.order import TrainOrder
@@ -35,7 +37,9 @@ def hosts_of(text: str, ranks: int) -> tuple[int, list[Guest]]:
     names = [guest.name for guest in found]
     for name in names:
         if names.count(name) > 1 or name.startswith("-"):
-            raise UsageError(f"{name} is no host, or named twice", where="--hosts", fix="--hosts a,b,c", code="L10")
+            raise UsageError(
+                f"{name} is no host, or named twice", where="--hosts", fix="--hosts a,b,c", code="L10"
+            )
     return found[0].slots, found[1:]
 
 
@@ -58,8 +62,7 @@ def company(order: TrainOrder, text: str, settings: Settings) -> Company:
     address = address_towards(guests[0].name if guests else socket.gethostname())
     reception = Reception.at(address)
     reception.refused = lambda text: settings.note(f"note  {text}")
-    spread = Spread(str(plan), plan.world)
-    return Company(reception, slots, spread, Spreading(recipe, plan), guests)
+    return Company(reception, slots, Spreading(recipe, plan), guests)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> Spread | None:
@@ -69,17 +72,30 @@ def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> Spread | None:
     if batch is not None:
         plan = replace(plan, micros=batch.micros)
         return Spread(str(plan), plan.world, (), why) if not plan.check(on_any_ranks(recipe)) else None
-    leaves = recipe.train.global_batch // (recipe.train.micro_batch or recipe.train.global_batch)
-    policy = member("sync", plan.sync)
-    if leaves % plan.shard or leaves // plan.shard < plan.dp or policy is None:
+    return dealt(recipe, plan, (1.0,) * plan.dp, why)
+
+
+def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") -> Spread | None:
+    """The same where each replica gets leaves by its speed; None where the policy cannot be played so."""
+    train, policy = recipe.train, member("sync", plan.sync)
+    shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
+    try:
+        given = assign(
+            train.global_batch // (train.micro_batch or 1), shape, Members.first(shape.world), speeds
+        )
+    except ValueError:
         return None
-    micros = ceil(leaves / plan.shard / plan.dp)
-    for count in {micros, leaves // plan.shard // plan.dp}:
+    counts = {len(leaves) for leaves in given.values()}
+    for count in counts:
         part = replace(plan, micros=count)
-        batch = Batch(recipe.train.global_batch, recipe.train.micro_batch or 1, count, plan.replicas)
-        if any(True for _ in policy.problems(part, batch)):
+        batch = Batch(train.global_batch, train.micro_batch or 1, count, plan.replicas)
+        if policy is None or any(True for _ in policy.problems(part, batch)):
             return None
-    return Spread(str(replace(plan, micros=micros)), plan.world, (1.0,) * plan.dp, why)
+        try:
+            SCHEDULES.read(plan.schedule).timetable(plan.pp, count)
+        except (ValueError, UsageError):
+            return None
+    return Spread(str(replace(plan, micros=max(counts))), plan.world, speeds, why)
 
 
 def shrunk(recipe: Recipe, plan: Plan, slots: int) -> Spread | None:
