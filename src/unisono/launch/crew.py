@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.launch.hosts import Host
@@ -81,6 +81,10 @@ class Crew:
         if self.choice is None:
             return self.spread if slots >= self.spread.ranks else None
         return self.choice(slots, self.settled.get("plan", ""))
+
+    def is_advised(self, spread: Spread) -> bool:
+        """Whether it is one that turned out to be better, so that nobody has to think about it again."""
+        return replace(spread, why="") in self.advised.values()
 
     def about(self) -> dict[str, Any]:
         """What is there, for who looks for a better spread: slots, hosts, the most ranks of one, the slowest link."""

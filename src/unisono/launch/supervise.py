@@ -7,12 +7,13 @@ nothing in a run folder is written in place, and quick because a rank inside a c
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, verdict
 from unisono.launch.advice import Adviser
+from unisono.launch.changes import Changes, OnEvent
 from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.far_host import BEAT
@@ -22,12 +23,9 @@ from unisono.launch.pace import StepPace
 from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, LOOK_EVERY, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat
 from unisono.launch.signals import Signals, meant
-from unisono.launch.spread import Spread
 from unisono.launch.stand import PRINT
 from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
-
-OnEvent = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass
@@ -52,10 +50,10 @@ class Supervision:
     _ending: bool = False
     _deadline: float | None = None
     _grace_ends: float | None = None
-    _planned: Spread | None = None
 
     def __post_init__(self) -> None:
         self.board = Switchboard(self._heard, self._printed)
+        self.changes: Changes | None = None
 
     def watch(self, crew: Crew, signals: Signals) -> Outcome:
         """Start the ranks, serve and watch them until all are gone; whatever happens here, none of them stays."""
@@ -65,8 +63,11 @@ class Supervision:
             self._join(number, host)
         if self.company is not None:
             self.board.watch(self.company.reception, self._receive)
-        if self.adviser is not None:
-            self.board.watch(self.adviser, self._advised)
+        if self.recovery is not None:
+            tell = lambda event: self.on_event(-1, event)
+            self.changes = changes = Changes(crew, self.recovery, tell, self.adviser)
+            if self.adviser is not None:
+                self.board.watch(self.adviser, changes.advised)
         try:
             self._begin()
             while not self._over():
@@ -166,7 +167,8 @@ class Supervision:
             case "prepared":
                 host.prepared = True
                 host.probe()
-                self._grow()
+                if self._begun and self.changes is not None:
+                    self.changes.grow()
             case op:
                 self.on_event(-1, {"kind": op, **message})
 
@@ -269,12 +271,11 @@ class Supervision:
 
     def _replaceable(self, status: int) -> bool:
         return (
-            self.recovery is not None
+            self.changes is not None
             and status < 0
             and all(failure.echo for failure in self.failures)
             and not self._helper_gone
-            and self.recovery.may()
-            and self.crew.next_spread() is not None
+            and self.changes.possible()
         )
 
     def _train(self, seat: Seat, kind: str | None, event: dict[str, Any]) -> None:
@@ -283,20 +284,8 @@ class Supervision:
             self.pace.stepped(event["step"])
         if kind == "settled":
             self.crew.settled = event["argument"]
-        if self.recovery is None:
-            return
-        if kind == "step":
-            self.recovery.stepped(event["step"])
-            if self.adviser is not None and seat in self.crew.seats:
-                self.adviser.stepped(seat.rank, event)
-                self.adviser.begin(self.crew.about, self.crew.spread)
-        if kind == "ready" and self.recovery.ready(seat.rank):
-            if self.adviser is not None:
-                self.adviser.met()
-            if not self.recovery.epoch:
-                return
-            met = {"epoch": self.recovery.epoch, "met": event["step"], "ranks": self.recovery.ranks}
-            self.on_event(-1, {"kind": "members", **met, "plan": self.crew.spread.plan})
+        if self.changes is not None:
+            self.changes.heard(seat, kind, event)
 
     def _missed(self, epoch: int) -> None:
         """A rank misses another. If nobody turns out to be dead, a connection was cut: then all meet anew too."""
@@ -314,68 +303,16 @@ class Supervision:
         self.hung = True
         self._judge(error)
 
-    def move(self, spread: Spread) -> None:
-        """Let all ranks end the step that they are in, and go on spread otherwise."""
-        if self.recovery is None or not self.recovery.begun or self.stopped or self._planned is not None:
-            return
-        self._planned = spread
-        for seat in self.crew.seats:
-            seat.tell("move")
-
-    def _grow(self) -> None:
-        """More slots than before let more ranks train."""
-        spread = self.crew.next_spread()
-        if self._begun and spread is not None and spread.ranks > self.crew.spread.ranks:
-            self.move(
-                replace(spread, why=spread.why or f"there is room for {sum(self.crew.slots.values())} ranks")
-            )
-
-    def _advised(self) -> None:
-        """Somebody has thought about a better spread."""
-        advice = self.adviser.answer() if self.adviser is not None else None
-        if advice is None:
-            return
-        if advice.says:
-            self.on_event(-1, {"kind": "note", "text": advice.says})
-        if advice.spread is not None and advice.spread.ranks <= sum(self.crew.slots.values()):
-            self.crew.advised[sum(self.crew.slots.values())] = advice.spread
-            self.move(advice.spread)
-
     def _paused(self, seat: Seat, epoch: int) -> None:
-        """A rank has ended its step for a move; once all have, they meet."""
-        if self.recovery is None or epoch != self.recovery.epoch:
-            return
-        seat.paused = epoch
-        if self._planned is not None and all(one.paused == epoch for one in self.crew.seats):
-            self._lose([], self._planned.why, planned=True)
+        if self.changes is not None and self.changes.paused(seat, epoch):
+            self._lose([])
 
-    def _lose(self, lost: list[verdict.Failure], why: str = "", planned: bool = False) -> None:
-        """New processes take the places of those that are lost, and all ranks meet anew. If the others cannot, since
-        they have not begun or have ended, all ranks begin anew, from the newest checkpoint. why: in words, if it is
-        more than that ranks are gone. planned: nothing is lost."""
-        recovery, spread = self.recovery, self._planned if planned else self.crew.next_spread()
-        if recovery is None or spread is None:
-            return
-        joins = recovery.begun and not any(seat.reported() for seat in self.crew.seats)
-        self._deadline = self._planned = None
-        self.failures.clear()
-        was = self.crew.spread
-        born = self.crew.meet_anew(recovery, spread, joins, planned)
-        how = {one.rank: why or verdict.how_died(one.status) for one in lost}
-        event = {
-            "epoch": recovery.epoch,
-            "lost": how,
-            "born": born,
-            "ranks": spread.ranks,
-            "plan": spread.plan,
-        }
-        if planned or (spread.plan, spread.speeds) != (was.plan, was.speeds):
-            event["why"] = spread.why or why
-        self.on_event(-1, {"kind": "members", **event})
-        if self.adviser is not None:
-            self.adviser.called(
-                recovery.epoch, spread.ranks != was.ranks and spread not in self.crew.advised.values()
-            )
+    def _lose(self, lost: list[verdict.Failure], why: str = "") -> None:
+        """All ranks meet anew; see `Changes.meet`."""
+        if self.changes is not None:
+            self._deadline = None
+            self.failures.clear()
+            self.changes.meet(lost, why)
 
     # What follows from it.
 
