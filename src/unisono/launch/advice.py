@@ -26,10 +26,10 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a run. slots: that are there. per_host: of the host with most. hosts: how many. step_s: of a step
-    since the last meeting, in seconds. left: steps to come. move_s: seconds that the last meeting took. rate: bit/s
-    between hosts, 0 where nobody has measured. delay: seconds from one to another. busy: seconds that each rank computes
-    in a step, by its number. changed: whether the world is another than when this was asked last."""
+    """What is known of a run. slots: that are there. per_host: of the host with most. hosts: how many. step_s: of a
+    step since the last meeting, in seconds. left: steps to come. move_s: seconds that the last meeting took. rate:
+    bit/s between hosts, 0 where nobody has measured. delay: seconds from one to another. busy: seconds that each rank
+    computes in a step, by its number. changed: whether the world is another than when this was asked last."""
 
     spread: Spread
     slots: int
