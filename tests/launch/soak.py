@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from unisono.programs.chaos import counted, history
+from unisono.programs.chaos import counted, sequel
 from unisono.programs.chaos.fault import FAULTS
 from unisono.programs.chaos.script import DRAWN, read
 
@@ -145,7 +145,7 @@ def compare(got: Soaked, plain: Soaked, steps: int) -> None:
     """Put down what is wrong with a run under faults, beside the one without."""
     lines = counted.read(got.run_dir)
     got.problems += counted.audit(lines, BATCH // MICRO, MICRO, steps)
-    rows = history.what_followed(history.read(got.run_dir))
+    rows = sequel.what_followed(sequel.read(got.run_dir))
     for row in rows:
         lost = FAULTS[row["what"]].loses and row["who"] not in ("launcher", "helper")
         if row["injected"] is None:
@@ -170,11 +170,11 @@ def compare(got: Soaked, plain: Soaked, steps: int) -> None:
 
 def line_of(got: Soaked, plain: Soaked) -> str:
     """A row of the table."""
-    rows = history.what_followed(history.read(got.run_dir))
-    told, (whole, broken) = history.summed_up(rows), counted.made_again(counted.read(got.run_dir))
+    rows = sequel.what_followed(sequel.read(got.run_dir))
+    told, (whole, broken) = sequel.summed_up(rows), counted.made_again(counted.read(got.run_dir))
     bits = "same" if got.digest() == plain.digest() else f"{got.difference:.0e}"
     times = "  ".join(
-        _times([row[name] for row in rows if row.get(name) is not None]) for name in history.TIMES
+        _times([row[name] for row in rows if row.get(name) is not None]) for name in sequel.TIMES
     )
     played = f"{told['injected']}/{told['planned']}"
     state = "FAILED" if got.problems else "ok"
@@ -197,11 +197,11 @@ HEAD = (
 
 def by_kind(runs: list[Soaked]) -> list[str]:
     """Seconds from each kind of fault to what followed, over all runs."""
-    rows = [row for got in runs for row in history.what_followed(history.read(got.run_dir))]
+    rows = [row for got in runs for row in sequel.what_followed(sequel.read(got.run_dir))]
     lines = []
     for kind in sorted({row["what"] for row in rows if row.get("next") is not None}):
         own = [row for row in rows if row["what"] == kind and row.get("next") is not None]
-        times = "  ".join(_times([row[name] for row in own]) for name in history.TIMES)
+        times = "  ".join(_times([row[name] for row in own]) for name in sequel.TIMES)
         lines.append(f"{kind:<28} {len(own):>4}  {'':>6}  {'':>6}  {'':>5}  {'':>6}  {'':>6}  {times}")
     return lines
 

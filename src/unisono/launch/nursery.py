@@ -19,11 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from unisono.launch.heap import with_huge_pages
-from unisono.launch.outcome import Outcome
+from unisono.launch.outcome import Outcome, of_helper
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
 from unisono.launch.supervise import OnEvent, Supervision
+from unisono.launch.verdict import how_died
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import tell
 
@@ -46,8 +47,14 @@ class Nursery:
                 fix="start the same command with torchrun, which is recognised",
                 code="L04",
             )
+        self._start = (entry, python, list(path))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start a helper."""
+        entry, python, path = self._start
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": list(path)}
+        terms = {"entry": entry, "control": theirs.fileno(), "parent": os.getpid(), "path": path}
         # One thread in numpy's BLAS, whose pool would otherwise start at import and not survive the fork; asking
         # the driver's library for GPUs instead of CUDA itself, which cannot be used in a child once touched.
         extra = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
@@ -99,15 +106,27 @@ class Nursery:
             "recovers": recovery is not None,
         }
         hear = on_event or print_output
-        watch = Supervision(
-            self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery, grace
-        )
         with Signals() as signals:
-            with contextlib.suppress(
-                ConnectionError
-            ):  # a helper that has gone may have left word why: hear it below
-                watch.order(terms, argument)
-            return watch.watch(signals)
+            while True:
+                watch = Supervision(
+                    self._control, ranks, hear, StepPace(timeout), host, self._process.kill, recovery, grace
+                )
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # a helper that has gone may have left word why: hear it below
+                    watch.order(terms, argument)
+                outcome = watch.watch(signals)
+                if recovery is None or watch.stopped or not of_helper(outcome) or not recovery.may():
+                    return outcome
+                terms["epoch"] = self._again(recovery, ranks, hear)
+
+    def _again(self, recovery: Recovery, ranks: int, hear: OnEvent) -> int:
+        """The helper was killed, and the ranks with it: another one is to fork all of them anew. Returns the epoch."""
+        epoch, how = recovery.change(anew=True), how_died(self._process.wait())
+        self._control.close()
+        self._begin()
+        hear(-1, {"kind": "members", "epoch": epoch, "lost": {"helper": how}, "born": list(range(ranks))})
+        return epoch
 
     def close(self) -> None:
         """End the helper and with it all ranks; harmless when repeated."""

@@ -392,9 +392,12 @@ class Supervision:
         if self.unborn is not None:
             unborn = crossing.revive(self.unborn, None, self.host)
             return Outcome(results, unborn, unborn.exit)
-        error = self._judged
-        if error is None and self.failures:
+        error, done = (
+            self._judged,
+            self.recovery is not None and any(seat.finished for seat in self.seats[:1]),
+        )
+        if error is None and self.helper_gone and all(failure.echo for failure in self.failures):
+            error = None if done else helper_killed(self.host)
+        elif error is None and self.failures:
             error = self._find_error()
-        if error is None and self.helper_gone:
-            error = helper_killed(self.host)
         return ended(results, error, self.stopped)
