@@ -23,19 +23,23 @@ from unisono.train import history
 from unisono.train.writing import writing
 
 PREDICTION = "prediction.json"
+MADE = "env.json"
+"""The last file that is put into a new folder."""
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
-def make_run_dir(recipe: Recipe, config_text: str) -> Path:
-    """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot."""
+def make_run_dir(recipe: Recipe, config_text: str, ward: Ward = Ward()) -> Path:
+    """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot.
+    ward: hears of it before it is there."""
     parent = Path(recipe.out.dir) / recipe.name
     made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    ward.tell(run_dir=str(made), made=True)
     try:
         with writing(made):
             made.parent.mkdir(parents=True, exist_ok=True)
             made.mkdir(mode=0o700)  # weights and commands are their owner's, until the owner says otherwise
             write_whole(made / CONFIG, config_text)
-            environment.write(made / "env.json", os.environ)
+            environment.write(made / MADE, os.environ)
     except BaseException:  # Ctrl-C too
         unmake(made)
         raise

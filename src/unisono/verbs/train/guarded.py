@@ -9,6 +9,7 @@ from unisono.launch import env
 from unisono.launch.guardian import Ward, guarded, may_guard
 from unisono.spec.settings import Settings
 from unisono.train import history
+from unisono.verbs.train.folder import MADE, unmake
 from unisono.verbs.train.newest import has_checkpoint
 from unisono.verbs.train.order import TrainOrder
 
@@ -30,6 +31,9 @@ def order_again(order: TrainOrder, ward: Ward) -> TrainOrder:
     if not known.run_dir:
         return order
     run_dir = Path(known.run_dir)
+    if known.made and not (run_dir / MADE).is_file():  # killed while it was made
+        unmake(run_dir)
+        return order
     with suppress(OSError):
         history.note(run_dir, "lost", at=known.at, whole=True, lost={"supervisor": known.died})
     checkpoint = "" if known.saved else order.checkpoint

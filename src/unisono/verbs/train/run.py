@@ -118,8 +118,8 @@ def _as_supervisor(
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
-        folder.path = folder.path or make_run_dir(recipe, order.config_text)
-        folder.ward.tell(run_dir=str(folder.path), made=folder.new)
+        folder.path = folder.path or make_run_dir(recipe, order.config_text, ward=folder.ward)
+        folder.ward.tell(run_dir=str(folder.path))
         argument = replace(order, run_dir=folder.path).as_json()
         threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
         script = Script.of_text(order.chaos) if order.chaos else None
