@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.metrics import JsonLines
+from unisono.spec.runs import HISTORY
 
-FILE = "history.jsonl"
+FILE = HISTORY
 
 
 @dataclass(frozen=True, slots=True)
