@@ -43,9 +43,7 @@ class Supervision:
     recovery: Recovery | None = None
     grace: float | None = None
     seats: list[Seat] = field(default_factory=list)
-    settled: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the argument, what ranks agreed on at their start
+    settled: dict[str, Any] = field(default_factory=dict)  # of the argument: what ranks agreed on at first
     store: StoreServer = field(default_factory=StoreServer)
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
@@ -392,11 +390,9 @@ class Supervision:
         if self.unborn is not None:
             unborn = crossing.revive(self.unborn, None, self.host)
             return Outcome(results, unborn, unborn.exit)
-        error, done = (
-            self._judged,
-            self.recovery is not None and any(seat.finished for seat in self.seats[:1]),
-        )
+        error = self._judged
         if error is None and self.helper_gone and all(failure.echo for failure in self.failures):
+            done = self.recovery is not None and any(seat.finished for seat in self.seats[:1])
             error = None if done else helper_killed(self.host)
         elif error is None and self.failures:
             error = self._find_error()

@@ -1,6 +1,6 @@
 """Who took part in a run, and when: its `history.jsonl` as a band for each rank, and as a table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from unisono.report import html, picture
@@ -11,9 +11,12 @@ from unisono.spec import words
 
 ROWS = 16
 """Ranks that are drawn: of more, those that were lost, and the first."""
+SHORT = 12
+"""Rows of a table that need not be opened."""
 TRAINS, WAITS, GONE = "forward", "wait", "comm_exposed"
 KEYS = {TRAINS: "trains", WAITS: "meets the others anew", GONE: "lost, until it trains again"}
-HEADS = ("after", "what", "who, and why", "step", "took")
+HEADS = ("at", "what", "going on after step", "took")
+_NAMES = {"start": "started", "end": "ended in good order", "met": "all have met"}
 _ABOVE = ("supervisor", "helper")  # with whom all ranks are lost
 
 
@@ -128,45 +131,49 @@ def _rest(run: RunRecord, lines: Sequence[Record]) -> float:
 
 
 def _rows(lines: Sequence[Record]) -> list[list[str]]:
-    return [
-        [words.seconds(line["seconds"]) if line["seconds"] else "0", *cells] for line, cells in _told(lines)
-    ]
-
-
-def _told(lines: Sequence[Record]) -> Iterator[tuple[Record, list[str]]]:
-    """Each line with what is said of it: what, who and why, after which step, and how long it took since a loss."""
-    down, starts = None, 0
+    """A row for each beginning and end, and for each loss with what came of it."""
+    rows: list[list[str]] = []
+    down, before = None, dict[str, object]()
     for line in lines:
-        event, took, step = line["event"], "", line.get("step")
-        starts += event == "start"
-        if event == "lost":
-            down = line["seconds"] if down is None else down
-        elif event in ("start", "met") and down is not None:
-            took, down = words.seconds(line["seconds"] - down), None
-        what = {
-            "start": "started" if starts == 1 else "started again",
-            "lost": "lost",
-            "met": "all have met again",
-            "end": "ended in good order",
-        }.get(event, event)
-        yield line, [what, _who(line), str(step) if step is not None else "", took]
+        step, other = str(line.get("step", "")), _other(line, before)
+        before |= {key: line[key] for key in ("world", "plan") if key in line}
+        if line["event"] == "lost":
+            if down is None:
+                down = line["seconds"]
+                rows.append([_at(line), f"lost: {_who(line)}", "", ""])
+            else:  # before all had met again
+                rows[-1][1] += f"; {_who(line)}"
+        elif line["event"] in ("start", "met") and down is not None:
+            rows[-1][1:] = [
+                f"{rows[-1][1]}{other and f'; now {other}'}",
+                step,
+                words.seconds(line["seconds"] - down),
+            ]
+            down = None
+        else:
+            name = _NAMES.get(line["event"], line["event"])
+            rows.append([_at(line), f"{name}{other and f': {other}'}", step, ""])
+    return rows
+
+
+def _at(line: Record) -> str:
+    return words.seconds(line["seconds"]) if line["seconds"] else "0"
 
 
 def _who(line: Record) -> str:
-    """`rank 1: killed by SIGKILL`, `4 ranks, dp=4`, `hosts gone: b`."""
-    said = [
-        f"{f'rank {who}' if str(who).isdigit() else who}: {why}"
-        for who, why in (line.get("lost") or {}).items()
-    ]
-    if line["event"] == "lost" and not said:
-        said.append("the whole run" if line.get("whole") else "a connection between ranks")
-    if "world" in line:
+    """`rank 1 (killed by SIGKILL)`."""
+    lost = [f"{f'rank {who}' if who.isdigit() else who} ({why})" for who, why in line.get("lost", {}).items()]
+    return ", ".join(lost) or ("the whole run" if line.get("whole") else "a connection between ranks")
+
+
+def _other(line: Record, before: Record) -> str:
+    """What is another than before: `3 ranks, dp=3, hosts gone: b`."""
+    said = []
+    if line.get("world", before.get("world")) != before.get("world"):
         said.append(_several(line["world"], "rank"))
-    if "plan" in line:
+    if line.get("plan", before.get("plan")) != before.get("plan"):
         said.append(str(line["plan"]))
-    for how, hosts in _hosts(line.get("hosts")):
-        said.append(f"hosts {how}: {hosts}")
-    return ", ".join(said)
+    return ", ".join([*said, *(f"hosts {how}: {hosts}" for how, hosts in _hosts(line.get("hosts")))])
 
 
 def _hosts(told: object) -> list[tuple[str, str]]:
