@@ -102,7 +102,8 @@ class Training:
 
     def ranks(self) -> list[int]:
         """Processes of ranks, the oldest first."""
-        (helper,) = _children(self.process.pid)
+        (supervisor,) = _children(self.process.pid)
+        (helper,) = _children(supervisor)
         return _children(helper)
 
     def end(self) -> dict[str, object]:
@@ -145,8 +146,9 @@ def test_a_lost_rank_changes_no_bit(tmp_path: Path, plan: str, number: int):
     assert weights(summary) == reference
     lines = read_lines(Path(str(summary["run_dir"]), "metrics.jsonl"))[0]
     assert [line["step"] for line in lines] == list(range(1, 41))
-    changes = read_lines(Path(str(summary["run_dir"]), "members.jsonl"))[0]
-    assert [change.get("epoch") for change in changes] == [1, 1, 2, 2]
+    changes = read_lines(Path(str(summary["run_dir"]), "history.jsonl"))[0]
+    told = [(change["event"], change.get("epoch")) for change in changes]
+    assert told == [("start", None), ("lost", 1), ("met", 1), ("lost", 2), ("met", 2), ("end", None)]
 
 
 @pytest.mark.timeout(120)
@@ -171,7 +173,8 @@ def _ranks_or_none(run: Training) -> list[int]:
 def test_recover_can_be_switched_off(tmp_path: Path):
     run = Training(tmp_path, "--plan", "dp=2", "--launch.recover", "false", "--train.steps", "100000")
     run.until(r"step \d+/")
-    os.kill(run.ranks()[1], signal.SIGKILL)
+    (helper,) = _children(run.process.pid)  # there is nobody between
+    os.kill(_children(helper)[1], signal.SIGKILL)
     out, _ = run.process.communicate(timeout=60)
     assert run.process.returncode == 128 + signal.SIGKILL
     assert json.loads(out)["rank"] == 1

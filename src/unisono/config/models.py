@@ -211,7 +211,7 @@ class LaunchConfig(BaseModel):
     )
     recover: bool = Field(
         default=True,
-        description="replace ranks that are killed or stand still, while the others stay; false: they end the run",
+        description="replace ranks that are killed or stand still, helper and supervisor; false: a loss ends the run",
     )
     replan: bool = Field(
         default=True,

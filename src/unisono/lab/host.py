@@ -19,7 +19,7 @@ from typing import Any
 
 from unisono.lab.spaces import leave_for, settle
 from unisono.launch import wire
-from unisono.launch.helper import PR_SET_PDEATHSIG, die_with
+from unisono.launch.parent import PR_SET_PDEATHSIG, die_with
 
 NOT_FOUND = 127
 

@@ -24,6 +24,7 @@ from unisono.launch.nursery import cores, start_helper
 from unisono.launch.recovery import LOOK_EVERY
 from unisono.launch.seats import ends
 from unisono.launch.signals import Signals
+from unisono.spec.errors import UsageError
 
 SILENT = 2.0
 """Seconds without a word of the supervisor, after which its link counts as broken."""
@@ -44,10 +45,10 @@ class _Rank:
 
 @dataclass
 class Agent:
-    """door: address, port and token of the run. entry: what its helper imports. patience: seconds for which it calls in
-    vain. say(text): for people."""
+    """door: tells address, port and token of the run, anew for each call. entry: what its helper imports. patience:
+    seconds for which it calls in vain. say(text): for people."""
 
-    door: dict[str, Any]
+    door: Callable[[], dict[str, Any]]
     name: str
     slots: int
     entry: str
@@ -56,6 +57,7 @@ class Agent:
     _ranks: dict[int, _Rank] = field(default_factory=dict)
     _start: str = ""
     _looked: float = 0.0
+    _where: str = ""
 
     def run(self) -> None:
         """Serve until the run is over. Raises Refused for a wrong token, ConnectionError where nobody answers."""
@@ -65,7 +67,7 @@ class Agent:
                 self._signals = signals
                 while True:
                     lanes = self._called()
-                    self.say(f"joined {self.door['address']}:{self.door['port']} with room for {self.slots}")
+                    self.say(f"joined {self._where} with room for {self.slots}")
                     try:
                         self._serve(lanes)
                     except Broken as error:
@@ -85,16 +87,20 @@ class Agent:
         until, last = time.monotonic() + self.patience, ""
         while time.monotonic() < until:
             try:
-                return Lanes(call(self.door, {"name": self.name, "slots": self.slots, "cores": cores()}))
+                door = self.door()
+                self._where = f"{door['address']}:{door['port']}"
+                return Lanes(call(door, {"name": self.name, "slots": self.slots, "cores": cores()}))
             except Refused:
                 raise
+            except UsageError as error:  # no door at present: another supervisor may make one
+                last = error.what
             except OSError as error:
                 last = str(error)
             if self._signals.take():
                 raise Ended
             self._end_ranks()  # one may have been born since
             time.sleep(AGAIN)
-        raise ConnectionError(f"nobody answers at {self.door['address']}:{self.door['port']} ({last})")
+        raise ConnectionError(f"nobody answers at {self._where} ({last})")
 
     def _serve(self, lanes: Lanes) -> None:
         """Raises Broken, Ended."""

@@ -63,11 +63,11 @@ class Crew:
         terms = {**self.terms, "threads": threads, "slots": host.slots, "leads": self.leads}
         host.order({"op": "run", "argument": self.argument, **terms})
 
-    def begin(self) -> None:
-        """The first ranks take their seats. Raises ConnectionError."""
+    def begin(self, epoch: int) -> None:
+        """The first ranks take their seats. epoch: how often ranks of this run have met. Raises ConnectionError."""
         chosen = places(self.slots, self.spread.ranks)
         for rank in range(self.spread.ranks):
-            self.seats.append(self._seated(chosen, rank, 0, joins=False, present=len(chosen)))
+            self.seats.append(self._seated(chosen, rank, epoch, joins=False, present=len(chosen)))
 
     def alive(self) -> list[Seat]:
         """Of those that live and have more to do."""

@@ -21,16 +21,8 @@ from typing import Any
 
 from unisono.launch import crossing, wire
 from unisono.launch.entry import find
+from unisono.launch.parent import die_with
 from unisono.launch.signals import TO_RANKS
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Ask the kernel to kill this process when `parent` dies; leave at once if it already has."""
-    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def threads_alive() -> int:

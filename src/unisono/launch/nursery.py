@@ -22,12 +22,13 @@ from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.heap import with_huge_pages
 from unisono.launch.hosts import OwnHost
-from unisono.launch.outcome import Outcome
+from unisono.launch.outcome import Outcome, of_helper
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
 from unisono.launch.spread import Spread
 from unisono.launch.supervise import OnEvent, Supervision
+from unisono.launch.verdict import how_died
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import tell
 
@@ -50,7 +51,8 @@ class Nursery:
                 fix="start the same command with torchrun, which is recognised",
                 code="L04",
             )
-        self._control, self._process = start_helper(entry, python, path)
+        self._start = (entry, python, list(path))
+        self._control, self._process = start_helper(*self._start)
 
     @property
     def pid(self) -> int:
@@ -90,15 +92,33 @@ class Nursery:
             "timeout": timeout,
             "recovers": recovery is not None,
         }
-        own = OwnHost(name, company.slots if company else ranks, cores(), self._control, self._process.kill)
-        watch = Supervision(
-            on_event or print_output, StepPace(timeout), name, recovery, grace, company, adviser
-        )
-        crew = Crew(watch.board, spread or Spread("", ranks), terms, argument, {0: own}, threads)
-        if company is not None:
-            crew.choice, crew.leads = company.choice, company.reception.address
-        with Signals() as signals:
-            return watch.watch(crew, signals)
+        hear = on_event or print_output
+        try:
+            with Signals() as signals:
+                while True:
+                    own = OwnHost(
+                        name, company.slots if company else ranks, cores(), self._control, self._process.kill
+                    )
+                    watch = Supervision(hear, StepPace(timeout), name, recovery, grace, company, adviser)
+                    crew = Crew(watch.board, spread or Spread("", ranks), terms, argument, {0: own}, threads)
+                    if company is not None:
+                        crew.choice, crew.leads = company.choice, company.reception.address
+                    outcome = watch.watch(crew, signals)
+                    if recovery is None or watch.stopped or not of_helper(outcome) or not recovery.may():
+                        return outcome
+                    self._again(recovery, ranks, hear)
+        finally:
+            if company is not None:
+                company.close()
+            if adviser is not None:
+                adviser.close()
+
+    def _again(self, recovery: Recovery, ranks: int, hear: OnEvent) -> None:
+        """The helper was killed, and the ranks with it: another one is to fork all of them anew."""
+        epoch, how = recovery.change(ranks, anew=True), how_died(self._process.wait())
+        self._control.close()
+        self._control, self._process = start_helper(*self._start)
+        hear(-1, {"kind": "members", "epoch": epoch, "lost": {"helper": how}, "born": list(range(ranks))})
 
     def close(self) -> None:
         """End the helper and with it all ranks; harmless when repeated."""

@@ -26,9 +26,10 @@ def changed(event: Mapping[str, Any]) -> str:
     """A change of a run's ranks, for a person: who was lost, or that all have met again."""
     if "met" in event:
         return f"all ranks have met again, after step {event['met']}"
-    if "why" in event:
+    if event.get("why"):
         return f"going on with {event['ranks']} ranks under {event['plan']}: {event['why']}"
-    lost = "; ".join(f"rank {rank} was lost ({how})" for rank, how in event["lost"].items())
+    who = {one: f"the {one}" if one == "helper" else f"rank {one}" for one in event["lost"]}
+    lost = "; ".join(f"{who[one]} was lost ({how})" for one, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
     return f"{lost or 'ranks lost each other'}: {new}"
 

@@ -81,14 +81,10 @@ class Supervision:
                 self.board.turn(None)
             for host in crew.hosts.values():
                 self.board.forget(host)
-                if host.far:
+                if host.far and not self._helper_gone:  # else another helper follows, and it comes again
                     host.abandon()
-                    host.close()
+                host.close()
             self.board.close()
-            if self.company is not None:
-                self.company.close()
-            if self.adviser is not None:
-                self.adviser.close()
 
     def _join(self, number: int, host: Host) -> None:
         """A host is there: its helper is heard, and reads the data."""
@@ -116,7 +112,7 @@ class Supervision:
         if not self._begun and sum(self.crew.slots.values()) >= self.crew.spread.ranks:
             self._begun = True
             try:
-                self.crew.begin()
+                self.crew.begin(self.recovery.epoch if self.recovery is not None else 0)
             except OSError:
                 return  # as above
 
@@ -401,8 +397,9 @@ class Supervision:
             unborn = crossing.revive(self.unborn, None, self.host)
             return Outcome(results, unborn, unborn.exit)
         error = self._judged
-        if error is None and self.failures:
+        if error is None and self._helper_gone and all(failure.echo for failure in self.failures):
+            done = self.recovery is not None and any(seat.finished for seat in seats[:1])
+            error = None if done else helper_killed(self.host)
+        elif error is None and self.failures:
             error = self._find_error()
-        if error is None and self._helper_gone:
-            error = helper_killed(self.host)
         return ended(results, error, self.stopped)

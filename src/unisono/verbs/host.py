@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,9 @@ class HostVerb(Verb):
             return call.would(
                 {"address": where, "slots": slots}, f"would join {where} with room for {slots} ranks"
             )
+        again = partial(_door, args.door) if args.door != "-" else lambda: door
         agent = Agent(
-            door, name, slots, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}")
+            again, name, slots, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}")
         )
         try:
             agent.run()

@@ -113,13 +113,19 @@ class TrainVerb(RecipeVerb):
                 fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
                 code="C04",
             )
-        from unisono.verbs.train import run
+        from unisono.verbs.train.guarded import order_again, ward_of
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
             resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
-        return run.run(order, call.settings, resolved.origins, early, demo=args.demo, hosts=args.hosts)
+        ward = ward_of(order, call.settings, call.environ)  # before anything heavy is imported
+        from unisono.verbs.train import run
+
+        order = order_again(order, ward)
+        return run.run(
+            order, call.settings, resolved.origins, early, demo=args.demo, ward=ward, hosts=args.hosts
+        )
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:

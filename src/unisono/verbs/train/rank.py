@@ -36,6 +36,9 @@ from unisono.verbs.train.newest import Newest, has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
+_AFTER_A_KILL = 30.0
+"""Seconds for which ranks that were just killed may hold the folder's lock: they give much memory back first."""
+
 
 def prepare(argument: dict[str, Any]) -> Corpus:
     """Before the fork: read the data, and draw in once what every rank would."""
@@ -119,7 +122,7 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
         if ctx.rank == 0:
-            held.enter_context(locked(run_dir))
+            held.enter_context(locked(run_dir, _AFTER_A_KILL))
         ctx.appear(run_dir / ALIVE)
         return _train(order, corpus, room)
 
@@ -230,7 +233,8 @@ def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: E
             ctx.channel.send("folder", path=str(folder), new=found.run_dir is None)
             found = replace(found, run_dir=folder)
         if found.run_dir is not None:
-            held.enter_context(locked(found.run_dir))
+            again = ctx.epoch or told.launches
+            held.enter_context(locked(found.run_dir, _AFTER_A_KILL) if again else locked(found.run_dir))
             found = replace(found, resumes=told.auto and has_checkpoint(found.run_dir))
         return found.as_json()
 
