@@ -12,7 +12,7 @@ from unisono.launch.advice import Situation
 from unisono.launch.spread import among_host, places
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.verbs.train.replan import Replanner
+from unisono.verbs.train.replan import LOOKS, Replanner
 from unisono.verbs.train.spreading import Spreading, hosts_of, shrunk, spread_of
 
 RECIPE = {"model": {"kind": "gpt", "n_layer": 4, "n_head": 2, "d_model": 32, "context": 16, "vocab": 64},
@@ -99,28 +99,38 @@ def situation(plan: str, **changed) -> Situation:
     return replace(base, **changed)
 
 
-def advised(plan: str, **changed):
+def replanner(plan: str) -> Replanner:
     found = resolved(plan)
-    return Replanner(found.recipe, found.plan, {"HOME": "/nonexistent"})(situation(plan, **changed))
+    return Replanner(found.recipe, found.plan, {"HOME": "/nonexistent"})
 
 
-def test_leaves_go_to_the_quicker_replicas() -> None:
-    even = advised("dp=4", busy=dict.fromkeys(range(4), 0.1), changed=False)
-    assert even.spread is None and not even.says
-    slow = advised("dp=4", busy={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.4}, changed=False)
-    assert slow.spread is not None and slow.spread.ranks == 4
-    given_ = assign(8, Shape(dp=4), Members.first(4), slow.spread.speeds)
-    assert len(given_[3]) < 2 and "replica 3" in slow.spread.why
+def test_leaves_go_to_the_quicker_replicas_once_it_is_sure() -> None:
+    even = situation("dp=4", busy=dict.fromkeys(range(4), 0.1), changed=False)
+    uneven = replace(even, busy={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.4})
+    asked = replanner("dp=4")
+    for now in (even, *[uneven] * (LOOKS - 1), even, *[uneven] * (LOOKS - 1)):
+        assert asked(now).spread is None, "it may pass"
+    told = asked(uneven)
+    assert told.spread is not None and told.spread.ranks == 4 and "replica 3" in told.spread.why
+    given_ = assign(8, Shape(dp=4), Members.first(4), told.spread.speeds)
+    assert len(given_[3]) == 1 and sum(map(len, given_.values())) == 8
+
+
+def test_on_one_host_the_same_command_has_the_same_bits() -> None:
+    uneven = situation("dp=4", busy={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.4}, changed=False, hosts=1)
+    asked = replanner("dp=4")
+    assert all(asked(uneven).spread is None for _ in range(2 * LOOKS))
 
 
 def test_a_canonical_run_keeps_its_leaves_where_it_must() -> None:
     """Its replicas have powers of two of them."""
-    slow = advised("dp=4 sync=canonical", busy={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.15}, changed=False)
-    assert slow.spread is None
+    uneven = situation("dp=4 sync=canonical", busy={0: 0.1, 1: 0.1, 2: 0.1, 3: 0.15}, changed=False)
+    asked = replanner("dp=4 sync=canonical")
+    assert all(asked(uneven).spread is None for _ in range(2 * LOOKS))
 
 
 def test_a_move_has_to_pay() -> None:
-    told = advised("dp=4")
+    told = replanner("dp=4")(situation("dp=4"))
     assert told.spread is not None or "planner" in told.says
-    last = advised("dp=4", left=1, move_s=100.0)
+    last = replanner("dp=4")(situation("dp=4", left=1, move_s=100.0))
     assert last.spread is None and "planner" in last.says

@@ -1,7 +1,7 @@
 """A better plan for a run under way: the price of staying beside that of another plan and of the move. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Loaded, Recipe
@@ -9,6 +9,7 @@ from unisono.launch.advice import Advice, Situation
 from unisono.launch.spread import Spread
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
+from unisono.plan.grammar import member
 from unisono.planner import predict, search
 from unisono.planner.machines.cluster import Cluster, Link
 from unisono.planner.priced import closed
@@ -24,23 +25,27 @@ HELD = frozenset({"sync", "codec", "collective", "precision", "zero", "recompute
 """Keys that stay as they are: what they change is no matter of how many ranks there are."""
 WORTH = 0.9
 """Of a step's seconds: another plan has to be below."""
-UNEVEN = 1.25
-"""Times the mean by which a replica's leaves have to be slower for it to be given fewer."""
+UNEVEN = 1.4
+"""How many times as long as the quickest replica one has to compute for a leaf to be given fewer."""
+LOOKS = 4
+"""In how many looks after another, a quarter of a minute apart, it has to be so."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Replanner:
-    """recipe, plan: resolved, as the run began. environ: where this machine's own prices are found."""
+    """recipe, plan: resolved, as the run began. environ: where this machine's own prices are found. _slow: the slowest
+    replica of each look since the world has changed, as long as it was the same one."""
 
     recipe: Recipe
     plan: Plan
     environ: Mapping[str, str]
+    _slow: list[int] = field(default_factory=list)
 
     def __call__(self, now: Situation) -> Advice:
-        dealt_anew = self._by_speed(now)
-        if dealt_anew.spread is not None or not now.changed:
-            return dealt_anew
-        return self._by_price(now)
+        if now.changed:
+            self._slow.clear()
+            return self._by_price(now)
+        return self._by_speed(now)
 
     def _by_price(self, now: Situation) -> Advice:
         """The planner is asked for the ranks that there are."""
@@ -85,7 +90,17 @@ class Replanner:
         """Fewer leaves for replicas that turn out slower, where policies can play that."""
         plan = Plan.parse(now.spread.plan)
         speeds = replica_speeds(self.recipe, plan, now)
+        policy = member("sync", plan.sync)
+        if now.hosts == 1 and not (
+            policy and policy.leafwise
+        ):  # on one host the same command has the same bits
+            return Advice(None)
         if len(speeds) < 2 or max(speeds) < UNEVEN * min(speeds):
+            self._slow.clear()
+            return Advice(None)
+        slow = min(range(len(speeds)), key=speeds.__getitem__)
+        self._slow = [*(one for one in self._slow if one == slow), slow]
+        if len(self._slow) < LOOKS:
             return Advice(None)
         spread = dealt(self.recipe, plan, speeds)
         if spread is None:
@@ -94,7 +109,6 @@ class Replanner:
         after = slowest(self.recipe, plan, spread.speeds, speeds)
         if after > WORTH * before:
             return Advice(None)
-        slow = min(range(len(speeds)), key=speeds.__getitem__)
         said = (
             f"replica {slow} computes {max(speeds) / min(speeds):.1f} times as long as the quickest for a leaf: leaves"
             f" are dealt by speed, {words.percent(1 - after / before)} less to wait for"
