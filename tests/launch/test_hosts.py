@@ -39,10 +39,10 @@ def fails(ctx: Any) -> None:
     dist.barrier()
 
 
-def played(function: Any, slots: tuple[int, int]) -> Any:
+def played(function: Any, room: tuple[int, int]) -> Any:
     """A function on ranks of this host and of an agent."""
     reception = Reception.at("127.0.0.1")
-    agent = Agent(lambda: reception.door, "b", slots[1], "tests.ranks:entry")
+    agent = Agent(lambda: reception.door, "b", room[1], "tests.ranks:entry")
     argument = {"module": function.__module__, "file": __file__, "function": function.__name__, "group": True,
                 "kwargs": {}}  # fmt: skip
     printed: dict[int, int] = {}
@@ -54,15 +54,15 @@ def played(function: Any, slots: tuple[int, int]) -> Any:
     with Nursery("tests.ranks:entry", path=[ROOT]) as nursery:
         thread = threading.Thread(target=agent.run)
         thread.start()
-        company = Company(reception, slots[0], None, [Guest("b", slots[1])])
+        company = Company(reception, room[0], None, [Guest("b", room[1])])
         outcome = nursery.run(
             argument,
-            sum(slots),
+            sum(room),
             on_event=hear,
             timeout=60,
             backend="gloo",
             company=company,
-            spread=Spread("", sum(slots)),
+            spread=Spread("", sum(room)),
         )
         thread.join(20)
     assert not thread.is_alive(), "the agent leaves with the run"
@@ -102,7 +102,7 @@ class Hosted:
     def host(self, name: str) -> Forked:
         """Another host joins, by the door in the run's folder."""
         doors = self.until(lambda: list(self.folder.glob("runs/*/*/door.json")))
-        agent = self.start("host", str(doors[0].parent), "--slots", "1", "--name", name)
+        agent = self.start("host", str(doors[0].parent), "--ranks", "1", "--name", name)
         threading.Thread(target=lambda: self.heard.extend(agent.stderr), daemon=True).start()
         return agent
 

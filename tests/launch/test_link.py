@@ -19,7 +19,7 @@ from unisono.launch.link import Broken, Link, Refused
 from unisono.launch.reception import Reception
 
 pytestmark = pytest.mark.timeout(60)
-HOST = {"name": "b", "slots": 2, "cores": 4}
+HOST = {"name": "b", "room": 2, "cores": 4}
 
 
 def linked(token: str = "t") -> tuple[Link, Link, socket.socket]:
@@ -124,7 +124,7 @@ def test_who_knows_the_token_gets_in_and_nobody_else() -> None:
     reception = Reception.at("127.0.0.1")
     reception.refused = said.append
     made, host = calling(reception, reception.token)
-    assert isinstance(made, Link) and (host.name, host.slots, host.cores) == ("b", 2, 4)
+    assert isinstance(made, Link) and (host.name, host.room, host.cores) == ("b", 2, 4)
     (error,) = calling(reception, "f" * 64)
     assert isinstance(error, Refused) and "token" in str(error)
     assert said and "stranger" in said[0] and reception.token not in said[0]
@@ -159,7 +159,7 @@ def test_an_answer_that_was_heard_before_opens_nothing() -> None:
     with pytest.raises(Refused):
         link.admitted("t", link.challenge(), answered)
     with pytest.raises(Refused):
-        link.admitted("t", asked, {**answered, "slots": 64})
+        link.admitted("t", asked, {**answered, "room": 64})
 
 
 @given(st.binary(min_size=1, max_size=6000))

@@ -24,11 +24,11 @@ def resolved(plan: str, **train: int):
 
 
 @given(st.dictionaries(st.integers(0, 5), st.integers(1, 4), min_size=1), st.data())
-def test_ranks_sit_in_different_slots_and_who_sits_stays(slots: dict[int, int], data) -> None:
-    every = [(host, slot) for host, count in slots.items() for slot in range(count)]
+def test_ranks_sit_in_different_slots_and_who_sits_stays(room: dict[int, int], data) -> None:
+    every = [(host, index) for host, count in room.items() for index in range(count)]
     held = data.draw(st.lists(st.sampled_from(every), unique=True))
     ranks = data.draw(st.integers(1, len(every)))
-    chosen = places(slots, ranks, held)
+    chosen = places(room, ranks, held)
     assert len(set(chosen)) == ranks and set(chosen) <= set(every) and chosen == sorted(chosen)
     assert len(set(chosen) & set(held)) == min(ranks, len(held)), (
         "a process that lives is kept before one is made"
@@ -37,7 +37,7 @@ def test_ranks_sit_in_different_slots_and_who_sits_stays(slots: dict[int, int], 
         local, count = among_host(chosen, rank)
         assert count == sum(other == host for other, _ in chosen) and 0 <= local < count
     with pytest.raises(ValueError):
-        places(slots, len(every) + 1)
+        places(room, len(every) + 1)
 
 
 def test_fewer_replicas_share_the_same_leaves() -> None:
@@ -49,7 +49,7 @@ def test_fewer_replicas_share_the_same_leaves() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "slots", "ranks"),
+    ("plan", "room", "ranks"),
     [
         ("dp=4", 3, 3),
         ("dp=4 sync=canonical", 3, 2),
@@ -58,9 +58,9 @@ def test_fewer_replicas_share_the_same_leaves() -> None:
         ("dp=2 shard=2", 2, 2),
     ],
 )
-def test_a_run_shrinks_to_the_replicas_that_there_is_room_for(plan: str, slots: int, ranks: int) -> None:
+def test_a_run_shrinks_to_the_replicas_that_there_is_room_for(plan: str, room: int, ranks: int) -> None:
     found = resolved(plan)
-    spread = Spreading(found.recipe, found.plan)(slots, "")
+    spread = Spreading(found.recipe, found.plan)(room, "")
     assert spread is not None and spread.ranks == ranks
     inner = Plan.parse(spread.plan)
     assert (inner.pp, inner.shard) == (found.plan.pp, found.plan.shard)
@@ -78,7 +78,7 @@ def test_where_no_replica_fits_the_planner_is_asked() -> None:
 
 def test_hosts_are_named_this_one_first() -> None:
     assert hosts_of("localhost,b,c:3", 4)[0] == 2
-    assert [(guest.name, guest.slots) for guest in hosts_of("localhost,b,c:3", 4)[1]] == [("b", 2), ("c", 3)]
+    assert [(guest.name, guest.room) for guest in hosts_of("localhost,b,c:3", 4)[1]] == [("b", 2), ("c", 3)]
     for wrong in (
         "b,localhost",
         "",

@@ -26,13 +26,13 @@ WINDOW = 16
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a run. slots: that are there. per_host: of the host with most. hosts: how many. step_s: of a
+    """What is known of a run. room: for how many ranks. per_host: of the host with most. hosts: how many. step_s: of a
     step since the last meeting, in seconds. left: steps to come. move_s: seconds that the last meeting took. rate:
     bit/s between hosts, 0 where nobody has measured. delay: seconds from one to another. busy: seconds that each rank
     computes in a step, by its number. changed: whether the world is another than when this was asked last."""
 
     spread: Spread
-    slots: int
+    room: int
     per_host: int
     hosts: int
     step_s: float
@@ -102,7 +102,7 @@ class Adviser:
             self._steps = event.get("steps", self._steps)
 
     def begin(self, about: Callable[[], dict[str, Any]], spread: Spread) -> None:
-        """Ask, if it is time to. about(): slots, per_host, hosts, rate and delay of now."""
+        """Ask, if it is time to. about(): room, per_host, hosts, rate and delay of now."""
         now = time.monotonic()
         if not self._met or now - self._met < SECONDS or self._thread is not None or not self._pace:
             return

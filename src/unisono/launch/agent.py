@@ -50,7 +50,7 @@ class Agent:
 
     door: Callable[[], dict[str, Any]]
     name: str
-    slots: int
+    room: int
     entry: str
     patience: float = 60.0
     say: Callable[[str], None] = lambda text: None
@@ -67,7 +67,7 @@ class Agent:
                 self._signals = signals
                 while True:
                     lanes = self._called()
-                    self.say(f"joined {self._where} with room for {self.slots}")
+                    self.say(f"joined {self._where} with room for {self.room}")
                     try:
                         self._serve(lanes)
                     except Broken as error:
@@ -89,7 +89,7 @@ class Agent:
             try:
                 door = self.door()
                 self._where = f"{door['address']}:{door['port']}"
-                return Lanes(call(door, {"name": self.name, "slots": self.slots, "cores": cores()}))
+                return Lanes(call(door, {"name": self.name, "room": self.room, "cores": cores()}))
             except Refused:
                 raise
             except UsageError as error:  # no door at present: another supervisor may make one

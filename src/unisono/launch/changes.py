@@ -49,23 +49,23 @@ class Changes:
                 self.tell({"kind": "members", **met, "plan": self.crew.spread.plan})
 
     def grow(self) -> None:
-        """More slots than before let more ranks train."""
-        spread, slots = self.crew.next_spread(), sum(self.crew.slots.values())
+        """More room than before lets more ranks train."""
+        spread, room = self.crew.next_spread(), sum(self.crew.room.values())
         if spread is not None and spread.ranks > self.crew.spread.ranks:
-            self.move(replace(spread, why=f"there is room for {slots} ranks"))
+            self.move(replace(spread, why=f"there is room for {room} ranks"))
 
     def advised(self) -> None:
         """Somebody has thought about a better spread."""
-        advice, slots = (
+        advice, room = (
             self.adviser.answer() if self.adviser is not None else None,
-            sum(self.crew.slots.values()),
+            sum(self.crew.room.values()),
         )
         if advice is None:
             return
         if advice.says:
             self.tell({"kind": "note", "text": advice.says})
-        if advice.spread is not None and advice.spread.ranks <= slots:
-            self.crew.advised[slots] = replace(advice.spread, why="")
+        if advice.spread is not None and advice.spread.ranks <= room:
+            self.crew.advised[room] = replace(advice.spread, why="")
             self.move(advice.spread)
 
     def move(self, spread: Spread) -> None:

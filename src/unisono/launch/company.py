@@ -24,19 +24,19 @@ _LEAVE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A host that is asked to join. slots: how many ranks it takes."""
+    """A host that is asked to join. room: how many ranks it takes."""
 
     name: str
-    slots: int
+    room: int
 
 
 @dataclass
 class Company:
-    """reception: where hosts join. slots: of this host itself. choice: how the run goes on with so many slots. guests:
+    """reception: where hosts join. room: on this host. choice: how the run goes on with room for so many ranks. guests:
     who was asked; others may join too."""
 
     reception: Reception
-    slots: int
+    room: int
     choice: Choice | None = None
     guests: Sequence[Guest] = ()
     patience: float = PATIENCE
@@ -56,8 +56,8 @@ class Company:
                 "unisono",
                 "host",
                 "-",
-                "--slots",
-                str(guest.slots),
+                "--ranks",
+                str(guest.room),
                 "--name",
                 guest.name,
             ]

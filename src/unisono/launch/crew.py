@@ -19,10 +19,10 @@ from unisono.spec.rendezvous import Meeting
 @dataclass
 class Crew:
     """terms, argument: what each helper is told of the run. threads: of a rank; its share of the cores of its host if
-    None. leads: the address by which other hosts reach this one, "" where it is alone. choice: how to go on with so
-    many slots. hosts: by number, this one's own is 0. seats: of the ranks that train, in their order; leaving: of those
-    that only hand over what they hold. settled: of the argument, what ranks agreed on at their start. advised: by
-    slots, what turned out to be better."""
+    None. leads: the address by which other hosts reach this one, "" where it is alone. choice: how to go on with
+    room for so many ranks. hosts: by number, this one's own is 0. seats: of the ranks that train, in their order.
+    leaving: of those that only hand over what they hold. settled: of the argument, what ranks agreed on at their start.
+    advised: by room, what turned out to be better."""
 
     board: Switchboard
     spread: Spread
@@ -41,9 +41,9 @@ class Crew:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     @property
-    def slots(self) -> dict[int, int]:
+    def room(self) -> dict[int, int]:
         """How many ranks each host takes, by its number."""
-        return {number: host.slots for number, host in self.hosts.items()}
+        return {number: host.room for number, host in self.hosts.items()}
 
     def number_of(self, name: str) -> int:
         """Of a host of this name, as before if it has been here; from 1 on."""
@@ -59,13 +59,13 @@ class Crew:
 
     def prepare(self, host: Host) -> None:
         """Let a host read the run's data, before ranks are asked of it. Raises ConnectionError."""
-        threads = self.threads or max(1, host.cores // max(1, host.slots))
-        terms = {**self.terms, "threads": threads, "slots": host.slots, "leads": self.leads}
+        threads = self.threads or max(1, host.cores // max(1, host.room))
+        terms = {**self.terms, "threads": threads, "room": host.room, "leads": self.leads}
         host.order({"op": "run", "argument": self.argument, **terms})
 
     def begin(self, epoch: int) -> None:
         """The first ranks take their seats. epoch: how often ranks of this run have met. Raises ConnectionError."""
-        chosen = places(self.slots, self.spread.ranks)
+        chosen = places(self.room, self.spread.ranks)
         for rank in range(self.spread.ranks):
             self.seats.append(self._seated(chosen, rank, epoch, joins=False, present=len(chosen)))
 
@@ -75,24 +75,24 @@ class Crew:
 
     def next_spread(self) -> Spread | None:
         """How to go on with the hosts that are there; None where that is not known."""
-        slots = sum(self.slots.values())
-        if slots in self.advised:
-            return self.advised[slots]
+        room = sum(self.room.values())
+        if room in self.advised:
+            return self.advised[room]
         if self.choice is None:
-            return self.spread if slots >= self.spread.ranks else None
-        return self.choice(slots, self.settled.get("plan", ""))
+            return self.spread if room >= self.spread.ranks else None
+        return self.choice(room, self.settled.get("plan", ""))
 
     def is_advised(self, spread: Spread) -> bool:
         """Whether it is one that turned out to be better, so that nobody has to think about it again."""
         return replace(spread, why="") in self.advised.values()
 
     def about(self) -> dict[str, Any]:
-        """What is there, for who looks for a better spread: slots, hosts, the most ranks of one, the slowest link."""
+        """What is there, for who looks for a better spread: room, hosts, the most ranks of one, the slowest link."""
         used = [seat.host for seat in self.seats]
         hosts = {id(host): host for host in used}.values()
         rates = [host.rate for host in hosts if host.rate]
         return {
-            "slots": sum(self.slots.values()), "hosts": len(hosts), "per_host": max(map(used.count, hosts), default=1),
+            "room": sum(self.room.values()), "hosts": len(hosts), "per_host": max(map(used.count, hosts), default=1),
             "rate": min(rates, default=0.0), "delay": max((host.delay for host in hosts), default=0.0),
         }  # fmt: skip
 
@@ -105,7 +105,7 @@ class Crew:
             for seat in self.seats:
                 seat.kill()
         by_place = {self._place(seat): seat for seat in self.alive()} if joins else {}
-        chosen = places(self.slots, spread.ranks, list(by_place))
+        chosen = places(self.room, spread.ranks, list(by_place))
         gone = [seat for place, seat in by_place.items() if place not in chosen]
         staying = {seat.number for seat in by_place.values()}
         for seat in [seat for seat in self.everyone() if seat.number not in staying]:
@@ -144,7 +144,7 @@ class Crew:
 
     def _place(self, seat: Seat) -> Place:
         number = next((number for number, host in self.hosts.items() if host is seat.host), -1)
-        return number, seat.slot
+        return number, seat.index
 
     def _meeting(self, chosen: Sequence[Place], rank: int, epoch: int, present: int) -> Meeting:
         local = among_host(chosen, rank)
@@ -153,12 +153,12 @@ class Crew:
 
     def _seated(self, chosen: Sequence[Place], rank: int, epoch: int, joins: bool, present: int) -> Seat:
         """A seat for a rank that is new, whose ends go to the helper of its host with the order to fork it."""
-        host, slot = self.hosts[chosen[rank][0]], chosen[rank][1]
+        host, index = self.hosts[chosen[rank][0]], chosen[rank][1]
         self._count += 1
         ours, theirs = ends()
-        seat = Seat(self._count, rank, host, slot, *ours, heard=time.monotonic())
+        seat = Seat(self._count, rank, host, index, *ours, heard=time.monotonic())
         changed: Mapping[str, Any] = {**self.settled, **self.spread.as_json()} if epoch else {}
-        order = {"op": "seat", "seat": seat.number, "slot": slot, "joins": joins, "settled": changed}
+        order = {"op": "seat", "seat": seat.number, "index": index, "joins": joins, "settled": changed}
         try:
             host.order({**self._meeting(chosen, rank, epoch, present).as_json(), **order}, theirs)
         except OSError:

@@ -50,7 +50,7 @@ class FarHost(Host):
     far = True
 
     name: str
-    slots: int
+    room: int
     cores: int
     link: Link
     address: str = ""

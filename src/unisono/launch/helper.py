@@ -111,7 +111,7 @@ class _Helper:
         gc.unfreeze()
         gc.collect()
         gc.freeze()  # the children share these pages; a collection would write to all of them
-        order.shelves = [_shelf() if order.terms["recovers"] else [] for _ in range(order.terms["slots"])]
+        order.shelves = [_shelf() if order.terms["recovers"] else [] for _ in range(order.terms["room"])]
         self._order = order
         self._say(op="prepared", threads=threads_alive())
 
@@ -134,9 +134,9 @@ class _Helper:
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            slot = message["slot"]
-            _close([shelf for other, shelf in enumerate(order.shelves) if other != slot])
-            seat = self._rank.SeatEnds(message["rank"], *ends, shelf=tuple(order.shelves[slot]))
+            index = message["index"]
+            _close([shelf for other, shelf in enumerate(order.shelves) if other != index])
+            seat = self._rank.SeatEnds(message["rank"], *ends, shelf=tuple(order.shelves[index]))
             argument = order.argument | message.get("settled", {})
             self._rank.live(seat, order.terms | message, self._entry, argument, order.shared)
         finally:

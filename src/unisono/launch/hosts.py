@@ -62,13 +62,13 @@ class OwnProcess(Process):
 
 
 class Host(ABC):
-    """Where ranks of a run can be. name: for people. slots: how many ranks it takes. cores: of it.
+    """Where ranks of a run can be. name: for people. room: how many ranks it takes. cores: of it.
 
     Raises ConnectionError from `order` when its helper has gone; `hear` then says None.
     """
 
     name: str
-    slots: int
+    room: int
     cores: int
     prepared = False
     """Whether its helper has read the data of this run."""
@@ -117,7 +117,7 @@ class OwnHost(Host):
     """The host of the supervisor itself. control: the line to its helper."""
 
     name: str
-    slots: int
+    room: int
     cores: int
     control: socket.socket
     end: Callable[[], None]

@@ -97,7 +97,7 @@ class Nursery:
             with Signals() as signals:
                 while True:
                     own = OwnHost(
-                        name, company.slots if company else ranks, cores(), self._control, self._process.kill
+                        name, company.room if company else ranks, cores(), self._control, self._process.kill
                     )
                     watch = Supervision(hear, StepPace(timeout), name, recovery, grace, company, adviser)
                     crew = Crew(watch.board, spread or Spread("", ranks), terms, argument, {0: own}, threads)

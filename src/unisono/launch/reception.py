@@ -135,8 +135,8 @@ class Reception:
         self._leave(knock)
         knock.sock.send(wire.frame(wire.dumps(proved)))
         made = Link.between(knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False)
-        slots, cores = _count(said.get("slots")), _count(said.get("cores"))
-        return FarHost(str(said.get("name"))[:100], slots, cores, made, knock.address)
+        room, cores = _count(said.get("room")), _count(said.get("cores"))
+        return FarHost(str(said.get("name"))[:100], room, cores, made, knock.address)
 
     @contextlib.contextmanager
     def _or_refused(self, knock: _Knock) -> Iterator[None]:

@@ -87,7 +87,7 @@ class Screen:
             case "host":
                 came = event.get("came")
                 self._note(
-                    f"host {came} has come, with room for {event['slots']}"
+                    f"host {came} has come, with room for {event['room']}"
                     if came
                     else f"host {event['gone']} is gone"
                 )

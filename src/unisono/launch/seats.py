@@ -20,14 +20,14 @@ _CHATTER = ("[Gloo] Rank ",)
 
 @dataclass
 class Seat:
-    """number: of the seat among all of a run. rank: that it has in the present epoch. host, slot: where it is, and its
+    """number: of the seat among all of a run. rank: that it has in the present epoch. host, index: where it is, and its
     place there. heard: when its last event came, in seconds of a monotonic clock. status: exit status (negative:
     signal), None while it lives."""
 
     number: int
     rank: int
     host: Host
-    slot: int
+    index: int
     store: socket.socket
     events: socket.socket
     output: int

@@ -21,22 +21,22 @@ class Spread:
 
 
 Place = tuple[int, int]
-"""A host's number, and a slot there."""
+"""A host's number, and one there."""
 Choice = Callable[[int, str], Spread | None]
-"""So many slots are there, and ranks settled this plan at their start: how to go on; None where it cannot."""
+"""There is room for so many ranks, which settled this plan at their start: how to go on; None where it cannot."""
 
 
-def places(slots: Mapping[int, int], ranks: int, held: Sequence[Place] = ()) -> list[Place]:
-    """Of each rank in turn: hosts in their order, each as full as it gets; those first that have ranks already. slots:
+def places(room: Mapping[int, int], ranks: int, held: Sequence[Place] = ()) -> list[Place]:
+    """Of each rank in turn: hosts in their order, each as full as it gets; those first that have ranks already. room:
     of each host, by number. held: places of processes that live. Raises ValueError where there are too few."""
     at_work = {host for host, _ in held}
     free = [
-        (host, slot)
-        for host in sorted(slots, key=lambda host: (host not in at_work, host))
-        for slot in range(slots[host])
+        (host, index)
+        for host in sorted(room, key=lambda host: (host not in at_work, host))
+        for index in range(room[host])
     ]
     if len(free) < ranks:
-        raise ValueError(f"{ranks} ranks, and {len(free)} slots")
+        raise ValueError(f"{ranks} ranks, and room for {len(free)}")
     # A process that lives is not given up for a new one beside it.
     kept = set(held)
     first = sorted(free, key=lambda place: place not in kept)[:ranks]

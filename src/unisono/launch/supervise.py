@@ -101,15 +101,13 @@ class Supervision:
             if number in self.crew.hosts:
                 self._host_lost(number)  # it has noticed sooner than we have
             self.crew.hosts[number] = host
-            self.on_event(
-                -1, {"kind": "host", "came": host.name, "slots": host.slots, "address": host.address}
-            )
+            self.on_event(-1, {"kind": "host", "came": host.name, "room": host.room, "address": host.address})
             self._join(number, host)
         self._begin()
 
     def _begin(self) -> None:
-        """Ask for the ranks, once there are slots for all of them."""
-        if not self._begun and sum(self.crew.slots.values()) >= self.crew.spread.ranks:
+        """Ask for the ranks, once there are room for all of them."""
+        if not self._begun and sum(self.crew.room.values()) >= self.crew.spread.ranks:
             self._begun = True
             try:
                 self.crew.begin(self.recovery.epoch if self.recovery is not None else 0)

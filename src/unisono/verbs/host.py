@@ -19,13 +19,13 @@ class HostVerb(Verb):
     """
 
     name = "host"
-    epilog = "unisono host runs/mine/20261124-101502-9f3b --slots 4\nunisono host - < door.json"
+    epilog = "unisono host runs/mine/20261124-101502-9f3b --ranks 4\nunisono host - < door.json"
 
     def flags(self, parser: Parser) -> None:
         parser.add_argument(
             "door", metavar="RUN", help="the run's folder, a file door.json, or - for that as input"
         )
-        parser.add_argument("--slots", type=int, metavar="N", help="ranks that this host takes (one a core)")
+        parser.add_argument("--ranks", type=int, metavar="N", help="ranks that this host takes (one a core)")
         parser.add_argument("--name", metavar="NAME", help="of this host, among those of the run (its own)")
         parser.add_argument(
             "--patience",
@@ -41,17 +41,17 @@ class HostVerb(Verb):
         from unisono.verbs.train.run import ENTRY
 
         args, settings = call.args, call.settings
-        door, name, slots = _door(args.door), args.name or socket.gethostname(), args.slots or cores()
-        if slots < 1:
-            raise UsageError(f"a host with {slots} slots", where="--slots", fix="--slots 1", code="C02")
+        door, name, room = _door(args.door), args.name or socket.gethostname(), args.ranks or cores()
+        if room < 1:
+            raise UsageError(f"a host for {room} ranks", where="--ranks", fix="--ranks 1", code="C02")
         where = f"{door['address']}:{door['port']}"
         if settings.dry_run:
             return call.would(
-                {"address": where, "slots": slots}, f"would join {where} with room for {slots} ranks"
+                {"address": where, "room": room}, f"would join {where} with room for {room} ranks"
             )
         again = partial(_door, args.door) if args.door != "-" else lambda: door
         agent = Agent(
-            again, name, slots, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}")
+            again, name, room, ENTRY, args.patience, lambda text: settings.note(f"host {name}: {text}")
         )
         try:
             agent.run()
@@ -61,7 +61,7 @@ class HostVerb(Verb):
         except ConnectionError as error:
             raise UsageError(str(error), where="unisono host", likely="the run is over, or cannot be reached from here",
                              code="L11") from error  # fmt: skip
-        return {"address": where, "slots": slots, "name": name}
+        return {"address": where, "room": room, "name": name}
 
 
 def _door(text: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Replanner:
         except UnisonoError as error:
             return Advice(None, f"the planner has no other plan: {error.what}")
         if best is None or best.plan == now.spread.plan:
-            return Advice(None, f"the planner stays with {now.spread.plan} on {now.slots} ranks")
+            return Advice(None, f"the planner stays with {now.spread.plan} on {now.room} ranks")
         # Prices are held to what was measured of the plan that is played.
         takes = now.step_s * best_s / stay_s
         sooner = (now.step_s - takes) * now.left - now.move_s
@@ -74,7 +74,7 @@ class Replanner:
         told = ask_of(loaded, model, stay, among_hosts(predict.of_ranks(cluster, stay.world), now), stack)
         stay_s = closed(told).step
         held = replace(self.plan, said=self.plan.said & HELD)
-        for ranks in range(now.slots, stay.world - 1, -1):
+        for ranks in range(now.room, stay.world - 1, -1):
             where = among_hosts(predict.of_ranks(cluster, ranks), now)
             space = space_on(loaded, model, held, where, stack)
             least = fidelity_of(stay)

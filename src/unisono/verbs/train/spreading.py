@@ -25,7 +25,7 @@ Other = Callable[[int], Plan | None]
 
 
 def hosts_of(text: str, ranks: int) -> tuple[int, list[Guest]]:
-    """(slots of this host, the others) from `a,b:4,c`, this one first. Raises UsageError U-L10."""
+    """(room on this host, the others) from `a,b:4,c`, this one first. Raises UsageError U-L10."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     each = ceil(ranks / max(1, len(words)))
     found = [_host(word, each) for word in words]
@@ -40,29 +40,29 @@ def hosts_of(text: str, ranks: int) -> tuple[int, list[Guest]]:
             raise UsageError(
                 f"{name} is no host, or named twice", where="--hosts", fix="--hosts a,b,c", code="L10"
             )
-    return found[0].slots, found[1:]
+    return found[0].room, found[1:]
 
 
-def _host(word: str, slots: int) -> Guest:
+def _host(word: str, room: int) -> Guest:
     name, colon, count = word.rpartition(":")
     if colon and not (count.isdigit() and int(count)):
         raise UsageError(f"{word}: how many ranks a host takes is a number", where="--hosts", fix="--hosts a,b:4",
                          code="L10")  # fmt: skip
-    return Guest(name, int(count)) if colon else Guest(word, slots)
+    return Guest(name, int(count)) if colon else Guest(word, room)
 
 
 def company(order: TrainOrder, text: str, settings: Settings) -> Company:
     """The hosts that `--hosts` names, and where they join. Raises UsageError U-L10."""
     recipe, plan = order.recipe, order.plan
-    slots, guests = hosts_of(text, plan.world)
-    room = slots + sum(guest.slots for guest in guests)
+    own, guests = hosts_of(text, plan.world)
+    room = own + sum(guest.room for guest in guests)
     if room < plan.world:
         raise UsageError(f"the plan takes {plan.world} ranks, and --hosts has room for {room}", where="--hosts, plan",
                          fix="more hosts, more ranks on some (a:4), or a smaller plan", code="L10")  # fmt: skip
     address = address_towards(guests[0].name if guests else socket.gethostname())
     reception = Reception.at(address)
     reception.refused = lambda text: settings.note(f"note  {text}")
-    return Company(reception, slots, Spreading(recipe, plan), guests)
+    return Company(reception, own, Spreading(recipe, plan), guests)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> Spread | None:
@@ -98,39 +98,39 @@ def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") 
     return Spread(str(replace(plan, micros=max(counts))), plan.world, speeds, why)
 
 
-def shrunk(recipe: Recipe, plan: Plan, slots: int) -> Spread | None:
+def shrunk(recipe: Recipe, plan: Plan, room: int) -> Spread | None:
     """The plan with as many replicas as there is room for."""
     inner = plan.world // plan.dp
-    for dp in range(min(plan.dp, slots // inner), 0, -1):
+    for dp in range(min(plan.dp, room // inner), 0, -1):
         if (spread := spread_of(recipe, replace(plan, dp=dp))) is not None:
             return spread
     return None
 
 
 class Spreading:
-    """How a run goes on with so many slots: as it began where there is room, else with fewer replicas, else under
+    """How a run goes on with room for so many ranks: as it began where it can, else with fewer replicas, else under
     another plan that fits. other: asks the planner."""
 
     def __init__(self, recipe: Recipe, plan: Plan, other: Other = lambda ranks: None) -> None:
         self.recipe, self.plan, self._other = recipe, plan, other
         self._known: dict[tuple[int, str], Spread | None] = {}
 
-    def __call__(self, slots: int, settled: str) -> Spread | None:
+    def __call__(self, room: int, settled: str) -> Spread | None:
         """settled: the plan as ranks have settled it at their start; "" before they have."""
-        key = min(slots, self.plan.world), settled
+        key = min(room, self.plan.world), settled
         if key not in self._known:
             self._known[key] = self._for(*key)
         return self._known[key]
 
-    def _for(self, slots: int, settled: str) -> Spread | None:
+    def _for(self, room: int, settled: str) -> Spread | None:
         plan = Plan.parse(settled) if settled else self.plan
-        if slots == self.plan.world:
+        if room == self.plan.world:
             return spread_of(self.recipe, plan)
         # What was measured among so many ranks does not hold among others.
         plan = replace(plan, collective=self.plan.collective, sync=self.plan.sync)
-        if (spread := shrunk(self.recipe, plan, slots)) is not None:
+        if (spread := shrunk(self.recipe, plan, room)) is not None:
             return spread
-        for ranks in range(slots, 0, -1):
+        for ranks in range(room, 0, -1):
             other = self._other(ranks)
             spread = spread_of(self.recipe, other) if other is not None else None
             if spread is not None:
