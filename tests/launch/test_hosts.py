@@ -132,7 +132,8 @@ def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
     plan = ("--plan", "dp=2 sync=canonical", "--launch.replan", "false")
     for name in ("alone", "hosts"):
         (tmp_path / name).mkdir()
-    run = Hosted(tmp_path / "hosts", *plan, "--hosts", "localhost:1,127.0.0.1:1", "--launch.shell", "true")
+    run = Hosted(tmp_path / "hosts", *plan, "--hosts", "localhost:1,127.0.0.1:1", "--launch.shell", "true",
+                 "--launch.tls", "true")  # fmt: skip
     agent = run.host("127.0.0.1")
     run.until(lambda: run.step() >= 10)
     agent.send_signal(signal.SIGKILL)

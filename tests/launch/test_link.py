@@ -83,8 +83,8 @@ def test_a_frame_that_is_changed_left_out_or_sent_again_ends_the_link(payload: b
     elif how == "longer":
         raw.sendall(wire.HEAD.pack(link.MOST + 1) + bytes(100))
     else:
+        raw.setblocking(False)
         other, raw = one, other.sock
-        raw.setblocking(True)
         raw.sendall(frame)
     with pytest.raises(Broken):
         all_of(other, 2)
@@ -108,7 +108,7 @@ def calling(reception: Reception, token: str) -> list[Any]:
 
     def call() -> None:
         try:
-            result.append(agent.call({"address": "127.0.0.1", "port": reception.port, "token": token}, HOST))
+            result.append(agent.call({**reception.door, "token": token}, HOST))
         except OSError as error:
             result.append(error)
 
@@ -119,15 +119,36 @@ def calling(reception: Reception, token: str) -> list[Any]:
     return [*result, *hosts]
 
 
-def test_who_knows_the_token_gets_in_and_nobody_else() -> None:
+@pytest.mark.parametrize("private", [False, True])
+def test_who_knows_the_token_gets_in_and_nobody_else(private: bool) -> None:
     said: list[str] = []
-    reception = Reception.at("127.0.0.1")
+    reception = Reception.at("127.0.0.1", private)
     reception.refused = said.append
     made, host = calling(reception, reception.token)
     assert isinstance(made, Link) and (host.name, host.room, host.cores) == ("b", 2, 4)
     (error,) = calling(reception, "f" * 64)
     assert isinstance(error, Refused) and "token" in str(error)
     assert said and "stranger" in said[0] and reception.token not in said[0]
+    host.close()
+    made.close()
+    reception.close()
+
+
+def test_over_tls_whatever_is_written_arrives_and_another_certificate_is_refused() -> None:
+    reception = Reception.at("127.0.0.1", private=True)
+    made, host = calling(reception, reception.token)
+    sent = os.urandom(3 << 20)
+    got, until = b"", time.monotonic() + 20
+    made.send(b"d" + bytes(4) + sent)
+    while len(got) < len(sent) and time.monotonic() < until:
+        made.pay()
+        got += b"".join(frame[5:] for frame in host.link.receive())
+    assert got == sent
+    thread = threading.Thread(target=received, args=(reception, 1.0))
+    thread.start()
+    with pytest.raises(ConnectionError, match="certificate"):
+        agent.call({**reception.door, "certificate": "0" * 64}, HOST)
+    thread.join()
     host.close()
     made.close()
     reception.close()

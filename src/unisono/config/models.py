@@ -223,6 +223,9 @@ class LaunchConfig(BaseModel):
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
         " often as costs under 1 % of a step",
     )
+    tls: bool = Field(
+        default=False, description="what supervisors of several hosts say to each other goes through TLS"
+    )
     shell: str = Field(
         default="ssh -o BatchMode=yes",
         min_length=1,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch import link, wire
+from unisono.launch import link, tls, wire
 from unisono.launch.far_host import BEAT, lane_of
 from unisono.launch.hosts import OwnProcess
 from unisono.launch.lanes import Lanes
@@ -206,6 +206,8 @@ def call(door: dict[str, Any], said: dict[str, Any]) -> Link:
     """A link to a supervisor, after both have proven themselves. Raises Refused, OSError."""
     sock = socket.create_connection((door["address"], door["port"]), _ANSWER)
     try:
+        if door.get("certificate"):
+            sock = tls.called(sock, door["certificate"])
         asked = link.parse(_greeting(sock))
         answered = link.answer(door["token"], asked, said)
         sock.sendall(wire.frame(wire.dumps(answered)))

@@ -16,6 +16,7 @@ import hmac
 import json
 import secrets
 import socket
+import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,8 @@ MOST = 1 << 24
 BACKLOG = 8 << 20
 """Bytes that wait to be sent, from which on nobody should send more."""
 _SEAL = 16
+LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket raises that would have to wait."""
 
 
 class Refused(ConnectionError):
@@ -138,7 +141,7 @@ class Link:
         try:
             while self.owed:
                 del self.owed[: self.sock.send(self.owed)]
-        except (BlockingIOError, InterruptedError):
+        except LATER:
             return True
         except OSError as error:
             raise Broken(str(error)) from error
@@ -146,13 +149,13 @@ class Link:
 
     def receive(self) -> list[bytes]:
         """Frames that have come whole. Raises Broken."""
+        over = True
         try:
-            while data := self.sock.recv(1 << 18):
+            while data := self.sock.recv(
+                1 << 18
+            ):  # to the last byte: TLS may hold some that nobody is told of
                 self._in += data
-                if len(data) < 1 << 18:
-                    break
-            over = not data
-        except (BlockingIOError, InterruptedError):
+        except LATER:
             over = False
         except OSError as error:
             raise Broken(str(error)) from error

@@ -6,6 +6,7 @@ import os
 import secrets
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 from unisono.launch import link, wire
 from unisono.launch.far_host import FarHost
 from unisono.launch.link import Link, Refused
+from unisono.launch.tls import certificate
 
 KNOCKS = 64
 """Strangers that are listened to at once."""
@@ -24,30 +26,37 @@ _CORES = 1 << 16
 
 @dataclass
 class _Knock:
+    """greeted: it was asked to prove itself, over TLS if there is any."""
+
     sock: socket.socket
     address: str
     asked: dict[str, Any]
     since: float
+    greeted: bool = False
     data: bytearray = field(default_factory=bytearray)
 
 
 @dataclass
 class Reception:
-    """token: of the run. address: by which other hosts reach this one. refused(text): hears of strangers."""
+    """token: of the run. address: by which other hosts reach this one. refused(text): hears of strangers. tls: what is
+    said goes through it; `certificate` is the hash by which hosts know it."""
 
     token: str
     address: str
     listener: socket.socket
     refused: Callable[[str], None] = lambda text: None
+    tls: ssl.SSLContext | None = None
+    certificate: str = ""
     _knocks: dict[int, _Knock] = field(default_factory=dict)
     _selector: selectors.EpollSelector = field(default_factory=selectors.EpollSelector)
 
     @classmethod
-    def at(cls, address: str, token: str | None = None) -> "Reception":
-        """On a free port of an address of this host. Raises OSError."""
+    def at(cls, address: str, private: bool = False) -> "Reception":
+        """On a free port of an address of this host. private: over TLS. Raises OSError, UsageError U-L12."""
+        tls, known = certificate() if private else (None, "")
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, 0), family=family, backlog=KNOCKS)
-        return cls(token or secrets.token_hex(32), address, listener)
+        return cls(secrets.token_hex(32), address, listener, tls=tls, certificate=known)
 
     def __post_init__(self) -> None:
         self.listener.setblocking(False)
@@ -60,7 +69,12 @@ class Reception:
     @property
     def door(self) -> dict[str, Any]:
         """What a host has to know to join."""
-        return {"address": self.address, "port": self.port, "token": self.token}
+        return {
+            "address": self.address,
+            "port": self.port,
+            "token": self.token,
+            "certificate": self.certificate,
+        }
 
     def write_door(self, run_dir: Path) -> None:
         """Keep it in the run's folder, for the owner's eyes."""
@@ -110,14 +124,27 @@ class Reception:
             if len(self._knocks) >= KNOCKS:
                 sock.close()
                 return
+            if self.tls is not None:
+                sock = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             knock = _Knock(sock, str(where[0]), link.challenge(), time.monotonic())
             self._knocks[sock.fileno()] = knock
             self._selector.register(sock, selectors.EVENT_READ)
-            sock.send(wire.frame(wire.dumps(knock.asked)))
+            if self.tls is None:
+                self._greet(knock)
+
+    def _greet(self, knock: _Knock) -> None:
+        knock.greeted = True
+        knock.sock.send(wire.frame(wire.dumps(knock.asked)))
 
     def _heard(self, knock: _Knock) -> FarHost | None:
         """The host, once it has proven itself. Raises Refused, OSError."""
-        data = knock.sock.recv(link.GREETING)
+        try:
+            if isinstance(knock.sock, ssl.SSLSocket) and not knock.greeted:
+                knock.sock.do_handshake()
+                self._greet(knock)
+            data = knock.sock.recv(link.GREETING)
+        except link.LATER:
+            return None
         if not data:
             raise ConnectionError("it left")
         knock.data += data

@@ -69,7 +69,8 @@ def _door(text: str) -> dict[str, Any]:
     path = Path(text, "door.json") if Path(text).is_dir() else Path(text)
     try:
         told = json.loads(sys.stdin.readline() if text == "-" else path.read_text(encoding="utf-8"))
-        return {"address": str(told["address"]), "port": int(told["port"]), "token": str(told["token"])}
+        words = {key: str(told[key]) for key in ("address", "token", "certificate")}
+        return {**words, "port": int(told["port"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{text} does not say where to join a run", where="unisono host",
