@@ -196,7 +196,9 @@ def by_kind(runs: list[Soaked]) -> list[str]:
     kind_of = lambda row: row["what"] + (f" {row['who']}" if row["who"] in ABOVE else "")
     for kind in sorted({kind_of(row) for row in rows if row.get("next") is not None}):
         own = [row for row in rows if kind_of(row) == kind and row.get("next") is not None]
-        times = "  ".join(_times([row[name] for row in own]) for name in sequel.TIMES)
+        times = "  ".join(
+            _times([row[name] for row in own if row[name] is not None]) for name in sequel.TIMES
+        )
         lines.append(f"{kind:<28} {len(own):>4}  {'':>6}  {'':>6}  {'':>5}  {'':>6}  {'':>6}  {times}")
     return lines
 

@@ -107,7 +107,9 @@ def test_who_is_killed_is_replaced_and_no_bit_is_another(
     assert not list((run / "checkpoints").glob("*.tmp-*")) and not list((run / "alive").glob("*"))
 
 
-@pytest.mark.parametrize(("who", "find"), [("supervisor", supervisor), ("helper", helper)])
+@pytest.mark.parametrize(
+    ("who", "find"), [("supervisor", supervisor), pytest.param("helper", helper, marks=pytest.mark.slow)]
+)
 def test_killed_before_the_ranks_are_there_it_begins_in_one_folder(
     tmp_path: Path, reference: Path, who: str, find: Callable[[Job], int]
 ) -> None:

@@ -4,12 +4,16 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from unisono.launch import wire
+from unisono.launch.context import SocketChannel
+from unisono.launch.pace import StepPace
 from unisono.launch.recovery import LIMIT, STOPPED, Recovery
 from unisono.observe.metrics import read_lines
 from unisono.train.checkpoint import read_full
@@ -178,3 +182,19 @@ def test_recover_can_be_switched_off(tmp_path: Path):
     out, _ = run.process.communicate(timeout=60)
     assert run.process.returncode == 128 + signal.SIGKILL
     assert json.loads(out)["rank"] == 1
+
+
+def test_a_rank_that_nothing_frees_gives_its_place_to_another():
+    """Its main thread waits for ever in a call that knows of no cut, as a send that Gloo has forgotten."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        channel = SocketChannel(theirs, pace=StepPace(0.2))
+        channel.recover(0, away=lambda: None, anew=lambda epoch: None)
+        ours.sendall(b"+")
+        signal.pause()
+        os._exit(0)
+    with ours, theirs:
+        theirs.recv(1)  # it hears from now on
+        ours.sendall(wire.frame(wire.dumps({"kind": "regroup", "epoch": 1})))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

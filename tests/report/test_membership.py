@@ -12,7 +12,7 @@ from unisono.report.collect import collect
 from unisono.report.membership import GONE, TRAINS, WAITS
 
 LIFE = [
-    {"at": 100.0, "event": "start", "step": 0, "world": 2, "plan": "dp=2"},
+    {"at": 100.0, "event": "start", "step": 0, "ranks": 2, "plan": "dp=2"},
     {"at": 110.0, "event": "lost", "epoch": 1, "lost": {"1": "killed by SIGKILL"}, "born": [1]},
     {"at": 112.0, "event": "met", "epoch": 1, "step": 40},
     {"at": 120.0, "event": "lost", "whole": True, "lost": {"supervisor": "killed by SIGSEGV"}},
@@ -20,12 +20,12 @@ LIFE = [
         "at": 125.0,
         "event": "start",
         "step": 30,
-        "world": 3,
+        "ranks": 3,
         "plan": "dp=3",
         "hosts": {"joined": ["b"], "gone": []},
     },
     {"at": 130.0, "event": "lost", "epoch": 1, "lost": {}, "born": []},
-    {"at": 131.0, "event": "met", "epoch": 1, "step": 50, "world": 2},
+    {"at": 131.0, "event": "met", "epoch": 1, "step": 50, "ranks": 2},
     {"at": 140.0, "event": "end", "step": 60},
 ]
 
@@ -82,14 +82,14 @@ def test_lines_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
     wrong = [
         {"at": "x"},
         {"at": 3},
-        {**LIFE[0], "world": "many"},
-        {**LIFE[0], "world": 10**12},
+        {**LIFE[0], "ranks": "many"},
+        {**LIFE[0], "ranks": 10**12},
         {**LIFE[1], "lost": [1]},
     ]
     assert len(collect(lived(tmp_path / "run", [*LIFE, *wrong])).history) == len(LIFE)
 
 
 def test_of_many_ranks_those_that_were_lost_are_drawn(tmp_path: Path) -> None:
-    life = [{**LIFE[0], "world": 400}, {**LIFE[1], "lost": {"333": "killed by SIGKILL"}}, LIFE[2], LIFE[-1]]
+    life = [{**LIFE[0], "ranks": 400}, {**LIFE[1], "lost": {"333": "killed by SIGKILL"}}, LIFE[2], LIFE[-1]]
     chart = membership.chart(collect(lived(tmp_path / "run", life)))
     assert chart is not None and len(chart.rows) == membership.ROWS and chart.rows[-1].name == "rank 333"

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -37,6 +38,14 @@ class Channel(ABC):
 
         Ranks may hear it at different steps; the caller agrees on one step over a collective.
         """
+
+    def _give_place(self, epoch: int) -> None:
+        """A new process takes this one's place if its main thread has not come to the rendezvous by now: nothing frees
+        a send that Gloo has forgotten."""
+        with self._lock:
+            stuck = self._epoch < epoch and not self._left and "leave" not in self._heard
+        if stuck:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
         """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
@@ -116,6 +125,9 @@ class SocketChannel(Channel):
                 called = self._called
             if called > self._freed:
                 self._away()
+                late = threading.Timer(self._pace.deadline(), self._give_place, (called,))
+                late.daemon = True
+                late.start()
             with self._lock:
                 self._freed = called
                 self._news.notify_all()

@@ -123,7 +123,7 @@ def _history(root: Path, missing: list[str]) -> list[Record]:
 
 def _is_change(line: Record) -> bool:
     """Whether all that is read of a line of the history is of its kind."""
-    numbers = (line.get("at"), line.get("step", 0), line.get("world", 1))
+    numbers = (line.get("at"), line.get("step", 0), line.get("ranks", 1))
     return (
         all(is_number(number) for number in numbers)
         and 0 < numbers[2] < 1 << 16

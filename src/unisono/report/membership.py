@@ -99,7 +99,7 @@ def _bars(lines: Sequence[Record], rest: float) -> tuple[list[tuple[int, float, 
     drawn, world = _Drawn(), 1
     for line in lines:
         at = line["seconds"]
-        world = int(line.get("world", world))
+        world = int(line.get("ranks", world))
         match line["event"]:
             case "start" | "met":
                 for rank in {*range(world), *drawn.since}:
@@ -107,9 +107,9 @@ def _bars(lines: Sequence[Record], rest: float) -> tuple[list[tuple[int, float, 
             case "lost":
                 names = [str(who) for who in line.get("lost") or ()]
                 everybody = bool(line.get("whole")) or any(name in _ABOVE for name in names)
-                for rank in range(world):
+                for rank in {*range(world), *drawn.since}:
                     gone = everybody or str(rank) in names or drawn.since.get(rank, (0.0, ""))[1] == GONE
-                    drawn.becomes(rank, at, GONE if gone else WAITS)
+                    drawn.becomes(rank, at, (GONE if gone else WAITS) if rank < world else "")
             case "end":
                 for rank in [*drawn.since]:
                     drawn.becomes(rank, at, "")
@@ -136,11 +136,12 @@ def _rows(lines: Sequence[Record]) -> list[list[str]]:
     down, before = None, dict[str, object]()
     for line in lines:
         step, other = str(line.get("step", "")), _other(line, before)
-        before |= {key: line[key] for key in ("world", "plan") if key in line}
+        before |= {key: line[key] for key in ("ranks", "plan") if key in line}
         if line["event"] == "lost":
             if down is None:
                 down = line["seconds"]
-                rows.append([_at(line), f"lost: {_who(line)}", "", ""])
+                changed = "changed" if not line.get("lost") and line.get("why") else "lost"
+                rows.append([_at(line), f"{changed}: {_who(line)}{other and f'; now {other}'}", "", ""])
             else:  # before all had met again
                 rows[-1][1] += f"; {_who(line)}"
         elif line["event"] in ("start", "met") and down is not None:
@@ -163,14 +164,15 @@ def _at(line: Record) -> str:
 def _who(line: Record) -> str:
     """`rank 1 (killed by SIGKILL)`."""
     lost = [f"{f'rank {who}' if who.isdigit() else who} ({why})" for who, why in line.get("lost", {}).items()]
-    return ", ".join(lost) or ("the whole run" if line.get("whole") else "a connection between ranks")
+    why = "the whole run" if line.get("whole") else "a connection between ranks"
+    return ", ".join(lost) or str(line.get("why") or why)
 
 
 def _other(line: Record, before: Record) -> str:
     """What is another than before: `3 ranks, dp=3, hosts gone: b`."""
     said = []
-    if line.get("world", before.get("world")) != before.get("world"):
-        said.append(_several(line["world"], "rank"))
+    if line.get("ranks", before.get("ranks")) != before.get("ranks"):
+        said.append(_several(line["ranks"], "rank"))
     if line.get("plan", before.get("plan")) != before.get("plan"):
         said.append(str(line["plan"]))
     return ", ".join([*said, *(f"hosts {how}: {hosts}" for how, hosts in _hosts(line.get("hosts")))])

@@ -1,13 +1,13 @@
 """The life of a run: `history.jsonl` in its folder, one object a line. No torch.
 
-    {"at": 1795553000.1, "event": "start", "step": 0, "world": 4, "plan": "dp=4"}    a start, first or again
+    {"at": 1795553000.1, "event": "start", "step": 0, "ranks": 4, "plan": "dp=4"}    a start, first or again
     {"at": 1795553061.0, "event": "lost", "epoch": 1, "lost": {"1": "killed by SIGKILL"}, "born": [1]}
     {"at": 1795553062.5, "event": "met", "epoch": 1, "step": 57}    all ranks train again, after that step
     {"at": 1795553092.7, "event": "end", "step": 212}               an end in good order: done, or stopped and saved
 
 `lost` names ranks, or `helper` or `supervisor`. A start that failed as a whole has `"whole": true`: its guardian writes
 that, or else the next start, at the time of the last step, as far as metrics tell. Other fields say what else changed,
-as `world`, `plan` and `hosts`; `changed` is a line of such fields alone. Rank 0 writes `start` and `end`.
+as `ranks`, `plan` and `hosts`; `changed` is a line of such fields alone. Rank 0 writes `start` and `end`.
 """
 
 import json

@@ -238,7 +238,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     live.looked = run.step
     if place.rank == 0:
         with suppress(OSError):  # a full disk is no reason to end
-            history.begin(order.run_dir, run.step, order.epoch > 0, world=place.world, plan=str(order.plan))
+            history.begin(order.run_dir, run.step, order.epoch > 0, ranks=place.world, plan=str(order.plan))
     return live
 
 
