@@ -107,7 +107,7 @@ class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it."""
 
     def __init__(self, store: SocketStore, watch: Callable[..., Lookout]) -> None:
-        self.store, self._watch = store, watch
+        self.store, self.watch = store, watch
         self.lookout = watch(store=store)
         self._appears: tuple[str, Path] | None = None
         self._spared = parting.sockets()
@@ -128,7 +128,7 @@ class _Meetings:
         parting.cut(self._spared)  # again: some may have been made since
         parting.forget()
         self.store = self.store.anew(_keys(epoch))
-        self.lookout = self._watch(store=self.store)
+        self.lookout = self.watch(store=self.store)
         if self._appears is not None:
             self.lookout.appear(*self._appears)
         return self.store
