@@ -19,7 +19,7 @@ from typing import Any
 from unisono.launch import crossing, verdict, wire
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, LOOK_EVERY, STACK_GRACE, Recovery
+from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat, seat_pair
 from unisono.launch.signals import Signals, meant
 from unisono.launch.stand import PRINT
@@ -334,7 +334,7 @@ class Supervision:
         """Seconds until something is due, None for never."""
         due = [self.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
         if self.recovery is not None and not self._ending:
-            due.append(time.monotonic() + LOOK_EVERY)
+            due.append(self.recovery.next_look())
         times = [time_ for time_ in due if time_ is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
@@ -357,7 +357,7 @@ class Supervision:
             for seat in self._unfinished():
                 seat.lines.clear()
                 seat.kill(PRINT)  # faulthandler writes the stack to the rank's output
-        if self.recovery is not None and not self._ending:
+        if self.recovery is not None and not self._ending and self.recovery.looks(now):
             for seat in self.seats:
                 if self.recovery.stands(seat.rank, seat.is_stopped(), now):
                     seat.kill()
