@@ -14,7 +14,7 @@ import pytest
 from unisono.launch import wire
 from unisono.launch.context import SocketChannel
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import LIMIT, STOPPED, Recovery
+from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
 from unisono.observe.metrics import read_lines
 from unisono.train.checkpoint import read_full
 
@@ -79,6 +79,16 @@ def test_a_stop_counts_when_it_lasts():
     assert not run.stands(0, True, 1.2)
     assert not run.stands(0, True, 1.2 + STOPPED / 2)
     assert run.stands(0, True, 1.2 + STOPPED)
+
+
+def test_ranks_are_looked_at_after_a_while_however_often_one_speaks():
+    run, now, looks = Recovery(2), 5.0, 0
+    assert run.next_look() <= now
+    for _ in range(20):  # two seconds, a word each tenth
+        looks += run.looks(now)
+        assert run.next_look() <= now + LOOK_EVERY + 1e-9
+        now += 0.1
+    assert 2 / (LOOK_EVERY + 0.1) <= looks <= 2 / LOOK_EVERY
 
 
 class Training:

@@ -107,14 +107,14 @@ class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it."""
 
     def __init__(self, meeting: Meeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
-        self.store, self._watch = store, watch
-        self.lookout = self._looks(meeting)
+        self.store, self.watch = store, watch
+        self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
         self._spared = parting.sockets()
 
-    def _looks(self, meeting: Meeting) -> Lookout:
+    def looks(self, meeting: Meeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
-        return self._watch(meeting.rank, 1 if alone else meeting.world, store=self.store)
+        return self.watch(meeting.rank, 1 if alone else meeting.world, store=self.store)
 
     def appear(self, run: str, folder: Path) -> None:
         """As `Lookout.appear`, of the one of the time."""
@@ -133,7 +133,7 @@ class _Meetings:
         parting.forget()
         self.store = self.store.anew(_keys(meeting.epoch))
         _tell_environment(meeting)
-        self.lookout = self._looks(meeting)
+        self.lookout = self.looks(meeting)
         if self._appears is not None:
             self.lookout.appear(*self._appears)
         return self.store

@@ -39,6 +39,7 @@ class Recovery:
     _tries: int = 0
     _since: dict[int, float] = field(default_factory=dict)
     _hung: set[tuple[int, int]] = field(default_factory=set)
+    _looked: float = float("-inf")
 
     def stepped(self, step: int) -> None:
         """The run has made so many steps."""
@@ -74,6 +75,18 @@ class Recovery:
         done = len(self._ready) == self.ranks
         self.begun = self.begun or done
         return done and known < self.ranks
+
+    def next_look(self) -> float:
+        """When to look at whether ranks are stopped, in seconds of the clock that `looks` is told."""
+        return self._looked + LOOK_EVERY
+
+    def looks(self, now: float) -> bool:
+        """Whether it is time for that; then it is done until the next time. Not at each word of a rank: a look takes
+        longer than an answer."""
+        if now < self.next_look():
+            return False
+        self._looked = now
+        return True
 
     def stands(self, rank: int, stopped: bool, now: float) -> bool:
         """Whether a rank, stopped by a signal or not, has been so for too long. now: seconds."""

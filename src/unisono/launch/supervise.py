@@ -20,7 +20,7 @@ from unisono.launch.far_host import BEAT
 from unisono.launch.hosts import Host, Message
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, LOOK_EVERY, STACK_GRACE, Recovery
+from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat
 from unisono.launch.signals import Signals, meant
 from unisono.launch.stand import PRINT
@@ -322,7 +322,7 @@ class Supervision:
         """Seconds until something is due, None for never."""
         due = [self.board.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
         if self.recovery is not None and not self._ending:
-            due.append(time.monotonic() + LOOK_EVERY)
+            due.append(self.recovery.next_look())
         if self.company is not None:
             due += [time.monotonic() + BEAT, self.company.next_deadline(self._begun)]
         times = [time_ for time_ in due if time_ is not None]
@@ -349,7 +349,7 @@ class Supervision:
             for seat in self._unfinished():
                 seat.lines.clear()
                 seat.kill(PRINT)  # faulthandler writes the stack to the rank's output
-        if self.recovery is not None and not self._ending:
+        if self.recovery is not None and not self._ending and self.recovery.looks(now):
             for seat in self.crew.seats:
                 if self.recovery.stands(seat.rank, seat.is_stopped(), now):
                     seat.kill()
