@@ -39,14 +39,6 @@ class Channel(ABC):
         Ranks may hear it at different steps; the caller agrees on one step over a collective.
         """
 
-    def _give_place(self, epoch: int) -> None:
-        """A new process takes this one's place if its main thread has not come to the rendezvous by now: nothing frees
-        a send that Gloo has forgotten."""
-        with self._lock:
-            stuck = self._epoch < epoch and not self._left and "leave" not in self._heard
-        if stuck:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
         """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
         or the error is this rank's own. Waits until it is known."""
@@ -128,6 +120,14 @@ class SocketChannel(Channel):
                 self._news.notify_all()
                 if self._left or "leave" in self._heard:
                     return
+
+    def _give_place(self, epoch: int) -> None:
+        """A new process takes this one's place if its main thread has not come to the rendezvous by now: nothing frees
+        a send that Gloo has forgotten."""
+        with self._lock:
+            stuck = self._epoch < epoch and not self._left and "leave" not in self._heard
+        if stuck:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
         mine = not isinstance(error, PeerGone) and not is_echo(type(error).__name__, str(error))
