@@ -103,7 +103,8 @@ def test_who_is_killed_is_replaced_and_no_bit_is_another(
     assert done.err.count(f"the {who} was ") == 2 and done.object["restarts"] == 2
     assert losses(run) == losses(reference) and same_bits(run, reference)
     again = "start" if who == "supervisor" else "met"
-    assert life(run) == ["start", f"lost {who}", again, f"lost {who}", again, "end"]
+    told = life(run)  # the second may come before all have met after the first
+    assert (told[0], told[-2:], told.count(f"lost {who}")) == ("start", [again, "end"], 2)
     assert not list((run / "checkpoints").glob("*.tmp-*")) and not list((run / "alive").glob("*"))
 
 
