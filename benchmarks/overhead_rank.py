@@ -193,7 +193,7 @@ class Watched(Blocks):
         from unisono.train.drain import Drain, DrainParts
 
         ctx, meetings = self.ctx, self.meetings
-        meetings.lookout = meetings.watch(store=meetings.store)
+        meetings.lookout = meetings.watch(ctx.rank, ctx.world, store=meetings.store)
         ctx.appear(Path(self.argument["folder"]) / "alive")
         grace, store = self.resolved.recipe.launch.grace, ctx.store.clone()
         parts = DrainParts(self.run, self.clock, ctx.channel, store, ctx.world, grace, Path, lambda: False)

@@ -136,6 +136,7 @@ def _as_supervisor(
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
             recovery = Recovery(plan.world) if recipe.launch.recover else None
+            replans = recovery is not None and recipe.launch.replan
             outcome = nursery.run(
                 argument,
                 plan.world,
@@ -145,11 +146,9 @@ def _as_supervisor(
                 recipe.launch.backend,
                 recovery,
                 recipe.launch.grace,
-                company,
-                Adviser(Replanner(recipe, plan, os.environ))
-                if recipe.launch.recover and recipe.launch.replan
-                else None,
-                Spread(str(plan), plan.world),
+                company=company,
+                adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
+                spread=Spread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()
