@@ -20,7 +20,7 @@ from unisono.launch.agent import Agent
 from unisono.launch.company import Company, Guest
 from unisono.launch.nursery import Nursery
 from unisono.launch.reception import Reception
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 
 pytestmark = pytest.mark.timeout(240)
 ROOT = str(Path(__file__).parents[2])
@@ -62,7 +62,7 @@ def played(function: Any, room: tuple[int, int]) -> Any:
             timeout=60,
             backend="gloo",
             company=company,
-            spread=Spread("", sum(room)),
+            spread=RunSpread("", sum(room)),
         )
         thread.join(20)
     assert not thread.is_alive(), "the agent leaves with the run"

@@ -15,23 +15,27 @@ from hypothesis import strategies as st
 from unisono.launch import agent, link, wire
 from unisono.launch.far_host import FarHost
 from unisono.launch.lanes import Lanes
-from unisono.launch.link import Broken, Link, Refused
+from unisono.launch.link import Broken, HostLink, Refused
 from unisono.launch.reception import Reception
 
 pytestmark = pytest.mark.timeout(60)
 HOST = {"name": "b", "room": 2, "cores": 4}
 
 
-def linked(token: str = "t") -> tuple[Link, Link, socket.socket]:
+def linked(token: str = "t") -> tuple[HostLink, HostLink, socket.socket]:
     """Two ends of a link, and the wire of the first."""
     ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
     theirs.connect(ours.getsockname())
     called, _ = ours.accept()
     ours.close()
-    return Link.between(called, token, "n", "m", False), Link.between(theirs, token, "n", "m", True), called
+    return (
+        HostLink.between(called, token, "n", "m", False),
+        HostLink.between(theirs, token, "n", "m", True),
+        called,
+    )
 
 
-def all_of(end: Link, count: int) -> list[bytes]:
+def all_of(end: HostLink, count: int) -> list[bytes]:
     found, until = list[bytes](), time.monotonic() + 10
     while len(found) < count and time.monotonic() < until:
         found += end.receive()
@@ -125,7 +129,7 @@ def test_who_knows_the_token_gets_in_and_nobody_else(private: bool) -> None:
     reception = Reception.at("127.0.0.1", private)
     reception.refused = said.append
     made, host = calling(reception, reception.token)
-    assert isinstance(made, Link) and (host.name, host.room, host.cores) == ("b", 2, 4)
+    assert isinstance(made, HostLink) and (host.name, host.room, host.cores) == ("b", 2, 4)
     (error,) = calling(reception, "f" * 64)
     assert isinstance(error, Refused) and "token" in str(error)
     assert said and "stranger" in said[0] and reception.token not in said[0]
@@ -215,7 +219,7 @@ def test_who_holds_the_line_is_shown_out_and_others_get_in(monkeypatch: pytest.M
         reception.turn()
     assert not received(reception, 0.5)
     made, host = calling(reception, reception.token)
-    assert isinstance(made, Link)
+    assert isinstance(made, HostLink)
     host.close()
     for sock in held:
         sock.close()

@@ -13,7 +13,7 @@ from unisono.launch.hosts import OwnHost
 from unisono.launch.nursery import Nursery
 from unisono.launch.pace import StepPace
 from unisono.launch.seats import Seat, ends
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import Supervision
 from unisono.spec.errors import UsageError
 
@@ -56,7 +56,7 @@ def watched() -> tuple[Supervision, Seat, list[int]]:
     supervision = Supervision(lambda rank, event: None, StepPace(None), "h")
     ours, theirs = ends()
     seat = Seat(1, 0, host, 0, *ours, heard=time.monotonic())
-    supervision.crew = Crew(supervision.board, Spread("", 1), {}, {}, {0: host}, seats=[seat])
+    supervision.crew = Crew(supervision.board, RunSpread("", 1), {}, {}, {0: host}, seats=[seat])
     supervision.board.join(seat)
     return supervision, seat, theirs
 

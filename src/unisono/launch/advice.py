@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 
 SETTLED = 4
 """Steps after a meeting, from which on its pace is known."""
@@ -31,7 +31,7 @@ class Situation:
     bit/s between hosts, 0 where nobody has measured. delay: seconds from one to another. busy: seconds that each rank
     computes in a step, by its number. changed: whether the world is another than when this was asked last."""
 
-    spread: Spread
+    spread: RunSpread
     room: int
     per_host: int
     hosts: int
@@ -48,7 +48,7 @@ class Situation:
 class Advice:
     """spread: how to go on; None to stay. says: why, in a sentence; "" where there is nothing to say."""
 
-    spread: Spread | None
+    spread: RunSpread | None
     says: str = ""
 
 
@@ -101,7 +101,7 @@ class Adviser:
             self._pace.append((time.monotonic(), event["step"]))
             self._steps = event.get("steps", self._steps)
 
-    def begin(self, about: Callable[[], dict[str, Any]], spread: Spread) -> None:
+    def begin(self, about: Callable[[], dict[str, Any]], spread: RunSpread) -> None:
         """Ask, if it is time to. about(): room, per_host, hosts, rate and delay of now."""
         now = time.monotonic()
         if not self._met or now - self._met < SECONDS or self._thread is not None or not self._pace:

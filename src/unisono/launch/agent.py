@@ -19,7 +19,7 @@ from unisono.launch import link, tls, wire
 from unisono.launch.far_host import BEAT, lane_of
 from unisono.launch.hosts import OwnProcess
 from unisono.launch.lanes import Lanes
-from unisono.launch.link import Broken, Link, Refused
+from unisono.launch.link import Broken, HostLink, Refused
 from unisono.launch.nursery import cores, start_helper
 from unisono.launch.recovery import LOOK_EVERY
 from unisono.launch.seats import ends
@@ -202,7 +202,7 @@ class Agent:
                 return
 
 
-def call(door: dict[str, Any], said: dict[str, Any]) -> Link:
+def call(door: dict[str, Any], said: dict[str, Any]) -> HostLink:
     """A link to a supervisor, after both have proven themselves. Raises Refused, OSError."""
     sock = socket.create_connection((door["address"], door["port"]), _ANSWER)
     try:
@@ -216,7 +216,7 @@ def call(door: dict[str, Any], said: dict[str, Any]) -> Link:
         except ConnectionError as error:
             raise Refused("the supervisor refuses this host: the token is of another run") from error
         link.check_called(door["token"], asked, answered, proved)
-        return Link.between(sock, door["token"], asked["nonce"], answered["nonce"], is_caller=True)
+        return HostLink.between(sock, door["token"], asked["nonce"], answered["nonce"], is_caller=True)
     except BaseException:
         sock.close()
         raise

@@ -14,7 +14,7 @@ from unisono.launch.advice import Adviser
 from unisono.launch.crew import Crew
 from unisono.launch.recovery import Recovery
 from unisono.launch.seats import Seat
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 
 OnEvent = Callable[[int, dict[str, Any]], None]
 
@@ -28,7 +28,7 @@ class Changes:
     recovery: Recovery
     tell: Callable[[dict[str, Any]], None]
     adviser: Adviser | None = None
-    _moves: Spread | None = None
+    _moves: RunSpread | None = None
 
     def possible(self) -> bool:
         """Whether one more change is worth a try, and there is room for it."""
@@ -68,7 +68,7 @@ class Changes:
             self.crew.advised[room] = replace(advice.spread, why="")
             self.move(advice.spread)
 
-    def move(self, spread: Spread) -> None:
+    def move(self, spread: RunSpread) -> None:
         """Let all ranks end the step that they are in, and go on spread otherwise."""
         if self.recovery.begun and not self.crew.stopped and self._moves is None:
             self._moves = spread

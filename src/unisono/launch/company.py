@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unisono.launch.hosts import Host
+from unisono.launch.hosts import RankHost
 from unisono.launch.reception import DOOR, Reception
 from unisono.launch.spread import Choice
 from unisono.spec.errors import UnisonoError, UsageError
@@ -82,7 +82,7 @@ class Company:
         due = [self.reception.next_deadline(), None if begun else self._since + self.patience]
         return min((time_ for time_ in due if time_ is not None), default=None)
 
-    def missing(self, hosts: Iterable[Host], now: float) -> UnisonoError | None:
+    def missing(self, hosts: Iterable[RankHost], now: float) -> UnisonoError | None:
         """Why the run cannot begin, once that is sure: who has not come."""
         here = {host.name for host in hosts}
         late = [guest.name for guest in self.guests if guest.name not in here]

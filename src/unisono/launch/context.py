@@ -17,7 +17,7 @@ from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
 from unisono.spec.errors import PeerGone, Stopped, UnisonoError, out_of_grace
-from unisono.spec.rendezvous import Meeting, Paused, Rendezvous
+from unisono.spec.rendezvous import Paused, RankMeeting, Rendezvous
 
 LATEST = 60.0
 """Seconds in which the supervisor says that ranks meet anew, if they do."""
@@ -97,13 +97,13 @@ class SocketChannel(Channel):
         self._left = False  # the supervisor has
         # This rank's epoch, the latest, and the one that `away` was for.
         self._epoch = self._called = self._freed = 0
-        self._meeting: Meeting | None = None  # of the latest
+        self._meeting: RankMeeting | None = None  # of the latest
         self._away: Callable[[], None] = lambda: None
-        self._anew: Callable[[Meeting], Any] | None = None
+        self._anew: Callable[[RankMeeting], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
 
-    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[Meeting], Any]) -> None:
+    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[RankMeeting], Any]) -> None:
         """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
         other ranks; called by a thread beside, as soon as one was lost. anew(meeting): the store of it."""
         self._epoch = self._called = self._freed = epoch
@@ -199,7 +199,7 @@ class SocketChannel(Channel):
         for one in map(json.loads, self._frames.feed(data)):
             self._heard.add(one["kind"])
             if one["kind"] == "regroup":
-                self._meeting = Meeting.of(one)
+                self._meeting = RankMeeting.of(one)
                 self._called = self._meeting.epoch
                 self._heard.discard("move")
         return bool(data)

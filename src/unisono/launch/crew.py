@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unisono.launch.hosts import Host
+from unisono.launch.hosts import RankHost
 from unisono.launch.recovery import Recovery
 from unisono.launch.seats import Seat, ends
-from unisono.launch.spread import Choice, Place, Spread, among_host, places
+from unisono.launch.spread import Choice, Place, RunSpread, among_host, places
 from unisono.launch.switchboard import Switchboard
-from unisono.spec.rendezvous import Meeting
+from unisono.spec.rendezvous import RankMeeting
 
 
 @dataclass
@@ -25,14 +25,14 @@ class Crew:
     advised: by room, what turned out to be better."""
 
     board: Switchboard
-    spread: Spread
+    spread: RunSpread
     terms: dict[str, Any]
     argument: dict[str, Any]
-    hosts: dict[int, Host]
+    hosts: dict[int, RankHost]
     threads: int | None = None
     leads: str = ""
     choice: Choice | None = None
-    advised: dict[int, Spread] = field(default_factory=dict)
+    advised: dict[int, RunSpread] = field(default_factory=dict)
     seats: list[Seat] = field(default_factory=list)
     leaving: list[Seat] = field(default_factory=list)
     settled: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Crew:
         """Of a number; None where it has been given up."""
         return next((seat for seat in self.everyone() if seat.number == number), None)
 
-    def prepare(self, host: Host) -> None:
+    def prepare(self, host: RankHost) -> None:
         """Let a host read the run's data, before ranks are asked of it. Raises ConnectionError."""
         threads = self.threads or max(1, host.cores // max(1, host.room))
         terms = {**self.terms, "threads": threads, "room": host.room, "leads": self.leads}
@@ -73,7 +73,7 @@ class Crew:
         """Of those that live and have more to do."""
         return [seat for seat in self.everyone() if seat.status is None and not seat.reported()]
 
-    def next_spread(self) -> Spread | None:
+    def next_spread(self) -> RunSpread | None:
         """How to go on with the hosts that are there; None where that is not known."""
         room = sum(self.room.values())
         if room in self.advised:
@@ -82,7 +82,7 @@ class Crew:
             return self.spread if room >= self.spread.ranks else None
         return self.choice(room, self.settled.get("plan", ""))
 
-    def is_advised(self, spread: Spread) -> bool:
+    def is_advised(self, spread: RunSpread) -> bool:
         """Whether it is one that turned out to be better, so that nobody has to think about it again."""
         return replace(spread, why="") in self.advised.values()
 
@@ -96,7 +96,7 @@ class Crew:
             "rate": min(rates, default=0.0), "delay": max((host.delay for host in hosts), default=0.0),
         }  # fmt: skip
 
-    def meet_anew(self, recovery: Recovery, spread: Spread, joins: bool, planned: bool) -> list[int]:
+    def meet_anew(self, recovery: Recovery, spread: RunSpread, joins: bool, planned: bool) -> list[int]:
         """New processes take the seats that are empty, and all ranks meet. joins: those that live keep their processes;
         else all are started anew. Returns the ranks that are new."""
         epoch = recovery.change(spread.ranks, anew=not joins, planned=planned)
@@ -118,7 +118,7 @@ class Crew:
                 self.seats.append(seat)
                 self._call(seat, self._meeting(chosen, rank, epoch, present))
         for index, seat in enumerate(gone):
-            meeting = Meeting(epoch, spread.ranks + index, spread.ranks, present, 0, 1, spread.as_json())
+            meeting = RankMeeting(epoch, spread.ranks + index, spread.ranks, present, 0, 1, spread.as_json())
             self._call(seat, meeting)
         for rank, place in enumerate(chosen):
             if place in by_place:
@@ -132,7 +132,7 @@ class Crew:
             self.seats += [seat for seat in before if seat.number not in present_ones]
         return born
 
-    def _call(self, seat: Seat, meeting: Meeting) -> None:
+    def _call(self, seat: Seat, meeting: RankMeeting) -> None:
         seat.rank = meeting.rank
         seat.tell("regroup", **meeting.as_json())
 
@@ -146,10 +146,10 @@ class Crew:
         number = next((number for number, host in self.hosts.items() if host is seat.host), -1)
         return number, seat.index
 
-    def _meeting(self, chosen: Sequence[Place], rank: int, epoch: int, present: int) -> Meeting:
+    def _meeting(self, chosen: Sequence[Place], rank: int, epoch: int, present: int) -> RankMeeting:
         local = among_host(chosen, rank)
         spread = self.spread.as_json() if epoch else {}
-        return Meeting(epoch, rank, len(chosen), present, *local, spread)
+        return RankMeeting(epoch, rank, len(chosen), present, *local, spread)
 
     def _seated(self, chosen: Sequence[Place], rank: int, epoch: int, joins: bool, present: int) -> Seat:
         """A seat for a rank that is new, whose ends go to the helper of its host with the order to fork it."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.hosts import Host, Message, Process
+from unisono.launch.hosts import Message, Process, RankHost
 from unisono.launch.lanes import Lanes
-from unisono.launch.link import Broken, Link
+from unisono.launch.link import Broken, HostLink
 
 BEAT = 0.15
 """Seconds between two signs of life of an agent, and of the supervisor."""
@@ -44,7 +44,7 @@ class FarProcess(Process):
 
 
 @dataclass
-class FarHost(Host):
+class FarHost(RankHost):
     """heard: when something last came, in seconds of a monotonic clock."""
 
     far = True
@@ -52,7 +52,7 @@ class FarHost(Host):
     name: str
     room: int
     cores: int
-    link: Link
+    link: HostLink
     address: str = ""
     lanes: Lanes = field(init=False)
     heard: float = field(default_factory=time.monotonic)

@@ -61,7 +61,7 @@ class OwnProcess(Process):
             self.pidfd = -1
 
 
-class Host(ABC):
+class RankHost(ABC):
     """Where ranks of a run can be. name: for people. room: how many ranks it takes. cores: of it.
 
     Raises ConnectionError from `order` when its helper has gone; `hear` then says None.
@@ -113,7 +113,7 @@ class Host(ABC):
 
 
 @dataclass
-class OwnHost(Host):
+class OwnHost(RankHost):
     """The host of the supervisor itself. control: the line to its helper."""
 
     name: str

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch.link import BACKLOG, Broken, Link
+from unisono.launch.link import BACKLOG, Broken, HostLink
 
 _LANE = struct.Struct("<cI")
 _PIECE = 1 << 16
@@ -39,7 +39,7 @@ class _Lane:
 class Lanes:
     """All lanes of a link. `fileno` can be read when `turn` has something to do."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: HostLink) -> None:
         self.link = link
         self._lanes: dict[int, _Lane] = {}
         self._selector = selectors.EpollSelector()

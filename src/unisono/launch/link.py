@@ -105,7 +105,7 @@ def parse(payload: bytes) -> dict[str, Any]:
 
 
 @dataclass
-class Link:
+class HostLink:
     """A connection after both sides have proven themselves. sock: from here on it never blocks. seals, opens: keys of
     what goes and of what comes."""
 
@@ -118,7 +118,9 @@ class Link:
     _got: int = 0
 
     @classmethod
-    def between(cls, sock: socket.socket, token: str, called: str, caller: str, is_caller: bool) -> "Link":
+    def between(
+        cls, sock: socket.socket, token: str, called: str, caller: str, is_caller: bool
+    ) -> "HostLink":
         """called, caller: their numbers."""
         keys = [
             hmac.new(token.encode(), f"{way}\0{called}\0{caller}".encode(), hashlib.sha256).digest()

@@ -26,7 +26,7 @@ from unisono.launch.outcome import Outcome, of_helper
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent, Supervision
 from unisono.launch.verdict import how_died
 from unisono.spec.errors import UsageError
@@ -71,7 +71,7 @@ class Nursery:
         grace: float | None = None,
         company: Company | None = None,
         adviser: Adviser | None = None,
-        spread: Spread | None = None,
+        spread: RunSpread | None = None,
     ) -> Outcome:
         """Run the entry function in `ranks` forked processes and watch them to the end.
 
@@ -100,7 +100,9 @@ class Nursery:
                         name, company.room if company else ranks, cores(), self._control, self._process.kill
                     )
                     watch = Supervision(hear, StepPace(timeout), name, recovery, grace, company, adviser)
-                    crew = Crew(watch.board, spread or Spread("", ranks), terms, argument, {0: own}, threads)
+                    crew = Crew(
+                        watch.board, spread or RunSpread("", ranks), terms, argument, {0: own}, threads
+                    )
                     if company is not None:
                         crew.choice, crew.leads = company.choice, company.reception.address
                     outcome = watch.watch(crew, signals)

@@ -27,7 +27,7 @@ from unisono.launch.rank_store import SocketStore
 from unisono.launch.signals import TO_RANKS, at_once, meant
 from unisono.launch.stand import PRINT
 from unisono.spec.errors import UnisonoError, UsageError
-from unisono.spec.rendezvous import Meeting, Rendezvous
+from unisono.spec.rendezvous import RankMeeting, Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -80,7 +80,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             run_token=order["token"],
             means=means(backend, route),
             epoch=epoch,
-            rendezvous=Rendezvous(Meeting.of(order), store) if order["joins"] else None,
+            rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
             shelf=seat.shelf,
         )
         if ctx.backend == "gloo":
@@ -88,7 +88,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         if seat.rank == 0 and backend.note:
             channel.send("note", text=backend.note)
         watch = partial(Lookout, host=ctx.host, pace=pace, ended=partial(_hung, channel))
-        meetings = _Meetings(Meeting.of(order), store, watch)
+        meetings = _Meetings(RankMeeting.of(order), store, watch)
         ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
         if order["recovers"]:
             channel.recover(epoch, meetings.away, meetings.anew)
@@ -106,13 +106,13 @@ def _keys(epoch: int) -> str:
 class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it."""
 
-    def __init__(self, meeting: Meeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
+    def __init__(self, meeting: RankMeeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
         self.store, self.watch = store, watch
         self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
         self._spared = parting.sockets()
 
-    def looks(self, meeting: Meeting) -> Lookout:
+    def looks(self, meeting: RankMeeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
         return self.watch(meeting.rank, 1 if alone else meeting.world, store=self.store)
 
@@ -127,7 +127,7 @@ class _Meetings:
         self.store.end()
         parting.cut(self._spared)
 
-    def anew(self, meeting: Meeting) -> SocketStore:
+    def anew(self, meeting: RankMeeting) -> SocketStore:
         """The store of a meeting, with a lookout over it."""
         parting.cut(self._spared)  # again: some may have been made since
         parting.forget()
@@ -193,7 +193,7 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)  # a segfault leaves its stack
     faulthandler.register(PRINT, file=2, all_threads=False)  # and so does a hang, when asked
-    _tell_environment(Meeting.of(order))
+    _tell_environment(RankMeeting.of(order))
     # On one host neither Gloo nor NCCL then listens where others could knock.
     one, leads = not order["leads"], transport.leading_to(order["leads"]) if order["leads"] else ()
     route = transport.choose(() if one else transport.transports(), leads, one, os.environ, order["leads"])
@@ -203,7 +203,7 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
     return route
 
 
-def _tell_environment(meeting: Meeting) -> None:
+def _tell_environment(meeting: RankMeeting) -> None:
     """What a user's code may read, by torchrun's names."""
     os.environ.update(
         RANK=str(meeting.rank),

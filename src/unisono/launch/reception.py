@@ -15,7 +15,7 @@ from typing import Any
 
 from unisono.launch import link, wire
 from unisono.launch.far_host import FarHost
-from unisono.launch.link import Link, Refused
+from unisono.launch.link import HostLink, Refused
 from unisono.launch.tls import certificate
 
 KNOCKS = 64
@@ -161,7 +161,9 @@ class Reception:
         said, proved = link.admitted(self.token, knock.asked, answered)
         self._leave(knock)
         knock.sock.send(wire.frame(wire.dumps(proved)))
-        made = Link.between(knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False)
+        made = HostLink.between(
+            knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False
+        )
         room, cores = _count(said.get("room")), _count(said.get("cores"))
         return FarHost(str(said.get("name"))[:100], room, cores, made, knock.address)
 

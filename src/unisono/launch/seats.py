@@ -11,7 +11,7 @@ from typing import Any
 
 from unisono.launch import wire
 from unisono.launch.crossing import Record
-from unisono.launch.hosts import Host, Process
+from unisono.launch.hosts import Process, RankHost
 from unisono.launch.stand import Stand, from_dump
 
 # Gloo announces every group on standard output; a user does not need that.
@@ -26,7 +26,7 @@ class Seat:
 
     number: int
     rank: int
-    host: Host
+    host: RankHost
     index: int
     store: socket.socket
     events: socket.socket

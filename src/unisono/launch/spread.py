@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RunSpread:
     """plan: as text. ranks: that it takes. speeds: of its replicas, by which leaves are dealt; alike if empty. why: in
     words, where it is not what the run began with."""
 
@@ -22,7 +22,7 @@ class Spread:
 
 Place = tuple[int, int]
 """A host's number, and one there."""
-Choice = Callable[[int, str], Spread | None]
+Choice = Callable[[int, str], RunSpread | None]
 """There is room for so many ranks, which settled this plan at their start: how to go on; None where it cannot."""
 
 

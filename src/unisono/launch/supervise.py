@@ -17,7 +17,7 @@ from unisono.launch.changes import Changes, OnEvent
 from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.far_host import BEAT
-from unisono.launch.hosts import Host, Message
+from unisono.launch.hosts import Message, RankHost
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
@@ -86,7 +86,7 @@ class Supervision:
                 host.close()
             self.board.close()
 
-    def _join(self, number: int, host: Host) -> None:
+    def _join(self, number: int, host: RankHost) -> None:
         """A host is there: its helper is heard, and reads the data."""
         self.board.watch(host, lambda: self._hear_helper(number, host))
         try:
@@ -130,7 +130,7 @@ class Supervision:
 
     # What comes in.
 
-    def _hear_helper(self, number: int, host: Host) -> None:
+    def _hear_helper(self, number: int, host: RankHost) -> None:
         said = host.hear()
         if said is None:
             self.board.forget(host)
@@ -142,7 +142,7 @@ class Supervision:
         for message, files in said:
             self._obey_helper(number, host, message, files)
 
-    def _obey_helper(self, number: int, host: Host, message: Message, files: Sequence[int]) -> None:
+    def _obey_helper(self, number: int, host: RankHost, message: Message, files: Sequence[int]) -> None:
         match message["op"]:
             case "born":
                 process, seat = host.process(message, files), self.crew.seat(message["seat"])
@@ -186,7 +186,8 @@ class Supervision:
             case "lost":
                 self._missed(event["epoch"])
             case "paused":
-                self._paused(seat, event["epoch"])
+                if self.changes is not None and self.changes.paused(seat, event["epoch"]):
+                    self._lose([])
             case kind:
                 self._train(seat, kind, event)
                 self.on_event(seat.rank, event)
@@ -296,10 +297,6 @@ class Supervision:
             return
         self.hung = True
         self._judge(error)
-
-    def _paused(self, seat: Seat, epoch: int) -> None:
-        if self.changes is not None and self.changes.paused(seat, epoch):
-            self._lose([])
 
     def _lose(self, lost: list[verdict.Failure], why: str = "") -> None:
         """All ranks meet anew; see `Changes.meet`."""

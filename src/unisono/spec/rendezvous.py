@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RankMeeting:
     """Who meets, from the eyes of one rank. epoch: how often they have met before. rank, world: its number from now on,
     and of how many that train. present: how many meet; those from `world` on only hand over what they hold, and leave.
     local_rank, local_world: among those of its host. spread: what is new of how the run is spread, by key."""
@@ -20,7 +20,7 @@ class Meeting:
     spread: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> "Meeting":
+    def of(cls, told: Mapping[str, Any]) -> "RankMeeting":
         """What `as_json` made."""
         return cls(**{name: told[name] for name in cls.__slots__})
 
@@ -33,7 +33,7 @@ class Meeting:
 class Rendezvous:
     """A meeting, and where: a torch Store of this epoch alone, so that no word of an earlier one is read."""
 
-    meeting: Meeting
+    meeting: RankMeeting
     store: Any
 
     @property

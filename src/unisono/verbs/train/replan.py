@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from unisono.comm.members import Members, Shape, assign
 from unisono.config import Loaded, Recipe
 from unisono.launch.advice import Advice, Situation
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 from unisono.plan import Plan
 from unisono.plan.fidelity import fidelity_of
 from unisono.plan.grammar import member
@@ -66,7 +66,7 @@ class Replanner:
             return Advice(None, f"the planner stays: {said}, not worth it")
         return Advice(replace(best, why=f"{said}, {words.seconds(sooner)} sooner"))
 
-    def _priced(self, now: Situation) -> tuple[Spread | None, float, float]:
+    def _priced(self, now: Situation) -> tuple[RunSpread | None, float, float]:
         """(the best plan on what is there, seconds of its step, and of the present one's). Raises UnisonoError."""
         loaded = sized(Loaded(self.recipe, self.plan, {}))
         model, stay = model_of(loaded, self.environ), Plan.parse(now.spread.plan)

@@ -23,7 +23,7 @@ from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
 from unisono.launch.signals import Early
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
 from unisono.programs.chaos import sequel
@@ -148,7 +148,7 @@ def _as_supervisor(
                 recipe.launch.grace,
                 company=company,
                 adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
-                spread=Spread(str(plan), plan.world),
+                spread=RunSpread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()

@@ -11,7 +11,7 @@ from unisono.config import Recipe
 from unisono.config.resolve import on_any_ranks
 from unisono.launch.company import Company, Guest, address_towards, is_here
 from unisono.launch.reception import Reception
-from unisono.launch.spread import Spread
+from unisono.launch.spread import RunSpread
 from unisono.plan import Plan
 from unisono.plan.batch import Batch, batch_of
 from unisono.plan.grammar import member
@@ -43,6 +43,16 @@ def hosts_of(text: str, ranks: int) -> tuple[int, list[Guest]]:
     return found[0].room, found[1:]
 
 
+def room_of(text: str) -> int:
+    """For how many ranks `--hosts` has room. Raises UsageError U-L10 where one does not say."""
+    for word in text.split(","):
+        if ":" not in word:
+            raise UsageError(f"dp=-1 fills the hosts, and {word.strip()} does not say how many ranks it takes",
+                             where="--hosts", fix=f"--hosts {word.strip()}:4, or dp=N", code="L10")  # fmt: skip
+    own, guests = hosts_of(text, 1)
+    return own + sum(guest.room for guest in guests)
+
+
 def _host(word: str, room: int) -> Guest:
     name, colon, count = word.rpartition(":")
     if colon and not (count.isdigit() and int(count)):
@@ -65,17 +75,17 @@ def company(order: TrainOrder, text: str, settings: Settings) -> Company:
     return Company(reception, own, Spreading(recipe, plan), guests)
 
 
-def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> Spread | None:
+def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
     """What ranks are told of a plan with any number of replicas: where leaves cannot be dealt alike, they are dealt as
     evenly as can be. None where some replica would have none, or the plan does not go with the recipe."""
     batch, _ = batch_of(replace(plan, micros=None), recipe.train)
     if batch is not None:
         plan = replace(plan, micros=batch.micros)
-        return Spread(str(plan), plan.world, (), why) if not plan.check(on_any_ranks(recipe)) else None
+        return RunSpread(str(plan), plan.world, (), why) if not plan.check(on_any_ranks(recipe)) else None
     return dealt(recipe, plan, (1.0,) * plan.dp, why)
 
 
-def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") -> Spread | None:
+def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") -> RunSpread | None:
     """The same where each replica gets leaves by its speed; None where the policy cannot be played so."""
     train, policy = recipe.train, member("sync", plan.sync)
     shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
@@ -95,10 +105,10 @@ def dealt(recipe: Recipe, plan: Plan, speeds: tuple[float, ...], why: str = "") 
             SCHEDULES.read(plan.schedule).timetable(plan.pp, count)
         except (ValueError, UsageError):
             return None
-    return Spread(str(replace(plan, micros=max(counts))), plan.world, speeds, why)
+    return RunSpread(str(replace(plan, micros=max(counts))), plan.world, speeds, why)
 
 
-def shrunk(recipe: Recipe, plan: Plan, room: int) -> Spread | None:
+def shrunk(recipe: Recipe, plan: Plan, room: int) -> RunSpread | None:
     """The plan with as many replicas as there is room for."""
     inner = plan.world // plan.dp
     for dp in range(min(plan.dp, room // inner), 0, -1):
@@ -113,16 +123,16 @@ class Spreading:
 
     def __init__(self, recipe: Recipe, plan: Plan, other: Other = lambda ranks: None) -> None:
         self.recipe, self.plan, self._other = recipe, plan, other
-        self._known: dict[tuple[int, str], Spread | None] = {}
+        self._known: dict[tuple[int, str], RunSpread | None] = {}
 
-    def __call__(self, room: int, settled: str) -> Spread | None:
+    def __call__(self, room: int, settled: str) -> RunSpread | None:
         """settled: the plan as ranks have settled it at their start; "" before they have."""
         key = min(room, self.plan.world), settled
         if key not in self._known:
             self._known[key] = self._for(*key)
         return self._known[key]
 
-    def _for(self, room: int, settled: str) -> Spread | None:
+    def _for(self, room: int, settled: str) -> RunSpread | None:
         plan = Plan.parse(settled) if settled else self.plan
         if room == self.plan.world:
             return spread_of(self.recipe, plan)
