@@ -20,6 +20,6 @@ def test_every_package_has_tests_of_its_own(package: str) -> None:
 
 
 def test_every_folder_of_tests_says_what_it_is_of() -> None:
-    others = {"conformance", "fixtures", "gpu", "house", "golden"}
+    others = {"conformance", "fixtures", "gpu", "house", "golden", "security"}
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders - others <= set(PACKAGES)

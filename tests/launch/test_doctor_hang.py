@@ -20,7 +20,7 @@ from tests.launch.hangs import CASES, Case, ask, began, doctor
 from unisono.launch import alive, doctor_hang, hang_report, witness
 from unisono.launch.alive import Living
 from unisono.launch.rank_alive import Presence
-from unisono.launch.stand import ASK, Stand, catches, process_state
+from unisono.launch.stand import ASK, LINES, Stand, catches, process_state
 from unisono.launch.witness import Witness
 from unisono.spec.errors import UsageError
 
@@ -192,26 +192,38 @@ def test_a_stranger_is_sent_no_signal(tmp_path: Path) -> None:
 
 
 HELD = """
-import faulthandler, sys
+import faulthandler, os, sys
 from unisono.launch.stand import ASK
-faulthandler.register(ASK, file=open(sys.argv[1], "wb+", buffering=0), all_threads=True)
+faulthandler.register(ASK, file=os.memfd_create(sys.argv[1]), all_threads=True)
 sum(range(10**12))
 """
 
 
-def test_lines_are_those_of_now_while_c_code_holds_python(tmp_path: Path) -> None:
-    with sleeper(sys.executable, "-c", HELD, str(tmp_path / "lines")) as pid:
-        until = time.monotonic() + 30
-        while not catches(pid, ASK) and time.monotonic() < until:
-            time.sleep(0.01)
-        descriptors = Path(f"/proc/{pid}/fd").iterdir()
-        lines = next(int(fd.name) for fd in descriptors if os.readlink(fd) == str(tmp_path / "lines"))
+def held(pid: int, name: str) -> int:
+    """The descriptor of a process's file in memory, once the process acts on the signal."""
+    until = time.monotonic() + 30
+    while not catches(pid, ASK) and time.monotonic() < until:
+        time.sleep(0.01)
+    descriptors = Path(f"/proc/{pid}/fd").iterdir()
+    return next(int(fd.name) for fd in descriptors if os.readlink(fd).startswith(f"/memfd:{name}"))
+
+
+def test_lines_are_those_of_now_while_c_code_holds_python() -> None:
+    with sleeper(sys.executable, "-c", HELD, LINES) as pid:
+        lines, until = held(pid, LINES), time.monotonic() + 30
         at = 0
         while at != 5 and time.monotonic() < until:
             at = alive.seen(me(pid=pid, lines=lines))["frames"][0][1]
         for _ in range(3):
             found = alive.seen(me(pid=pid, lines=lines))
             assert (found["stand"]["state"], found["frames"]) == ("runs", [["<string>", 5, "<module>"]])
+
+
+def test_a_process_that_only_a_file_calls_a_rank_gets_no_signal() -> None:
+    with sleeper(sys.executable, "-c", HELD, "anything") as pid:
+        lines = held(pid, "anything")
+        assert alive.seen(me(pid=pid, lines=lines))["frames"] == []
+        assert Path(f"/proc/{pid}/fd/{lines}").stat().st_size == 0
 
 
 def test_a_folder_that_somebody_else_has_made_is_not_taken(

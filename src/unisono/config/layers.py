@@ -5,8 +5,7 @@ Variables are spelt UNISONO_TRAIN_LR or UNISONO_TRAIN__LR (sections have no unde
 keys UNISONO_SEED. UNISONO__ (two underscores at once) is kept for talk between our own processes and never read here.
 """
 
-import errno
-import stat
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any
 
 from unisono.config.fields import SECTIONS, TOP, Key, from_text, keys, suggestion
 from unisono.config.toml import faults, key_lines, line_of
+from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import Problem
 
 PREFIX = "UNISONO_"
-_LARGEST = 1 << 22  # bytes of a recipe
+_CHAIN = 32  # files of which each extends the next
 SHORT = {"model": "model.kind"}  # flags that stand for the key that says most of their section
 
 
@@ -39,7 +39,7 @@ Layer = dict[str, Setting]
 Flag = tuple[str, str | None]
 
 
-def file_layer(path: Path, problems: list[Problem], chain: tuple[Path, ...] = ()) -> Layer:
+def file_layer(path: Path, problems: list[Problem], chain: tuple[str, ...] = ()) -> Layer:
     """Settings of a TOML file over those of the file that it extends. What is wrong goes to `problems`."""
     text, table = _read(path, problems)
     lines = key_lines(text)
@@ -51,7 +51,7 @@ def file_layer(path: Path, problems: list[Problem], chain: tuple[Path, ...] = ()
     layer: Layer = {}
     base = table.pop("extends", None)
     if base is not None:
-        layer = _extended(path, base, where("extends"), problems, (*chain, path.resolve()))
+        layer = _extended(path, base, where("extends"), problems, (*chain, os.path.realpath(path)))
     for name, value in table.items():
         if name in SECTIONS:
             if not isinstance(value, dict):
@@ -81,8 +81,8 @@ def file_layer(path: Path, problems: list[Problem], chain: tuple[Path, ...] = ()
 
 def _read(path: Path, problems: list[Problem]) -> tuple[str, dict[str, Any]]:
     try:
-        text = _text(path)
-        return text, tomllib.loads(text)
+        text = read_text(path, TEXT)
+        return text, toml_of(text)
     except FileNotFoundError:
         near = get_close_matches(path.name, _neighbours(path), n=1, cutoff=0.6)
         fix = (
@@ -103,16 +103,6 @@ def _read(path: Path, problems: list[Problem]) -> tuple[str, dict[str, Any]]:
     return "", {}
 
 
-def _text(path: Path) -> str:
-    """A recipe's text. Raises OSError, also for what is no file or has no end: a pipe, /dev/zero, a disk image."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-    if status.st_size > _LARGEST:
-        raise OSError(errno.EFBIG, f"{status.st_size} bytes are too many")
-    return path.read_text(encoding="utf-8")
-
-
 def _neighbours(path: Path) -> list[str]:
     try:
         return [p.name for p in path.parent.iterdir()]
@@ -120,16 +110,20 @@ def _neighbours(path: Path) -> list[str]:
         return []
 
 
-def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain: tuple[Path, ...]) -> Layer:
-    if not isinstance(base, str):
+def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain: tuple[str, ...]) -> Layer:
+    if not isinstance(base, str) or "\0" in base:
         problems.append(Problem("C05", "extends takes one file name", where, 'extends = "base.toml"'))
         return {}
     target = path.parent / base
-    if target.resolve() in chain:
-        circle = " -> ".join(p.name for p in (*chain, target))
+    if os.path.realpath(target) in chain:
+        circle = " -> ".join(Path(p).name for p in (*chain, target))
         problems.append(
             Problem("C05", f"extends goes round in a circle: {circle}", where, "take one of them out")
         )
+        return {}
+    if len(chain) > _CHAIN:
+        what = f"extends leads through more than {_CHAIN} files"
+        problems.append(Problem("C05", what, where, "fewer files, each of which says more"))
         return {}
     if not target.exists():
         problems.append(

@@ -6,6 +6,8 @@ import re
 import tomllib
 from typing import Any
 
+from unisono.spec.doubtful import toml_of
+
 _PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
 _PATH = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*")
 _PIECE = re.compile(_PART)
@@ -47,7 +49,7 @@ def faults(text: str, most: int = 5) -> list[tuple[int, str, str]]:
     lines, found = text.split("\n"), []
     while len(found) < most:
         try:
-            tomllib.loads("\n".join(lines))
+            toml_of("\n".join(lines))
             break
         except tomllib.TOMLDecodeError as error:
             what, _, place = str(error).rpartition(" (at ")
@@ -68,6 +70,8 @@ def _said(what: str, lines: list[str], line: int) -> tuple[str, str]:
         return f"the section [{section}] is there twice", f"put all keys of [{section}] under one heading"
     if "overwrite" in what:
         return f"{key} is there twice", "keep one of the two lines"
+    if "too" in what or "digits" in what:
+        return what[:1].lower() + what[1:], "a shorter value"
     if "Expected '='" in what or (what == "Invalid statement" and not equals):
         return f"{lines[line - 1].strip()!r} has no '='", "key = value"
     if value.lower() in ("true", "false"):

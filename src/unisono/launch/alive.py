@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unisono.launch import testimony
 from unisono.launch.stand import Frame, from_outside, process_state
 from unisono.observe.files import write_all, write_whole
+from unisono.spec.doubtful import read_regular
 
 ALIVE = "alive"
 """The folder in a run's."""
@@ -184,9 +186,9 @@ def asking(folder: Path, patience: float = 20.0) -> Iterator[str]:
 
 
 def said(folder: Path, rank: int, token: str) -> dict[str, Any] | None:
-    """What a rank has answered; None if it has not yet."""
+    """What a rank has answered; None if it has not yet, or in no form of ours."""
     found = _read(_says(folder, rank))
-    return found if found.get("token") == token else None
+    return found if found.get("token") == token and ("failed" in found or testimony.said(found)) else None
 
 
 def seen(one: Living) -> dict[str, Any]:
@@ -216,15 +218,8 @@ def kernel(pid: int) -> dict[str, Any]:
 
 
 def _all(folder: Path) -> list[Living]:
-    found = []
-    for path in folder.glob("rank*.json"):
-        with suppress(TypeError):  # made by another version, or by hand
-            one = Living(**_read(path))
-            if all(
-                isinstance(n, int) for n in (one.rank, one.world, one.pid, one.start, one.main, one.lines)
-            ):
-                found.append(one)
-    return found
+    told = (testimony.living(_read(path)) for path in folder.glob("rank*.json"))
+    return [Living(**one) for one in told if one is not None]  # others: of another version, or made by hand
 
 
 def _who(folder: Path, rank: int) -> Path:
@@ -238,9 +233,8 @@ def _says(folder: Path, rank: int) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """The object in a file; nothing where there is none, or it is being written."""
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_MOST))
-    except (OSError, ValueError):
+        found = json.loads(read_regular(path, _MOST) or b"")
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -1,6 +1,5 @@
 """What a rank is told about itself, and the channel to its supervisor. No torch."""
 
-import json
 import os
 import select
 import signal
@@ -196,7 +195,7 @@ class SocketChannel(Channel):
             return True
         except OSError:
             return False
-        for one in map(json.loads, self._frames.feed(data)):
+        for one in map(wire.event, self._frames.feed(data)):
             self._heard.add(one["kind"])
             if one["kind"] == "regroup":
                 self._meeting = RankMeeting.of(one)
@@ -315,7 +314,7 @@ class RankContext:
     backend: str
     store: Any
     channel: Channel
-    run_token: str
+    run_token: str = field(repr=False)  # a context may come to stand in a traceback
     means: str = ""
     appear: Callable[[Path], None] = lambda folder: None
     epoch: int = 0

@@ -17,6 +17,7 @@ from unisono.launch.stand import Stand
 from unisono.launch.witness import Witness, look, mismatched
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import run_folder
+from unisono.spec.words import whole
 from unisono.train.writing import locked
 
 LEAST, TIMES = 5.0, 20
@@ -44,9 +45,9 @@ def find(run: str) -> Path:
     """The folder in which the ranks of a run are seen. run: its folder, or the process of a rank of one that has none.
     Raises UsageError C03."""
     own = alive.private_runs()
-    if run.isdigit() and not Path(run).exists():
+    if (process := whole(run)) is not None and not Path(run).exists():
         for folder in own:
-            if any(one.pid == int(run) for one in alive.living(folder)):
+            if any(one.pid == process for one in alive.living(folder)):
                 return folder
         raise UsageError(
             f"no rank of a run without a folder is process {run}", where="unisono doctor hang",

@@ -12,6 +12,7 @@ from unisono.launch.context import Ending
 from unisono.launch.outcome import Outcome
 from unisono.launch.starters import Started, detect, idle
 from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.words import whole
 
 _AGAIN = {
     "TORCHELASTIC_RESTART_COUNT": "torchrun",
@@ -36,10 +37,10 @@ def idle_here() -> list[str]:
 def again(environ: Mapping[str, str]) -> tuple[int, str]:
     """(how often whoever started this process has started the job again, that in words); (0, "") where nobody says."""
     for name, who in _AGAIN.items():
-        if (count := environ.get(name, "")).isdigit() and int(count):
-            times = "once" if count == "1" else f"{int(count)} times"
-            pod = f", pod {environ[_POD]} of the job" if environ.get(_POD, "").isdigit() else ""
-            return int(count), f"{who} has started this job again {times}{pod}"
+        if count := whole(environ.get(name, "")):
+            times = "once" if count == 1 else f"{count} times"
+            pod = f", pod {environ[_POD]} of the job" if whole(environ.get(_POD, "")) is not None else ""
+            return count, f"{who} has started this job again {times}{pod}"
     return 0, ""
 
 

@@ -30,7 +30,7 @@ from unisono.launch.alive import home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank_alive import Presence
 from unisono.launch.rank_calls import Calls, Ledger, before_abort
-from unisono.launch.stand import ASK, Frame, Stand, from_outside, process_state, ran, stand
+from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, ran, stand
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
@@ -83,7 +83,7 @@ class Lookout:
 
     def _catch(self) -> None:
         """From now on this process writes its lines where others can read them, when it gets the signal."""
-        self._file = os.memfd_create("unisono-lines") if hasattr(os, "memfd_create") else -1
+        self._file = os.memfd_create(LINES) if hasattr(os, "memfd_create") else -1
         if self._file >= 0:
             faulthandler.register(ASK, file=self._file, all_threads=True)
 

@@ -49,7 +49,7 @@ class _Line:
                 self.turn.release()
                 try:
                     got, *rest = wire.split(wire.read_frame(self.sock))
-                except OSError as error:
+                except (OSError, ValueError) as error:
                     raise DistStoreError(f"the launcher has gone ({error})") from error
                 finally:
                     self.turn.acquire()

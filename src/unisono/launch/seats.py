@@ -1,7 +1,6 @@
 """One rank as its supervisor sees it: its sockets, what it said, what became of it. No torch."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -66,7 +65,7 @@ class Seat:
     def hear(self) -> list[dict[str, Any]] | None:
         """Events that the next piece of what has come completes; None when nothing has come."""
         data = _receive(self.events)
-        return [json_object(one) for one in self.event_frames.feed(data)] if data else None
+        return [wire.event(one) for one in self.event_frames.feed(data)] if data else None
 
     def asked(self) -> list[list[bytes]]:
         """Store requests that have come."""
@@ -114,11 +113,6 @@ class Seat:
         os.close(self.output)
         if self.process is not None:
             self.process.close()
-
-
-def json_object(payload: bytes) -> dict[str, Any]:
-    value = json.loads(payload)
-    return value if isinstance(value, dict) else {"kind": "odd"}
 
 
 def _receive(sock: socket.socket) -> bytes:

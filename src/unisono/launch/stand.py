@@ -19,6 +19,8 @@ from unisono.spec.frames import is_foreign
 
 ASK = signal.SIGRTMIN + 6
 """The signal at which faulthandler writes a rank's lines into its memory file."""
+LINES = "unisono-lines"
+"""The name of that file."""
 PRINT = signal.SIGRTMIN + 7
 """The signal at which it prints the main thread's. SIGUSR1 is a scheduler's, and asks for an end."""
 _HEAD = "(most recent call first):"
@@ -195,6 +197,8 @@ def from_outside(
 def _dump(pid: int, file: int, main: int, stopped: bool) -> list[str]:
     """What faulthandler writes of a process now. Raises OSError."""
     path, lines = Path(f"/proc/{pid}/fd/{file}"), list[str]()
+    if not os.readlink(path).startswith(f"/memfd:{LINES}"):  # who said that it is a rank may be anybody
+        raise PermissionError(f"process {pid} is no rank")
     with path.open("rb") as dump:
         before = dump.seek(0, os.SEEK_END)
         os.kill(pid, ASK)

@@ -38,16 +38,23 @@ class StoreServer:
     _count: int = 0
 
     def handle(self, who: int, fields: list[bytes]) -> list[tuple[int, list[bytes]]]:
-        """Answers that this request causes, to anyone, as (who, fields). Raises ValueError on nonsense."""
+        """Answers that this request causes, to anyone, as (who, fields). One that makes no sense is answered so, and
+        changes nothing; one that has no id or op raises ValueError: nobody waits for an answer to it."""
         if len(fields) < 2:
             raise ValueError("a store request without id or op")
         id, op, *rest = fields
+        try:
+            return self._answers(who, id, op, rest)
+        except (ValueError, IndexError, TypeError):
+            return [(who, [id, BAD, b"fields that make no sense for " + op[:40]])]
+
+    def _answers(self, who: int, id: bytes, op: bytes, rest: list[bytes]) -> list[tuple[int, list[bytes]]]:
         if op == b"set":
             return [(who, [id, OK]), *self._put(rest[0], rest[1])]
         if op == b"get":
-            return self._wait(_Wait(who, id, {rest[0]}, rest[0]), float(rest[1]))
+            return self._wait(_Wait(who, id, {rest[0]}, rest[0]), _seconds(rest[1]))
         if op == b"wait":
-            return self._wait(_Wait(who, id, set(rest[1:]), None), float(rest[0]))
+            return self._wait(_Wait(who, id, set(rest[1:]), None), _seconds(rest[0]))
         if op == b"add":
             return self._add(who, id, rest[0], int(rest[1]))
         if op == b"check":
@@ -59,7 +66,7 @@ class StoreServer:
             return [(who, [id, OK, str(len(self.values)).encode()])]
         if op == b"compare_set":
             return self._compare_set(who, id, *rest)
-        return [(who, [id, BAD, b"no such operation: " + op])]
+        return [(who, [id, BAD, b"no such operation: " + op[:40]])]
 
     def _put(self, key: bytes, value: bytes) -> list[tuple[int, list[bytes]]]:
         self.values[key] = value
@@ -126,3 +133,10 @@ class StoreServer:
         while self._deadlines and self._deadlines[0][2].over:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+
+def _seconds(text: bytes) -> float:
+    """Raises ValueError: a deadline that is no time would stand before all others for ever."""
+    if not (seconds := float(text)) < float("inf"):
+        raise ValueError("no time")
+    return seconds

@@ -28,8 +28,9 @@ def frame(payload: bytes) -> bytes:
 class Frames:
     """Cuts what a stream delivers into frames, whatever the pieces it comes in."""
 
-    def __init__(self) -> None:
-        self._rest = bytearray()
+    def __init__(self, most: int = MOST) -> None:
+        """most: bytes of a frame; few, as long as it is not known who sends."""
+        self._rest, self._most = bytearray(), most
 
     def feed(self, data: bytes) -> list[bytes]:
         """All frames that `data` completes. Raises ValueError when the stream cannot be ours."""
@@ -37,7 +38,7 @@ class Frames:
         whole: list[bytes] = []
         while len(self._rest) >= HEAD.size:
             (length,) = HEAD.unpack_from(self._rest)
-            if length > MOST:
+            if length > self._most:
                 raise ValueError(f"a frame of {length} bytes")
             stop = HEAD.size + length
             if len(self._rest) < stop:
@@ -78,6 +79,15 @@ def split(payload: bytes) -> list[bytes]:
     if sum(HEAD.size + len(field) for field in fields) != len(payload):
         raise ValueError("a payload that ends inside a field")
     return fields
+
+
+def event(payload: bytes) -> dict[str, Any]:
+    """The event in a frame: an object with a text as its `kind`, "odd" where it is none."""
+    try:
+        said = json.loads(payload)
+    except (ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) and isinstance(said.get("kind"), str) else {"kind": "odd"}
 
 
 def dumps(message: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.launch import alive
+from unisono.launch import alive, testimony
 from unisono.launch.alive import Living
 from unisono.launch.stand import Stand, process_state
 from unisono.launch.verdict import differing
@@ -68,15 +68,14 @@ def _may_answer(one: Living) -> bool:
 
 
 def _witness(one: Living, told: Mapping[str, Any] | None) -> Witness:
+    told = None if told is None else testimony.said(told)  # None: it failed, or is of another version
     spoke = told is not None and "calls" in told
-    if told is None or "stand" not in told:
+    if told is None:
         silent = {"stand": {"rank": one.rank, "state": "silent", "host": one.host}}
         told = alive.seen(one) if one.is_here() else silent
     keys = ("frames", "calls", "kernel", "since", "usual", "clashed")
     rest: dict[str, Any] = {key: told[key] for key in keys if key in told}
-    with suppress(TypeError):
-        return Witness(Stand(**told["stand"]), one, spoke=spoke, **rest)
-    return Witness(Stand(one.rank, "silent", one.host), one)  # made by another version
+    return Witness(replace(Stand(**told["stand"]), rank=one.rank), one, spoke=spoke, **rest)
 
 
 def mismatched(ranks: Sequence[Witness]) -> tuple[list[Stand], str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unisono.models.weights import Shape, Weights
 from unisono.observe.files import replaced, write_all, write_whole
+from unisono.spec.doubtful import open_regular, parse, read_regular
 from unisono.spec.errors import UsageError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -83,20 +84,22 @@ class SafetensorsWeights(Weights):
 def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
     """The tensors of one file, from its header alone. Raises UsageError W01."""
     try:
-        with file.open("rb") as opened:
+        with os.fdopen(open_regular(file, follow=True), "rb") as opened:
             length = int.from_bytes(opened.read(8), "little")
             if not 2 <= length <= _HEADER_LIMIT:
                 raise ValueError("it has no header")
-            header = json.loads(opened.read(length))
+            header = parse(opened.read(length))
             size = os.fstat(opened.fileno()).st_size - 8 - length
         header.pop("__metadata__", None)
         for name, entry in header.items():
             first, end = entry["data_offsets"]
             dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+            if not all(type(n) is int and n >= 0 for n in (first, end, *shape)):
+                raise ValueError(f"{name} has no shape")
             if end - first != prod(shape) * dtype.itemsize or not 0 <= first <= end <= size:
                 raise ValueError(f"{name} does not lie in it; was it cut short?")
             yield name, _Stored(file, dtype, shape, 8 + length + first)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise unreadable(file, error) from error
 
 
@@ -125,9 +128,9 @@ def open_folder(folder: Path) -> SafetensorsWeights:
     if not index.is_file():
         return SafetensorsWeights([folder / SINGLE], str(folder))
     try:
-        names: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names: Mapping[str, str] = parse(read_regular(index, _HEADER_LIMIT, follow=True) or b"")["weight_map"]
         files = sorted({str(file) for file in names.values()})
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise unreadable(index, error) from error
     if odd := [file for file in files if Path(file).name != file]:
         raise unreadable(index, ValueError(f"it names a file outside of its folder: {odd[0]}"))

@@ -44,7 +44,7 @@ def read_lines(path: str | Path) -> tuple[list[dict[str, Any]], int]:
             continue
         try:
             record = json.loads(line)
-        except ValueError:  # also what bytes that are not text raise
+        except (ValueError, RecursionError):  # ValueError: also what bytes that are not text raise
             damaged += 1
             continue
         if isinstance(record, dict):

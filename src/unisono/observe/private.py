@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 _FLAG = re.compile(r"(?<![A-Z])(TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL)S?(?![A-Z])")
-_PASSWORD = re.compile(r"(\w+://[^/\s:@]+:)[^/\s@]+@")
+_PASSWORD = re.compile(r"(?<!\w)(\w+://[^/\s:@]+:)[^/\s@]+@")
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 from unisono.plan.grid import Grid
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.finder import apart, family_in, names_in, split
-from unisono.spec.words import meant
+from unisono.spec.words import meant, whole
 
 SIZES = ("dp", "shard", "zero", "pp", "micros", "tp", "cp", "ep")
 
@@ -234,7 +234,7 @@ def _word_problems(
             what, fix = f"{word}: {got.name} has no option {option or value}", f"options: {' '.join(takes)}"
         elif values and value not in values:
             what, fix = f"{word}: {option}={value} is none of {' '.join(values)}", f"{option}={values[0]}"
-        elif not values and not (value.isascii() and value.isdigit() and int(value) <= MOST):
+        elif not values and not -1 < (-1 if (n := whole(value)) is None else n) <= MOST:
             what, fix = f"{word}: {option}={value} is not a whole number", f"{option}=N, N at least 0"
         else:
             continue
@@ -249,9 +249,7 @@ def _later_problems(key: str, text: str, got: Choice, where: str) -> list[Proble
         what = f"{key}={text} lacks its option {needed}"
         problems.append(Problem("P05", what, where, f"for example {key}={got.name}:{needed}=8"))
     for option, value in got.options.items():
-        bad = (option in _COUNTS and not (value.isascii() and value.isdigit() and int(value) > 0)) or (
-            option == "ratio" and not _is_share(value)
-        )
+        bad = (option in _COUNTS and not whole(value)) or (option == "ratio" and not _is_share(value))
         if bad or not value or (option and not _WORD.fullmatch(option)):
             kind = "a share in (0, 1]" if option == "ratio" else "a whole number of at least 1"
             what = f"{key}={text}: {option}={value} is not {kind}"

@@ -10,6 +10,7 @@ from unisono.planner.machines.host_file import host_from
 from unisono.planner.source import Source
 from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
 from unisono.spec.errors import UsageError
+from unisono.spec.words import whole
 
 DEVICE_KEYS = (
     "peak_tflops", "memory_gb", "bandwidth_tb_s", "reserved_gb", "products", "attention", "units", "host_gb_s",
@@ -46,7 +47,7 @@ def cluster(text: str) -> Cluster:
         raise UsageError(
             what, where="--cluster", fix=f"one of {' '.join(table.values)}, or FILE.toml", code="C21"
         )
-    if colon and not (nodes.isascii() and nodes.isdigit() and int(nodes) > 0):
+    if colon and not whole(nodes):
         what = f"{text}: {nodes!r} is not a number of nodes"
         raise UsageError(what, where="--cluster", fix=f"{name}:8", code="C21")
     return _cluster(inherited(table, name), name, int(nodes) if colon else None)
@@ -192,7 +193,7 @@ def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     value, source = own.constant("ceiling_gb_s")
     sizes = value if isinstance(value, dict) else {"0": value}
     numbers = [v for v in sizes.values() if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
-    if not sizes or len(numbers) < len(sizes) or not all(size.isascii() and size.isdigit() for size in sizes):
+    if not sizes or len(numbers) < len(sizes) or not all(whole(size) is not None for size in sizes):
         fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"
         raise own.wrong("ceiling_gb_s is no bus rate above 0", "ceiling_gb_s", fix)
     return tuple(sorted((int(size), float(rate) * 1e9) for size, rate in sizes.items())), source

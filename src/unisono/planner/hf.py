@@ -11,6 +11,7 @@ from unisono.planner.work.transformer import Transformer
 from unisono.spec.errors import UsageError
 
 Config = Mapping[str, Any]
+_MOST = 1 << 40
 
 
 def transformer_of(
@@ -20,6 +21,11 @@ def transformer_of(
     longest that the model is made for when None. Raises UsageError where a key is missing."""
     kind = str(config.get("model_type", ""))
     read = _FAMILIES.get(kind)
+    large = [
+        key for key, value in config.items() if isinstance(value, int | float) and not abs(value) < _MOST
+    ]
+    if large:
+        raise UsageError(f"{large[0]} of {where} is no size", where=where, fix="a smaller one", code="C22")
     if read is None or config.get("mlp_bias") or config.get("is_encoder_decoder"):
         return None
     try:
@@ -31,6 +37,10 @@ def transformer_of(
             fix="the config.json as transformers writes it",
             code="C22",
         ) from None
+    except (TypeError, ValueError, ArithmeticError) as error:
+        what = f"the config of a model of type {kind[:40]} has a size that is none: {error}"
+        fix = "the config.json as transformers writes it"
+        raise UsageError(what, where=where, fix=fix, code="C22") from None
 
 
 def _gpt2(config: Config, context: int | None) -> Transformer:

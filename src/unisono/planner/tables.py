@@ -11,6 +11,7 @@ from typing import Any
 from unisono.config.toml import key_lines, line_of
 from unisono.plan.grammar import meant
 from unisono.planner.source import ORIGINS, Source
+from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import UsageError
 
 _FIELDS = ("value", "origin", "source")
@@ -100,7 +101,7 @@ class Table:
 def parsed(text: str, name: str) -> Table:
     """A TOML text. Raises UsageError with the line of a syntax error."""
     try:
-        values = tomllib.loads(text)
+        values = toml_of(text)
     except tomllib.TOMLDecodeError as error:
         line = str(error).partition("at line ")[2].partition(",")[0]
         raise UsageError(
@@ -126,8 +127,8 @@ def is_file(text: str) -> bool:
 def from_file(path: Path) -> Table:
     """A user's file. Raises UsageError."""
     try:
-        return parsed(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
+        return parsed(read_text(path, TEXT), str(path))
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a zero byte
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise UsageError(
             f"cannot read {path}: {reason}", where=str(path), fix="check the path", code="C03"

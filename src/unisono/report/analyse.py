@@ -12,7 +12,7 @@ from unisono.programs.schedules import SCHEDULES
 from unisono.report.collect import Record, RunRecord
 from unisono.report.placed import computed, from_zero
 from unisono.spec.errors import UsageError
-from unisono.spec.words import percent
+from unisono.spec.words import percent, whole
 
 T = TypeVar("T")
 
@@ -321,7 +321,8 @@ def _timetable_words(run: RunRecord) -> tuple[str, int, int]:
 
 
 def _whole(value: object, otherwise: int) -> int:
-    return int(value) if isinstance(value, int | str) and str(value).isdigit() else otherwise
+    found = whole(str(value)) if isinstance(value, int | str) else None
+    return otherwise if found is None else found
 
 
 def _slowest(found: Sequence[TimeShares]) -> tuple[str, float]:

@@ -224,7 +224,7 @@ def _try(read: Callable[[], T], otherwise: T, name: str, missing: list[str]) -> 
         return read()
     except FileNotFoundError:
         missing.append(f"{name} is absent")
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError) as error:
         missing.append(f"{name} is damaged: {error}")
     return otherwise
 

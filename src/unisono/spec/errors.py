@@ -18,6 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from unisono.spec.doubtful import visible
+
+_LONGEST = 4000  # letters of a field, of which a good one has a few hundred: a word may be a whole file
+_BLOCKS = 100  # problems that are drawn
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -58,14 +63,15 @@ class UnisonoError(Exception):
         self.code = code or self.default_code
 
     def render(self) -> str:
-        """The block of the contract: `error U-<code>  what, rank, host`, then where, likely, try."""
-        head = f"error U-{self.code}  {self.what}"
+        """The block of the contract: `error U-<code>  what, rank, host`, then where, likely, try. What it tells of
+        files and words of others is made visible: none of it reaches a terminal as a command."""
+        head = f"error U-{self.code}  {_cut(self.what)}"
         if self.rank is not None:
             head += f", rank {self.rank}"
         if self.host:
             head += f", host {self.host}"
         rows = (("where", self.where), ("likely", self.likely), ("try", self.fix))
-        return "\n".join([head, *(f"  {name:<7} {text}" for name, text in rows if text)])
+        return visible("\n".join([head, *(f"  {name:<7} {_cut(text)}" for name, text in rows if text)]))
 
     def as_dict(self) -> dict[str, Any]:
         """What `error.json` and `--json` carry."""
@@ -140,6 +146,10 @@ class Interrupted(UnisonoError):
     default_code = "S02"
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} letters)"
+
+
 def _line(problem: Problem) -> tuple[int, str, int]:
     """Where a problem stands first: `plan.tp (my.toml:3), ...`; those of flags and variables come after all files."""
     at = re.search(r"([^(, ]+):(\d+)", problem.where)
@@ -157,9 +167,10 @@ class ConfigProblems(UsageError):
     def render(self) -> str:
         blocks = [
             UsageError(p.what, where=p.where, likely=p.likely, fix=p.fix, code=p.code).render()
-            for p in sorted(self.problems, key=_line)
+            for p in sorted(self.problems, key=_line)[:_BLOCKS]
         ]
-        return "\n".join(blocks)
+        left = len(self.problems) - len(blocks)
+        return "\n".join([*blocks, *([f"and {left} problems more"] if left else [])])
 
     def as_dict(self) -> dict[str, Any]:
         own = super().as_dict()

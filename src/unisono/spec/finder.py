@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import of_user
+from unisono.spec.runs import run_around
 from unisono.spec.words import meant
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -139,6 +140,14 @@ def _loaded(path: str, noun: str, where: str) -> Any:
 def executed(path: str | Path, name: str, where: str, fix: str = "check the path") -> ModuleType:
     """The module that a user's file makes, run anew and known under `name`, where dataclasses and pickles look for it.
     Raises UsageError C03 where there is no such file, and what the file raises."""
+    if (run := run_around(Path(path))) is not None:
+        raise UsageError(
+            f"{path} is refused: it came with the run {run}, and code that comes with a run is not run",
+            where=where,
+            likely="a run folder holds what a run made, and never what it is made of",
+            fix="a file of your own outside of it, once you have read it",
+            code="W05",
+        )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise UsageError(f"no such file: {path}", where=where, fix=fix, code="C03")

@@ -263,7 +263,8 @@ def _of_its_kind(value: Any) -> ModelConfig:
     plain: dict[str, Any] = {
         key: tuple(part) if isinstance(part, list) else part for key, part in value.items()
     }
-    return kind_of(plain.get("kind", "gpt")).model_validate(plain)
+    kind = plain.get("kind", "gpt")
+    return (kind_of(kind) if isinstance(kind, str) else MODELS.find("gpt")).model_validate(plain)
 
 
 def restored(saved: Mapping[str, Any]) -> ModelConfig:

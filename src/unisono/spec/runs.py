@@ -1,6 +1,7 @@
 """Which run folder a path means. Standard library only."""
 
 import contextlib
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def run_folder(path: str | Path) -> Path:
             code="C03",
         )
     return max(below, key=lambda run: run.stat().st_mtime)
+
+
+def run_around(path: Path) -> Path | None:
+    """The run folder in which a path lies, by its name or by where a link leads; None where it lies in none."""
+    marks = (CHECKPOINTS, *_MARKS)
+    for place in (*path.absolute().parents, *Path(os.path.realpath(path)).parents):
+        if (place / CONFIG).exists() and sum((place / mark).exists() for mark in marks) > 1:
+            return place
+    return None
 
 
 def _is_run(folder: Path) -> bool:

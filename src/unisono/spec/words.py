@@ -76,6 +76,11 @@ def count(value: float) -> str:
     return f"{value:.0f}" if float(value).is_integer() or abs(value) >= 100 else f"{value:.3g}"
 
 
+def whole(text: str) -> int | None:
+    """The number of 0 or more that a text is in plain digits, 18 of them at most; None where it is none."""
+    return int(text) if len(text) <= 18 and text.isascii() and text.isdigit() else None
+
+
 def percent(fraction: float) -> str:
     """`0.823` as `82 %`; below ten percent with one digit."""
     value = 100 * fraction

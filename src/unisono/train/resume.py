@@ -101,7 +101,8 @@ def check_fits(state: Mapping[str, Any], recipe: Recipe, data: str, folder: Path
     A checkpoint of a version that kept no fingerprint of its data is taken on trust.
     """
     then, now = dict(state.get("recipe", {})), recipe.model_dump(mode="json")
-    if then.get("model"):  # with the keys of its kind alone, as now
+    # With the keys of its kind alone, as now. Another kind is another run: it may name a file, which nobody opens.
+    if then.get("model") and _dig(then, "model.kind") == recipe.model.kind:
         then["model"] = restored(then["model"]).model_dump(mode="json")
     differ = [
         (name, old, new)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unisono.models.unit import GraphUnit
 from unisono.parallel.offload.lending import at_home
 from unisono.parallel.params import Slot, dense_of
+from unisono.spec.words import whole
 from unisono.train.ahead import AheadGradients
 from unisono.train.checkpoint import Box, load, tensor_names
 from unisono.train.checkpoint.faults import misfit
@@ -159,7 +160,7 @@ def _check_cut(now: Mapping[str, Sequence[object]], was: Mapping[str, Any] | Non
 def _replicas(known: Iterable[str]) -> set[int]:
     """Numbers of the replicas that kept something of their own."""
     places = (name.split("/")[1] for name in known if name.startswith("sync/"))
-    return {int(place) for place in places if place.isdigit()}
+    return {number for place in places if (number := whole(place)) is not None}
 
 
 def _keepers(run: Run) -> int:

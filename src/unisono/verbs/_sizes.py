@@ -1,6 +1,5 @@
 """The model of a recipe as what can be priced. Torch is imported for models that have to be traced, for no other."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from unisono.config import Loaded
 from unisono.config.resolve import located, recipe_problems
-from unisono.models.hf.described import config_of
+from unisono.models.hf.described import config_of, read_config
 from unisono.planner.hf import transformer_of
 from unisono.planner.kinds import Model
 from unisono.planner.work import sample
@@ -74,12 +73,8 @@ def _from_hf(got: Loaded, name: str, environ: Mapping[str, str]) -> Model:
     if path is None:
         raise _wrong(got, f"no config.json of {name}: neither such a folder nor in the cache of transformers",
                      "model.kind", "hf:FOLDER with a config.json; nothing is loaded from the network")  # fmt: skip
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _wrong(
-            got, f"{path} is not JSON: {error}", "model.kind", "the file as transformers writes it"
-        ) from None
+    with _located(got):
+        config = read_config(path)
     context = got.recipe.model.window or None
     found = transformer_of(config, context, where=str(path))
     return found if found is not None else _traced_hf(got, path, config, context)

@@ -7,6 +7,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from unisono.spec.errors import UsageError
+from unisono.spec.words import whole
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, cluster_asked, loaded, stack_asked, tokens
 
@@ -83,9 +84,9 @@ class PlanVerb(RecipeVerb):
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if not (count := whole(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return count
 
 
 def _on_mixture(call: CommandCall, given: Any) -> Result:

@@ -234,12 +234,12 @@ def _tree(folder: Path, good: dict[str, bytes], order: random.Random) -> tuple[s
     """Some values of the manifest's tree, with a right digest."""
     fields = json.loads(good[MANIFEST])
     fields.pop("blake2b")
-    said = [_mutate(fields, order) for _ in range(order.choice((1, 1, 1, 2, 3)))]
+    said = [mutate(fields, order) for _ in range(order.choice((1, 1, 1, 2, 3)))]
     (folder / MANIFEST).write_bytes(signed(json.dumps(fields)))
     return f"manifest {'; '.join(said)}", {MANIFEST}
 
 
-def _mutate(tree: Any, order: random.Random) -> str:
+def mutate(tree: Any, order: random.Random) -> str:
     nodes = list(_nodes(tree, ()))
     where, holder, key = order.choice(nodes)
     # What decides is deep down and rare, the rest is state: look there more often.
@@ -298,7 +298,7 @@ def _header(folder: Path, good: dict[str, bytes], order: random.Random) -> tuple
     data = good[DATA]
     length = int.from_bytes(data[:8], "little")
     header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
-    said = _mutate(header, order)
+    said = mutate(header, order)
     text = json.dumps(header).encode("utf-8", "surrogatepass")
     match order.randrange(8):
         case 0:
@@ -318,7 +318,7 @@ def _header(folder: Path, good: dict[str, bytes], order: random.Random) -> tuple
     entry["header_crc32"] = f"{zlib.crc32(head):08x}"
     entry["bytes"], entry["header_bytes"] = len(head) + len(rest), len(head)
     if order.random() < 0.2:
-        said += "; " + _mutate(fields, order)
+        said += "; " + mutate(fields, order)
     (folder / MANIFEST).write_bytes(signed(json.dumps(fields)))
     return f"header {said}", {DATA, MANIFEST}
 

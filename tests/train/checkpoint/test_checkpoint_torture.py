@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.train.checkpoint.torture import PARTS, Count
-from unisono.train.checkpoint import doubtful, manifest, tensorfile, write
+from unisono.spec import doubtful
+from unisono.train.checkpoint import manifest, tensorfile, write
 
 SLOW = [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]) for name in PARTS]
 
@@ -68,10 +69,10 @@ def test_it_notices_a_save_that_is_visible_too_early(tmp_path: Path, monkeypatch
 def test_it_notices_a_reader_that_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    def opened(path: Path) -> int:
+    def opened(path: Path, follow: bool = True) -> int:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else a pipe would keep it for ever
 
-    def read(path: Path, limit: int) -> bytes:
+    def read(path: Path, limit: int, follow: bool = True) -> bytes:
         with os.fdopen(opened(path), "rb") as file:
             return file.read(limit)
 

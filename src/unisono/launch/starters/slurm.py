@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from unisono.launch.starters import Environ, Started, Starter, number, required
+from unisono.spec.words import whole
+
+_NODES = 1 << 20
+"""More than any job has: a longer list is no list."""
 
 
 class Slurm(Starter):
@@ -76,6 +80,9 @@ def first_host(nodes: str) -> str:
 def counts_of(per_node: str) -> list[int]:
     """Tasks of each node of a Slurm list: `4(x2),3` gives 4, 4, 3."""
     counts: list[int] = []
-    for match in re.finditer(r"(\d+)(?:\(x(\d+)\))?", per_node):
-        counts += [int(match[1])] * int(match[2] or 1)
+    for match in re.finditer(r"([0-9]+)(?:\(x([0-9]+)\))?", per_node):
+        tasks, nodes = whole(match[1]), whole(match[2] or "1")
+        if tasks is None or nodes is None or len(counts) + nodes > _NODES:
+            return []  # refused as contradictory
+        counts += [tasks] * nodes
     return counts

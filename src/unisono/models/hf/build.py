@@ -10,14 +10,18 @@ from torch import Tensor, nn
 from unisono.models.hf.apart import Making, taken_apart
 from unisono.models.hf.attention import WAY, CurrentNoise, HeldDropout, register
 from unisono.models.hf.constants import keep_constants
+from unisono.models.hf.described import size
 from unisono.models.hf.net import ForeignModel
 from unisono.models.hf.rules import rules_seen
 from unisono.models.hf.swap import scaled_table, swap
 from unisono.models.hf.watched import watch
 from unisono.spec.errors import UsageError
+from unisono.spec.frames import is_memory
 from unisono.spec.model import Facts
 from unisono.spec.quiet import importing
 
+_LAYERS = 10_000
+"""More than any model has: modules of so many alone would take all memory."""
 _UNPLAYED = {
     "router_jitter_noise": "its draws would depend on who computes what",
     "layerdrop": "its draws would depend on who computes what",
@@ -80,16 +84,24 @@ def made_of(config: Mapping[str, Any], where: str) -> Any:
     except ModuleNotFoundError:
         what = "a model of kind hf: is played by transformers, which is not installed"
         raise UsageError(what, where="model.kind", fix="pip install 'unisono[hf]'", code="C10") from None
+    if size(config, "num_hidden_layers", "n_layer") > _LAYERS:
+        what = f"the model of {where} has more than {_LAYERS} layers"
+        raise UsageError(
+            what, where="model.kind", fix="the config.json as transformers writes it", code="C22"
+        )
     try:
         with importing():  # transformers imports its parts when they are named
             register()
             known = transformers.AutoConfig.for_model(**config)
-            named = [getattr(transformers, n, None) for n in config.get("architectures") or ()]
-            kind: Any = next(filter(None, named), None)
+            named = [getattr(transformers, str(n), None) for n in config.get("architectures") or ()]
+            models = (n for n in named if isinstance(n, type) and issubclass(n, transformers.PreTrainedModel))
+            kind: Any = next(models, None)
             if kind is None:
                 kind = transformers.AutoModelForCausalLM._model_mapping[type(known)]  # type: ignore[index]
             return kind._from_config(known, attn_implementation=WAY)
-    except (KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever the library makes of what a config.json says
+        if is_memory(error):
+            raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         fix = "the config.json as transformers writes it"
         raise UsageError(

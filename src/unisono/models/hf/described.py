@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unisono.spec.doubtful import read_text
 from unisono.spec.errors import UsageError
+
+_LARGEST = 1 << 24  # bytes: some name thousands of classes
 
 
 def config_of(name: str, environ: Mapping[str, str]) -> Path | None:
@@ -30,14 +33,8 @@ def described(kind: str) -> tuple[dict[str, Any], Path]:
         what = f"no config.json of {name}: neither such a folder nor in the cache of transformers"
         fix = "hf:FOLDER with a config.json; nothing is loaded from the network"
         raise UsageError(what, where="model.kind", fix=fix, code="C22")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        what = f"{path} is not JSON: {error}"
-        raise UsageError(
-            what, where="model.kind", fix="the file as transformers writes it", code="C22"
-        ) from None
-    if not isinstance(found, dict) or "model_type" not in found:
+    found = read_config(path)
+    if "model_type" not in found:
         what = f"{path} names no model_type"
         raise UsageError(
             what, where="model.kind", fix="the config.json as transformers writes it", code="C22"
@@ -45,6 +42,25 @@ def described(kind: str) -> tuple[dict[str, Any], Path]:
     return found, path
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """What a config.json says. Raises UsageError C22."""
+    try:
+        found = json.loads(read_text(path, _LARGEST))
+    except (ValueError, OSError, RecursionError) as error:
+        raise _unread(f"{path} is not JSON: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(found, dict):
+        raise _unread(f"{path} holds no object")
+    return found
+
+
 def size(config: Mapping[str, Any], *names: str) -> int:
-    """The first of these keys that is there; 0 where none is."""
-    return next((int(config[name]) for name in names if config.get(name)), 0)
+    """The first of these keys that is there; 0 where none is. Raises UsageError C22 for what is no size."""
+    name = next((name for name in names if config.get(name)), "")
+    found = config[name] if name else 0
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 1 << 40:
+        raise _unread(f"{name} of config.json is {str(found)[:40]!r}, which is no size")
+    return found
+
+
+def _unread(what: str) -> UsageError:
+    return UsageError(what, where="model.kind", fix="the file as transformers writes it", code="C22")

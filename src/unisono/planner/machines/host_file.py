@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from unisono.planner.machines.host import Curve, Host, Pace
 from unisono.planner.tables import Table
+from unisono.spec.words import whole
 
 _KEYS = (
     "cores",
@@ -86,7 +87,7 @@ def _numbers(own: Table, key: str, count: int) -> list[float]:
 
 def _curve(own: Table, key: str, points: object) -> Curve:
     op, _, ranks = key.partition(":")
-    right = isinstance(points, list) and len(points) > 0 and op != "" and ranks.isdigit() and int(ranks) > 1
+    right = isinstance(points, list) and len(points) > 0 and op != "" and (whole(ranks) or 0) > 1
     if not right or not all(isinstance(p, list) and len(p) == 2 and all(map(_is_number, p)) for p in points):  # type: ignore[union-attr]
         raise own.wrong(f"{key} is a list of [bytes, microseconds]", key, '"all_reduce:2" = [[4096, 450.0]]')
     line = [(float(n), float(us) * 1e-6) for n, us in points]  # type: ignore[union-attr]

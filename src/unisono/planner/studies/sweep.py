@@ -14,6 +14,7 @@ from unisono.planner.search import Space, search
 from unisono.planner.simulate import GIB, Answer
 from unisono.planner.tell import Column, Row, Told, figure, figures, lines, many, parts, share, table
 from unisono.spec.errors import UsageError
+from unisono.spec.words import whole
 
 KEYS = ("devices", "nodes", "global_batch", "micro_batch", "context")
 _BREAKS = 0.5  # efficiency below which a point is called broken
@@ -48,7 +49,7 @@ def axis(text: str) -> Axis:
         raise _unread(f"{text} says no values for {key}", fix)
     first, dots, last = given.partition("..")
     numbers = [word.strip() for word in ((first, last) if dots else given.split(","))]
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in numbers):
+    if not all(map(whole, numbers)):
         raise _unread(f"{text}: {given!r} is no range or list of whole numbers", fix)
     values = sorted({int(word) for word in numbers})
     if dots:

@@ -9,15 +9,15 @@ import hashlib
 import json
 import random
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from unisono.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
+from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
-from unisono.spec.words import meant
+from unisono.spec.words import meant, whole
 
 DRAWN = ("kill", "stop", "cut")
 """Kinds of a random script that names none."""
@@ -59,7 +59,7 @@ class Script:
 
 def read(text: str, ranks: int, steps: int) -> Script:
     """The script that `--chaos text` means for a run of so many ranks and steps. Raises UsageError, ConfigProblems."""
-    word = text.split(":", 1)[0].split()[0] if text.strip() else ""
+    word = (text.split(":", 1)[0].split() or [""])[0]
     if word == "random":
         return _drawn(text, ranks, steps)
     is_inline = word in FAULTS and not Path(text).is_file()
@@ -93,15 +93,15 @@ def _drawn(text: str, ranks: int, steps: int) -> Script:
         if kind not in FAULTS:
             raise UsageError(f"no fault is called {kind}{meant(kind, FAULTS)}", where=where,
                              fix=", ".join(FAULTS), code="C30")  # fmt: skip
-    if not (said["seed"].isdigit() and said["faults"].isdigit()):
+    seed, count = whole(said["seed"]), whole(said["faults"])
+    if seed is None or count is None:
         raise UsageError(
             "seed and faults are whole numbers", where=where, fix="random:seed=3:faults=20", code="C30"
         )
-    count = int(said["faults"])
     if not 0 < count <= steps - 2:
         raise UsageError(f"{count} faults in {steps} steps: each takes a step of its own, not the first or last",
                          where=where, fix=f"faults={max(1, steps // 2)}, or more steps", code="C30")  # fmt: skip
-    drawn = random.Random(int(said["seed"]))
+    drawn = random.Random(seed)
     at = sorted(drawn.sample(range(2, steps), count))
     return Script(tuple(_any(drawn, drawn.choice(kinds), step, ranks) for step in at))
 
@@ -142,7 +142,7 @@ def _value(text: str) -> Any:
 
 def _file(path: Path) -> Iterator[Row]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, TEXT)
     except (OSError, ValueError) as error:
         said = f"no script of faults: {error.strerror if isinstance(error, OSError) else 'no text'}"
         raise UsageError(
@@ -160,14 +160,14 @@ def _lines(path: Path, text: str) -> Iterator[Row]:
             continue
         try:
             said = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"no JSON: {error}", where=f"{path}:{number}", code="C30") from error
         yield f"{path}:{number}", said if isinstance(said, dict) else {"what": said}, {}
 
 
 def _tables(path: Path, text: str) -> Iterator[Row]:
     try:
-        told = tomllib.loads(text)
+        told = toml_of(text)
     except ValueError as error:
         line = re.search(r"line (\d+)", str(error))
         raise UsageError(

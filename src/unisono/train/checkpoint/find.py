@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from unisono.spec.doubtful import read_regular
 from unisono.spec.runs import CHECKPOINTS
 from unisono.train.checkpoint.boxes import tiling_fault
-from unisono.train.checkpoint.doubtful import read_regular
 from unisono.train.checkpoint.manifest import MANIFEST, Manifest, StoredBox, read_manifest
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry, TensorFile
 

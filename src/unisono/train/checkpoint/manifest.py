@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from unisono.spec.doubtful import parse, read_regular
 from unisono.train.checkpoint.boxes import Extent, tiling_fault
-from unisono.train.checkpoint.doubtful import parse, read_regular
 from unisono.train.checkpoint.tensorfile import DTYPES, Damage, FileEntry
 
 SCHEMA_VERSION = 1

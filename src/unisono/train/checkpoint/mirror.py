@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import BinaryIO, final
 
 from unisono.observe.files import sync_folder
+from unisono.spec.doubtful import open_regular, plain
 from unisono.train.checkpoint.depot import Depot, bare, depot_at
-from unisono.train.checkpoint.doubtful import open_regular, plain
 from unisono.train.checkpoint.find import FOLDER, step_name, step_of, verify_folder
 from unisono.train.checkpoint.manifest import MANIFEST, SIZE_LIMIT, decode
 from unisono.train.checkpoint.saver import give_way

@@ -24,7 +24,7 @@ from typing import Any, Self
 import torch
 
 from unisono.observe.files import write_all
-from unisono.train.checkpoint.doubtful import open_regular, parse, plain
+from unisono.spec.doubtful import open_regular, parse, plain
 
 DTYPES = {
     "F64": torch.float64,

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from unisono.observe.files import sync_folder, write_whole
+from unisono.spec.doubtful import read_regular
 from unisono.train.checkpoint.boxes import Box
-from unisono.train.checkpoint.doubtful import read_regular
 from unisono.train.checkpoint.faults import bad_cut, not_written
 from unisono.train.checkpoint.find import FOLDER, LATEST, list_steps, step_name
 from unisono.train.checkpoint.manifest import (

@@ -7,11 +7,12 @@ for a thing that keeps what it was given and does nothing. Names of Python's own
 
 import _compat_pickle
 import io
-import pickle
+import os
 import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,27 +20,18 @@ import torch
 from torch import Tensor
 
 from unisono.models.folder import unreadable
+from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
+from unisono.spec.frames import is_memory
+from unisono.train.foreign.machine import Inert, PickleMachine, Makes, listed, simple
+
+_LARGEST = 1 << 30  # bytes of a pickle without tensors
+_BRANCHES = 100_000  # dictionaries within dictionaries
 
 # Of Python's own modules, those whose names frameworks write into checkpoints; none is imported for that.
 _HARMLESS = frozenset(
     "_codecs argparse collections copyreg datetime decimal enum functools pathlib types typing uuid".split()
 )
-_PLAIN: Mapping[str, Any] = {
-    "builtins.set": set,
-    "builtins.frozenset": frozenset,
-    "builtins.list": list,
-    "builtins.dict": dict,
-    "builtins.int": int,
-    "builtins.float": float,
-    "builtins.complex": complex,
-    "builtins.bytearray": bytearray,
-    "builtins.slice": slice,
-    "builtins.range": range,
-    "builtins.object": object,
-    "collections.OrderedDict": OrderedDict,
-    "torch.Size": tuple,
-}
 _STORAGES = {
     "DoubleStorage": torch.float64,
     "FloatStorage": torch.float32,
@@ -54,40 +46,13 @@ _STORAGES = {
 }
 
 
-class Inert(dict):
-    """Stands for whatever a pickle names: keeps what it is given. name: of what it stands for. given: the arguments;
-    state: the attributes."""
-
-    name = ""
-    given: tuple[Any, ...]
-    state: Any
-
-    def __new__(cls, *args: Any, **_: Any) -> "Inert":
-        made = super().__new__(cls)
-        made.given, made.state = args, {}
-        return made
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
-
-    def append(self, _: Any) -> None:
-        """As a list has it."""
-
-    def extend(self, _: Any) -> None:
-        """As a list has it."""
-
-    def add(self, _: Any) -> None:
-        """As a set has it."""
-
-
 def _rebuilt(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    size, stride = listed(size), listed(stride)
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if (
+        prod(size) > 16 * len(storage) + 4096
+    ):  # one that is spread by strides of 0, far beyond what anybody saves
+        raise ValueError("a tensor is larger than what it is made of")
     if offset < 0 or (0 not in tuple(size) and not 0 <= last < len(storage)):
         raise ValueError("a tensor does not lie in its storage")
     return storage.as_strided(tuple(size), tuple(stride), storage.storage_offset() + offset)
@@ -97,45 +62,63 @@ def _same(tensor: Tensor, *_: Any) -> Tensor:
     return tensor
 
 
-_TENSORS: Mapping[str, Callable[..., Tensor]] = {
+def _ordered(pairs: Any = ()) -> OrderedDict[Any, Any]:
+    made: OrderedDict[Any, Any] = OrderedDict()
+    for pair in pairs.items() if isinstance(pairs, dict) else listed(pairs):
+        key, value = listed(pair)
+        made[simple(key)] = value
+    return made
+
+
+_MADE: Mapping[str, Callable[..., Any]] = {
+    "builtins.set": lambda items=(): set(map(simple, listed(items))),
+    "builtins.frozenset": lambda items=(): frozenset(map(simple, listed(items))),
+    "builtins.list": lambda items=(): list(listed(items)),
+    "builtins.dict": lambda pairs=(): dict(_ordered(pairs)),
+    "builtins.int": lambda value=0: int(value),
+    "builtins.float": lambda value=0.0: float(value),
+    "builtins.complex": lambda real=0.0, imaginary=0.0: complex(real, imaginary),
+    "collections.OrderedDict": _ordered,
+    "torch.Size": lambda sizes=(): tuple(listed(sizes)),
     "torch._utils._rebuild_tensor_v2": _rebuilt,
     "torch._utils._rebuild_tensor": _rebuilt,
     "torch._utils._rebuild_parameter": _same,
     "torch._utils._rebuild_parameter_with_state": _same,
 }
+"""What has a meaning when it is called, and what is called in its place."""
+_KEPT = frozenset("builtins.bytearray builtins.slice builtins.range builtins.object".split())
+"""Harmless, but for what they may grow to: they keep what they are given."""
 
 
-class Unpickler(pickle.Unpickler):
+class Unpickler(PickleMachine):
     """Knows tensors and plain containers; all else is inert. storage(key, dtype, elements): the numbers of one."""
 
     def __init__(
-        self, file: BinaryIO, where: Path, storage: Callable[[str, torch.dtype, int], Tensor] | None = None
+        self, data: bytes, where: Path, storage: Callable[[str, torch.dtype, int], Tensor] | None = None
     ) -> None:
-        super().__init__(file)
+        super().__init__(data)
         self._where, self._storage = where, storage
 
-    def find_class(self, module: str, name: str) -> Any:
+    def found(self, module: str, name: str) -> Any:
         module = _compat_pickle.IMPORT_MAPPING.get(
             module, module
         )  # torch.save writes names as Python 2 had them
         full = f"{module}.{name}"
-        if full in _PLAIN:
-            return _PLAIN[full]
-        if full in _TENSORS:
-            return _TENSORS[full]
+        if full in _MADE:
+            return Makes(_MADE[full])
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         root = module.partition(".")[0]
-        if root in sys.stdlib_module_names and root not in _HARMLESS:
+        if root in sys.stdlib_module_names and root not in _HARMLESS and full not in _KEPT:
             raise _refused(self._where, full)
         return type("_Inert", (Inert,), {"name": full})
 
-    def persistent_load(self, pid: Any) -> Tensor:
+    def referred(self, pid: Any) -> Tensor:
         match pid:
             case ("storage", kind, str(key), _, int(elements)) if self._storage is not None:
                 dtype = _STORAGES.get(str(getattr(kind, "name", "")).rpartition(".")[2], torch.uint8)
                 return self._storage(key, dtype, elements)
-        raise pickle.UnpicklingError("it refers to something beside the file")
+        raise ValueError("it refers to something beside the file")
 
 
 def _refused(path: Path, name: str) -> UsageError:
@@ -150,13 +133,16 @@ def _refused(path: Path, name: str) -> UsageError:
 
 def plain_pickle(path: Path) -> Any:
     """What a pickle without tensors holds, as plain containers and inert things. Raises UsageError W01, W05."""
-    with _told(path), path.open("rb") as file:
-        return Unpickler(file, path).load()
+    with told(path):
+        data = read_regular(path, _LARGEST, follow=True)
+        if data is None:
+            raise ValueError("it is too large for what it is")
+        return Unpickler(data, path).load()
 
 
 def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
     """What `torch.save` wrote into a file, or into `length` bytes of it from `at` on. Raises UsageError W01, W05."""
-    with _told(path), path.open("rb") as file:
+    with told(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
         part = _Part(file, at, path.stat().st_size - at if length is None else length)
         if not zipfile.is_zipfile(part):
             raise ValueError("it is not what torch.save writes since torch 1.6")
@@ -165,6 +151,8 @@ def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
             names = archive.namelist()
             pickled = next(name for name in names if name.endswith("data.pkl"))
             stem = pickled.removesuffix("data.pkl")
+            if archive.getinfo(pickled).compress_type != zipfile.ZIP_STORED:
+                raise ValueError("it is compressed, which torch.save never does")
 
             def storage(key: str, dtype: torch.dtype, elements: int) -> Tensor:
                 info = archive.getinfo(f"{stem}data/{key}")
@@ -179,10 +167,10 @@ def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
                     raise ValueError("a tensor is cut short")
                 return (raw if first % dtype.itemsize == 0 else raw.clone()).view(dtype)
 
-            return Unpickler(io.BytesIO(archive.read(pickled)), path, storage).load()
+            return Unpickler(archive.read(pickled), path, storage).load()
 
 
-class _told:
+class told:
     """Whatever goes wrong inside is told as a file that cannot be read."""
 
     def __init__(self, path: Path) -> None:
@@ -192,7 +180,7 @@ class _told:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, UsageError):
+        if isinstance(error, Exception) and not isinstance(error, UsageError) and not is_memory(error):
             raise unreadable(self.path, error) from error
 
 
@@ -225,12 +213,18 @@ class _Part(io.RawIOBase):
         return data
 
 
-def tensors_in(tree: Any, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of nested mappings under dotted names."""
+def tensors_in(tree: Any) -> dict[str, Tensor]:
+    """All tensors of nested mappings under dotted names. Raises ValueError where these hold each other without end."""
     found: dict[str, Tensor] = {}
-    for key, value in tree.items() if isinstance(tree, Mapping) else ():
-        if isinstance(value, Tensor):
-            found[f"{prefix}{key}"] = value
-        elif isinstance(value, Mapping) and not isinstance(value, Inert):
-            found |= tensors_in(value, f"{prefix}{key}.")
+    below = [("", tree)]
+    looked = 0
+    while below:
+        prefix, at = below.pop()
+        for key, value in at.items() if isinstance(at, Mapping) else ():
+            if isinstance(value, Tensor):
+                found[f"{prefix}{key}"] = value
+            elif isinstance(value, Mapping) and not isinstance(value, Inert):
+                below.append((f"{prefix}{key}.", value))
+        if (looked := looked + 1) > _BRANCHES:
+            raise ValueError("its dictionaries hold each other without end")
     return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
+from unisono.spec.words import whole
 from unisono.train.foreign.inert import Inert, saved, tensors_in
 from unisono.train.foreign.made import MadeWeights
 
@@ -52,7 +53,7 @@ def _iteration(folder: Path) -> Path:
         word = tracker.read_text(encoding="utf-8").strip() if tracker.is_file() else ""
     except (OSError, UnicodeDecodeError):
         word = ""
-    named = folder / (f"iter_{int(word):07d}" if word.isdigit() else word)
+    named = folder / (word if (step := whole(word)) is None else f"iter_{step:07d}")
     return named if word and named.is_dir() else folder
 
 

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
+from unisono.spec.words import whole
 from unisono.train.foreign.inert import saved, tensors_in
+from unisono.train.foreign.machine import listed
 from unisono.train.foreign.made import MadeWeights, held
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
@@ -57,8 +59,11 @@ def open_zero(folder: Path) -> Weights:
 
 
 def _number(path: Path) -> int:
-    """The rank in a file's name."""
-    return int(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
+    """The rank in a file's name. Raises ValueError."""
+    rank = whole(path.name.partition("zero_pp_rank_")[2].partition("_")[0])
+    if rank is None:
+        raise ValueError(f"{path.name} is of no rank")
+    return rank
 
 
 def _universal(folder: Path) -> Iterator[tuple[str, tuple[Shape, Callable[[], Tensor]]]]:
@@ -85,7 +90,7 @@ def _gathered(about: Mapping[str, Any], shards: list[Any]) -> Made:
             line = [group[number] for group in groups]
             at = 0
             for name, shape in shapes.items():
-                made[name] = tuple(shape), partial(_of_line, line, at, tuple(shape))
+                made[name] = tuple(listed(shape)), partial(_of_line, line, at, tuple(shape))
                 at += prod(shape)
             if at > sum(part.numel() for part in line):
                 raise ValueError("a group's line is too short")
@@ -93,7 +98,7 @@ def _gathered(about: Mapping[str, Any], shards: list[Any]) -> Made:
         lines = [_end_to_end(state["fp32_flat_groups"]) for state in states]
         at = 0
         for name, shape in (pair for shapes in about["param_shapes"] for pair in shapes.items()):
-            part = -(-prod(shape) // len(lines))
+            part = -(-prod(listed(shape)) // len(lines))
             made[name] = tuple(shape), partial(_of_parts, lines, at, part, tuple(shape))
             at += part
         if at > lines[0].numel():
