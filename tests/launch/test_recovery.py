@@ -16,6 +16,7 @@ from unisono.launch.context import SocketChannel
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
 from unisono.observe.metrics import read_lines
+from unisono.spec.rendezvous import RankMeeting
 from unisono.train.checkpoint import read_full
 
 RECIPE = """
@@ -206,5 +207,5 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         os._exit(0)
     with ours, theirs:
         theirs.recv(1)  # it hears from now on
-        ours.sendall(wire.frame(wire.dumps({"kind": "regroup", "epoch": 1})))
+        ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -6,7 +6,7 @@ move, for which all ranks first end the step that they are in, so that nothing i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unisono.launch import verdict
@@ -29,6 +29,7 @@ class Changes:
     tell: Callable[[dict[str, Any]], None]
     adviser: Adviser | None = None
     _moves: RunSpread | None = None
+    _hosts: dict[str, list[str]] = field(default_factory=lambda: {"gone": [], "joined": []})
 
     def possible(self) -> bool:
         """Whether one more change is worth a try, and there is room for it."""
@@ -47,6 +48,10 @@ class Changes:
             if self.recovery.epoch:
                 met = {"epoch": self.recovery.epoch, "met": event["step"], "ranks": self.recovery.ranks}
                 self.tell({"kind": "members", **met, "plan": self.crew.spread.plan})
+
+    def host(self, how: str, name: str) -> None:
+        """A host is "gone", or has "joined"."""
+        self._hosts[how].append(name)
 
     def grow(self) -> None:
         """More room than before lets more ranks train."""
@@ -93,16 +98,14 @@ class Changes:
         joins = recovery.begun and not any(seat.reported() for seat in crew.seats)
         self._moves = None
         born = crew.meet_anew(recovery, spread, joins, planned=moves)
-        how = {one.rank: why or verdict.how_died(one.status) for one in lost}
-        event = {
-            "epoch": recovery.epoch,
-            "lost": how,
-            "born": born,
-            "ranks": spread.ranks,
-            "plan": spread.plan,
-        }
+        told = {"epoch": recovery.epoch, "born": born, "ranks": spread.ranks, "plan": spread.plan}
+        event: dict[str, Any] = {"kind": "members", **told}
+        if not moves:
+            event["lost"] = {one.rank: why or verdict.how_died(one.status) for one in lost}
+        if any(self._hosts.values()):
+            event["hosts"], self._hosts = self._hosts, {"gone": [], "joined": []}
         if moves or (spread.plan, spread.speeds) != (was.plan, was.speeds):
             event["why"] = spread.why or why
-        self.tell({"kind": "members", **event})
+        self.tell(event)
         if self.adviser is not None:
             self.adviser.called(recovery.epoch, spread.ranks != was.ranks and not crew.is_advised(spread))

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from typing import Any, NoReturn
 from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
+from unisono.launch.stand import process_state, ran
 from unisono.spec.errors import PeerGone, Stopped, UnisonoError, out_of_grace
 from unisono.spec.rendezvous import Paused, RankMeeting, Rendezvous
 
 LATEST = 60.0
 """Seconds in which the supervisor says that ranks meet anew, if they do."""
+STUCK = 4.0
+"""Seconds for which a main thread that is called to a meeting may stand still."""
 
 
 class Channel(ABC):
@@ -116,9 +120,7 @@ class SocketChannel(Channel):
                 called = self._called
             if called > self._freed:
                 self._away()
-                late = threading.Timer(self._pace.deadline(), self._give_place, (called,))
-                late.daemon = True
-                late.start()
+                threading.Thread(target=self._give_place, args=(called,), daemon=True).start()
             with self._lock:
                 self._freed = called
                 self._news.notify_all()
@@ -126,12 +128,20 @@ class SocketChannel(Channel):
                     return
 
     def _give_place(self, epoch: int) -> None:
-        """A new process takes this one's place if its main thread has not come to the rendezvous by now: nothing frees
-        a send that Gloo has forgotten."""
-        with self._lock:
-            stuck = self._epoch < epoch and not self._left and "leave" not in self._heard
-        if stuck:
-            os.kill(os.getpid(), signal.SIGKILL)
+        """Let a new process take this one's place if its main thread does not come to the rendezvous, but stands still:
+        nothing frees a send that Gloo has forgotten. One that computes has its time, and so has one at a disk."""
+        main, begun = threading.main_thread().native_id or 0, time.monotonic()
+        seen, since = ran(main), begun
+        come = lambda: self._epoch >= epoch or self._left or "leave" in self._heard
+        while True:
+            with self._lock:
+                if self._news.wait_for(come, STUCK / 8):
+                    return
+            now, lately = time.monotonic(), ran(main)
+            if lately != seen or process_state(main) == "D":
+                seen, since = lately, now
+            if now - since >= STUCK or now - begun >= self._pace.deadline():
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
         mine = not isinstance(error, PeerGone | Paused) and not is_echo(type(error).__name__, str(error))
@@ -143,6 +153,7 @@ class SocketChannel(Channel):
             if self._freed == self._epoch or self._meeting is None:
                 return None
             self._epoch, meeting = self._freed, self._meeting
+            self._news.notify_all()
         return Rendezvous(meeting, self._anew(meeting))
 
     def moves(self) -> bool:

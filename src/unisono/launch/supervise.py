@@ -8,6 +8,7 @@ nothing in a run folder is written in place, and quick because a rank inside a c
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,10 +90,8 @@ class Supervision:
     def _join(self, number: int, host: RankHost) -> None:
         """A host is there: its helper is heard, and reads the data."""
         self.board.watch(host, lambda: self._hear_helper(number, host))
-        try:
+        with suppress(OSError):  # its helper has gone, which is found where it is heard; it may have left word why
             self.crew.prepare(host)
-        except OSError:
-            return  # its helper has gone, which is found where it is heard; it may have left word why
 
     def _receive(self) -> None:
         """Hosts that come, the first time or again."""
@@ -101,6 +100,8 @@ class Supervision:
             if number in self.crew.hosts:
                 self._host_lost(number)  # it has noticed sooner than we have
             self.crew.hosts[number] = host
+            if self._begun and self.changes is not None:
+                self.changes.host("joined", host.name)
             self.on_event(-1, {"kind": "host", "came": host.name, "room": host.room, "address": host.address})
             self._join(number, host)
         self._begin()
@@ -109,10 +110,8 @@ class Supervision:
         """Ask for the ranks, once there are room for all of them."""
         if not self._begun and sum(self.crew.room.values()) >= self.crew.spread.ranks:
             self._begun = True
-            try:
+            with suppress(OSError):  # as above
                 self.crew.begin(self.recovery.epoch if self.recovery is not None else 0)
-            except OSError:
-                return  # as above
 
     def _over(self) -> bool:
         if self.unborn is not None:
@@ -226,6 +225,8 @@ class Supervision:
         name = host.name
         lost = [seat for seat in self.crew.host_gone(number) if seat in self.crew.seats]
         host.close()
+        if self.changes is not None:
+            self.changes.host("gone", name)
         self.on_event(-1, {"kind": "host", "gone": name})
         if not lost or self._ending or not self._begun:
             return
