@@ -1,9 +1,10 @@
 """Leave a group in the middle of its operations: free what waits for other ranks, and forget torch's groups.
 
-Neither `abort` nor `shutdown` of a Gloo group frees an operation that waits. Shutting down its sockets does, within
-milliseconds: first what comes in, so that Gloo's thread reads the end and fails all that is under way. A send that Gloo
-is about to begin when what goes out is shut down is forgotten, and who waits for it waits for ever. A socket that
-listens is left alone: Gloo's thread that accepts connections would end the process.
+Neither `abort` nor `shutdown` of a Gloo group frees an operation that waits. Shutting down what comes in does, within
+milliseconds: Gloo's thread reads the end, fails all that is under way and closes its descriptor. What goes out stays
+open: a send that fails while Gloo begins it is forgotten, here or on the other side, and who waits for it waits for
+ever. So connections are held until all ranks have left them. A socket that listens is left alone: Gloo's thread that
+accepts connections would end the process.
 """
 
 import os
@@ -14,8 +15,10 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
-READ = 0.005
-"""Seconds in which Gloo's thread reads that a connection has ended."""
+READ = 0.5
+"""Seconds at most in which Gloo's thread reads that a connection has ended, and closes it."""
+LOOK = 0.001
+"""Seconds between two looks at whether it has."""
 
 
 def sockets() -> frozenset[int]:
@@ -36,23 +39,43 @@ def _family(fd: int) -> int:
         return sock.family
 
 
-def cut(spared: Container[int] = ()) -> int:
-    """Shut down this process's TCP connections; returns how many. spared: descriptors of those that are no group's."""
-    held, count = list[socket.socket](), 0
+def cut(spared: Container[int] = ()) -> list[socket.socket]:
+    """Shut down what comes in over this process's TCP connections. spared: descriptors of those that are no group's.
+
+    Returns those that Gloo has closed: hold them until the other ranks have left the group too. Others are shut down as
+    a whole.
+    """
+    held = list[tuple[int, socket.socket]]()
     for fd in sockets():
         with suppress(OSError):
-            held += [socket.socket(fileno=os.dup(fd))] if fd not in spared else []
-    for sock in held:
-        with suppress(OSError):
-            sock.getpeername()  # raises for one that listens
-            sock.shutdown(socket.SHUT_RD)
-            count += 1
-    time.sleep(READ if count else 0.0)
-    for sock in held:
-        with suppress(OSError), sock:
-            sock.getpeername()
-            sock.shutdown(socket.SHUT_RDWR)
-    return count
+            held += [(fd, socket.socket(fileno=os.dup(fd)))] if fd not in spared else []
+    cut_off = [(fd, sock) for fd, sock in held if _shut(sock, socket.SHUT_RD)]
+    until = time.monotonic() + READ
+    while time.monotonic() < until and any(_is_open(fd, sock) for fd, sock in cut_off):
+        time.sleep(LOOK)
+    kept = [sock for fd, sock in cut_off if not _is_open(fd, sock)]
+    for _, sock in held:
+        if sock not in kept:
+            with sock:
+                _shut(sock, socket.SHUT_RDWR)
+    return kept
+
+
+def _shut(sock: socket.socket, how: int) -> bool:
+    """Shut down a connection; False for a socket that listens, and one that has none."""
+    try:
+        sock.getpeername()
+        sock.shutdown(how)
+    except OSError:
+        return False
+    return True
+
+
+def _is_open(fd: int, sock: socket.socket) -> bool:
+    """Whether a descriptor still stands for a socket, of which `sock` is a copy: Gloo closes it once it knows."""
+    with suppress(OSError):
+        return os.fstat(fd).st_ino == os.fstat(sock.fileno()).st_ino
+    return False
 
 
 def forget() -> None:

@@ -110,7 +110,7 @@ class _Meetings:
         self.store, self.watch = store, watch
         self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
-        self._spared = parting.sockets()
+        self._spared, self._held = parting.sockets(), list[socket.socket]()
 
     def looks(self, meeting: RankMeeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
@@ -125,11 +125,13 @@ class _Meetings:
         """A rank was lost: free whatever waits for others here."""
         self.lookout.dismiss()
         self.store.end()
-        parting.cut(self._spared)
+        for sock in self._held:  # of the meeting before: all have left that
+            sock.close()
+        self._held = parting.cut(self._spared)
 
     def anew(self, meeting: RankMeeting) -> SocketStore:
         """The store of a meeting, with a lookout over it."""
-        parting.cut(self._spared)  # again: some may have been made since
+        self._held += parting.cut(self._spared)  # again: some may have been made since
         parting.forget()
         self.store = self.store.anew(_keys(meeting.epoch))
         _tell_environment(meeting)

@@ -90,7 +90,9 @@ class Supervision:
     def _join(self, number: int, host: RankHost) -> None:
         """A host is there: its helper is heard, and reads the data."""
         self.board.watch(host, lambda: self._hear_helper(number, host))
-        with suppress(OSError):  # its helper has gone, which is found where it is heard; it may have left word why
+        with suppress(
+            OSError
+        ):  # its helper has gone, which is found where it is heard; it may have left word why
             self.crew.prepare(host)
 
     def _receive(self) -> None:
@@ -239,8 +241,7 @@ class Supervision:
 
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
-            twice = self.stopped == "interrupt" and number == signal.SIGINT
-            how = meant(number)
+            twice, how = self.stopped == "interrupt" and number == signal.SIGINT, meant(number)
             if not self._begun or not all(seat.process is not None for seat in self.crew.seats):
                 self.stopped, kind = how, Interrupted if number == signal.SIGINT else Stopped
                 self._judge(kind("stopped before the ranks had started"))
