@@ -23,7 +23,7 @@ from unisono.models.folder import unreadable
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import is_memory
-from unisono.train.foreign.machine import Inert, PickleMachine, Makes, listed, simple
+from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
 
 _LARGEST = 1 << 30  # bytes of a pickle without tensors
 _BRANCHES = 100_000  # dictionaries within dictionaries
