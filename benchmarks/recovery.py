@@ -27,7 +27,7 @@ from typing import Any
 
 from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.config.write import resolved_toml
-from unisono.programs.chaos import history
+from unisono.programs.chaos import sequel
 
 SAVED = 10
 PATIENCE = 60.0
@@ -203,17 +203,15 @@ def our_fault(folder: Path, number: int) -> Cost:
 
         def row() -> dict[str, Any] | None:
             rows = [
-                row
-                for run in (folder / "runs").glob("*/*")
-                for row in history.what_followed(history.read(run))
+                row for run in (folder / "runs").glob("*/*") for row in sequel.what_followed(sequel.read(run))
             ]
             return next((row for row in rows if row.get("next") is not None), None)
 
         got = until(row, 180.0, process)
         if got is None:
             raise RuntimeError((folder / "output.txt").read_text()[-2000:])
-        (run,) = (path for path in (folder / "runs").glob("*/*") if (path / history.FILE).exists())
-        met = [line["step"] for line in history.read(run) if line["event"] == "met" and line["epoch"]]
+        (run,) = (path for path in (folder / "runs").glob("*/*") if (path / sequel.FILE).exists())
+        met = [line["step"] for line in sequel.read(run) if line["event"] == "met" and line["epoch"]]
         return Cost(got["detected"], got["next"], max(0, got["at_step"] - 1 - min(met)))
 
 

@@ -120,6 +120,7 @@ class _Child:
     """What Nursery knows of its helper's process: as `subprocess.Popen`, but forked."""
 
     def __init__(self, argv: list[str], *, env: dict[str, str], pass_fds: list[int], **_: Any) -> None:
+        self._status: int | None = None
         self.pid = os.fork()
         if self.pid:
             return
@@ -129,12 +130,14 @@ class _Child:
         _be(argv[1:], env)
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self._status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> None:
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+    def wait(self) -> int:
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
 
 
 def _be(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -57,6 +57,7 @@ class ThreadNursery:
         backend: str = "auto",
         recovery: Any = None,
         grace: float | None = None,
+        **beside: Any,
     ) -> Outcome:
         import torch
 

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = _own(words)
     settings = Settings(
         json="--json" in own, quiet="--quiet" in own, color=_color(own), dry_run="--dry-run" in own,
-        command=shlex.join(["unisono", *without_secrets(words)]),
+        command=shlex.join(["unisono", *without_secrets(words)]), is_program=argv is None,
     )  # fmt: skip
     try:
         return _dispatch(words, settings)

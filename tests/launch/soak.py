@@ -1,11 +1,11 @@
 """Runs under random faults, beside the same runs without: `python -m tests.launch.soak --seeds 3`.
 
-Each run has to end by itself, with the weights of the undisturbed one: the same bits where the plan is canonical, within
-rounding elsewhere. Every leaf of every step has to be counted once. Prints a row a run, then times by kind of fault.
+Ranks, the helper and the supervisor are among the victims. Each run has to end by itself, with the weights of the
+undisturbed one: the same bits where the plan is canonical, within rounding elsewhere. Every leaf of every step has to be counted once. Prints a row a run, then times by kind of fault.
 
     python -m tests.launch.soak --seeds 3 --steps 200 --faults 20
     python -m tests.launch.soak --plans "dp=4 sync=canonical" --kinds kill,stop,cut,segv,pause,slow,fill,clock
-    python -m tests.launch.soak --launcher 2          # and kill the launcher twice: it is started again with --resume
+    python -m tests.launch.soak --supervisor 3 --helper 3     # and kill these so often beside what is drawn
 """
 
 import argparse
@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from unisono.programs.chaos import counted, history
-from unisono.programs.chaos.fault import FAULTS
+from unisono.programs.chaos import counted, sequel
+from unisono.programs.chaos.fault import ABOVE, FAULTS
 from unisono.programs.chaos.script import DRAWN, read
 
 PLANS = ("dp=4 sync=canonical", "dp=2 pp=2", "dp=2 shard=2 sync=canonical", "dp=2 shard=2")
@@ -66,12 +66,11 @@ Start = Callable[[list[str]], tuple[int, str, str]]
 
 @dataclass
 class Soaked:
-    """One run: what it said, how often it was launched, its weights, and what is wrong with it."""
+    """One run: what it said, its weights, and what is wrong with it."""
 
     plan: str
     seed: int | None
     said: dict[str, Any]
-    launches: int
     seconds: float
     run_dir: Path
     weights: dict[str, np.ndarray] = field(default_factory=dict)
@@ -110,25 +109,21 @@ def run(
     plan: str,
     seed: int | None = None,
     chaos: str = "",
-    relaunches: int = 0,
     start: Start = started,
 ) -> Soaked:
-    """Play it to its end; who kills the launcher has it launched again, as a service manager would."""
+    """Play it to its end, to which nobody helps it."""
     out = recipe.parent / "runs" / f"{plan.replace(' ', '_')}-{seed}"
     extra = ["--out.dir", str(out), *(["--chaos", chaos] if chaos else [])]
-    command = ["train", str(recipe), "--plan", plan, "--json", *extra]
-    begun, launches = time.monotonic(), 0
-    while True:
-        launches += 1
-        code, stdout, stderr = start(command)
-        folder = max(out.glob("soak/*"), key=lambda path: path.stat().st_mtime, default=out)
-        if code == 0 or launches > relaunches:
-            break
-        command = ["train", "--resume", str(folder), "--json", *extra[2:]]
+    begun = time.monotonic()
+    code, stdout, stderr = start(["train", str(recipe), "--plan", plan, "--json", *extra])
+    folders = sorted(out.glob("soak/*-*"))
+    folder = folders[0] if folders else out
     said = json.loads(stdout) if stdout.strip() else {"what": stderr[-2000:]}
     out.mkdir(parents=True, exist_ok=True)
     (out / "stderr.txt").write_text(stderr)
-    got = Soaked(plan, seed, said, launches, time.monotonic() - begun, folder)
+    got = Soaked(plan, seed, said, time.monotonic() - begun, folder)
+    if len(folders) > 1:
+        got.problems.append(f"more than one folder: {[path.name for path in folders]}")
     if code:
         got.problems.append(f"ended with {code}: {said.get('what')} {said.get('where', '')}")
     else:
@@ -145,12 +140,11 @@ def compare(got: Soaked, plain: Soaked, steps: int) -> None:
     """Put down what is wrong with a run under faults, beside the one without."""
     lines = counted.read(got.run_dir)
     got.problems += counted.audit(lines, BATCH // MICRO, MICRO, steps)
-    rows = history.what_followed(history.read(got.run_dir))
+    rows = sequel.what_followed(sequel.read(got.run_dir))
     for row in rows:
-        lost = FAULTS[row["what"]].loses and row["who"] not in ("launcher", "helper")
         if row["injected"] is None:
             got.problems.append(f"never came: {row}")
-        elif lost and row.get("next") is None and got.launches == 1:
+        elif FAULTS[row["what"]].loses and row.get("next") is None:
             got.problems.append(f"not followed by a step: {row}")
     if not got.weights:
         return
@@ -170,11 +164,11 @@ def compare(got: Soaked, plain: Soaked, steps: int) -> None:
 
 def line_of(got: Soaked, plain: Soaked) -> str:
     """A row of the table."""
-    rows = history.what_followed(history.read(got.run_dir))
-    told, (whole, broken) = history.summed_up(rows), counted.made_again(counted.read(got.run_dir))
+    rows = sequel.what_followed(sequel.read(got.run_dir))
+    told, (whole, broken) = sequel.summed_up(rows), counted.made_again(counted.read(got.run_dir))
     bits = "same" if got.digest() == plain.digest() else f"{got.difference:.0e}"
     times = "  ".join(
-        _times([row[name] for row in rows if row.get(name) is not None]) for name in history.TIMES
+        _times([row[name] for row in rows if row.get(name) is not None]) for name in sequel.TIMES
     )
     played = f"{told['injected']}/{told['planned']}"
     state = "FAILED" if got.problems else "ok"
@@ -197,11 +191,14 @@ HEAD = (
 
 def by_kind(runs: list[Soaked]) -> list[str]:
     """Seconds from each kind of fault to what followed, over all runs."""
-    rows = [row for got in runs for row in history.what_followed(history.read(got.run_dir))]
+    rows = [row for got in runs for row in sequel.what_followed(sequel.read(got.run_dir))]
     lines = []
-    for kind in sorted({row["what"] for row in rows if row.get("next") is not None}):
-        own = [row for row in rows if row["what"] == kind and row.get("next") is not None]
-        times = "  ".join(_times([row[name] for row in own]) for name in history.TIMES)
+    kind_of = lambda row: row["what"] + (f" {row['who']}" if row["who"] in ABOVE else "")
+    for kind in sorted({kind_of(row) for row in rows if row.get("next") is not None}):
+        own = [row for row in rows if kind_of(row) == kind and row.get("next") is not None]
+        times = "  ".join(
+            _times([row[name] for row in own if row[name] is not None]) for name in sequel.TIMES
+        )
         lines.append(f"{kind:<28} {len(own):>4}  {'':>6}  {'':>6}  {'':>5}  {'':>6}  {'':>6}  {times}")
     return lines
 
@@ -214,10 +211,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--faults", type=int, default=20)
     parser.add_argument("--kinds", default=",".join(DRAWN))
-    parser.add_argument("--launcher", type=int, default=0, help="how often the launcher is killed, too")
-    parser.add_argument(
-        "--helper", type=int, default=0, help="how often the process that forks ranks is killed"
-    )
+    for who in ABOVE:
+        parser.add_argument(f"--{who}", type=int, default=1, help=f"how often the {who} is killed, too")
+    parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--keep", help="a folder for the runs, which are thrown away without")
     given = parser.parse_args()
     runs: list[Soaked] = []
@@ -225,7 +221,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as thrown:
         folder = Path(given.keep or thrown)
         folder.mkdir(parents=True, exist_ok=True)
-        recipe = write_recipe(folder, given.steps, save_every=20 if given.launcher + given.helper else 0)
+        recipe = write_recipe(folder, given.steps, save_every=given.save_every)
         for plan in given.plans:
             plain = run(recipe, plan)
             print(
@@ -235,7 +231,7 @@ def main() -> int:
             )
             for seed in range(given.first_seed, given.first_seed + given.seeds):
                 chaos = _script(given, seed, recipe.parent)
-                got = run(recipe, plan, seed, chaos, relaunches=given.launcher + given.helper)
+                got = run(recipe, plan, seed, chaos)
                 compare(got, plain, given.steps)
                 runs.append(got)
                 print(line_of(got, plain), *got.problems, sep="\n    ", flush=True)
@@ -250,7 +246,7 @@ def _script(given: argparse.Namespace, seed: int, folder: Path) -> str:
     text = f"random:seed={seed}:faults={given.faults}:kinds={given.kinds}"
     faults = [fault.as_json() for fault in read(text, 4, given.steps).faults]
     drawn = random.Random(seed)
-    for who, count in (("launcher", given.launcher), ("helper", given.helper)):
+    for who, count in (("supervisor", given.supervisor), ("helper", given.helper)):
         steps = drawn.sample(range(2, given.steps), count)
         faults += [{"what": "kill", "who": who, "step": step} for step in steps]
     path = folder / f"faults-{seed}.jsonl"

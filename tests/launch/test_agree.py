@@ -149,6 +149,8 @@ def one_rank(
         "checkpoint": "",
         "auto": False,
         "chaos": "",
+        "launches": 0,
+        "speeds": [],
     }
     Path("run").mkdir(exist_ok=True)
     try:

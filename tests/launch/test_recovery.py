@@ -4,13 +4,17 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from unisono.launch.recovery import LIMIT, STOPPED, Recovery
+from unisono.launch import wire
+from unisono.launch.context import SocketChannel
+from unisono.launch.pace import StepPace
+from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
 from unisono.observe.metrics import read_lines
 from unisono.train.checkpoint import read_full
 
@@ -77,6 +81,16 @@ def test_a_stop_counts_when_it_lasts():
     assert run.stands(0, True, 1.2 + STOPPED)
 
 
+def test_ranks_are_looked_at_after_a_while_however_often_one_speaks():
+    run, now, looks = Recovery(2), 5.0, 0
+    assert run.next_look() <= now
+    for _ in range(20):  # two seconds, a word each tenth
+        looks += run.looks(now)
+        assert run.next_look() <= now + LOOK_EVERY + 1e-9
+        now += 0.1
+    assert 2 / (LOOK_EVERY + 0.1) <= looks <= 2 / LOOK_EVERY
+
+
 class Training:
     """A run of `unisono train` whose ranks a test can find."""
 
@@ -102,7 +116,8 @@ class Training:
 
     def ranks(self) -> list[int]:
         """Processes of ranks, the oldest first."""
-        (helper,) = _children(self.process.pid)
+        (supervisor,) = _children(self.process.pid)
+        (helper,) = _children(supervisor)
         return _children(helper)
 
     def end(self) -> dict[str, object]:
@@ -145,8 +160,9 @@ def test_a_lost_rank_changes_no_bit(tmp_path: Path, plan: str, number: int):
     assert weights(summary) == reference
     lines = read_lines(Path(str(summary["run_dir"]), "metrics.jsonl"))[0]
     assert [line["step"] for line in lines] == list(range(1, 41))
-    changes = read_lines(Path(str(summary["run_dir"]), "members.jsonl"))[0]
-    assert [change.get("epoch") for change in changes] == [1, 1, 2, 2]
+    changes = read_lines(Path(str(summary["run_dir"]), "history.jsonl"))[0]
+    told = [(change["event"], change.get("epoch")) for change in changes]
+    assert told == [("start", None), ("lost", 1), ("met", 1), ("lost", 2), ("met", 2), ("end", None)]
 
 
 @pytest.mark.timeout(120)
@@ -171,7 +187,24 @@ def _ranks_or_none(run: Training) -> list[int]:
 def test_recover_can_be_switched_off(tmp_path: Path):
     run = Training(tmp_path, "--plan", "dp=2", "--launch.recover", "false", "--train.steps", "100000")
     run.until(r"step \d+/")
-    os.kill(run.ranks()[1], signal.SIGKILL)
+    (helper,) = _children(run.process.pid)  # there is nobody between
+    os.kill(_children(helper)[1], signal.SIGKILL)
     out, _ = run.process.communicate(timeout=60)
     assert run.process.returncode == 128 + signal.SIGKILL
     assert json.loads(out)["rank"] == 1
+
+
+def test_a_rank_that_nothing_frees_gives_its_place_to_another():
+    """Its main thread waits for ever in a call that knows of no cut, as a send that Gloo has forgotten."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        channel = SocketChannel(theirs, pace=StepPace(0.2))
+        channel.recover(0, away=lambda: None, anew=lambda epoch: None)
+        ours.sendall(b"+")
+        signal.pause()
+        os._exit(0)
+    with ours, theirs:
+        theirs.recv(1)  # it hears from now on
+        ours.sendall(wire.frame(wire.dumps({"kind": "regroup", "epoch": 1})))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

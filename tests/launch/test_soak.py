@@ -6,7 +6,7 @@ import pytest
 
 from tests.launch import soak
 from tests.verbs.jobs import unisono
-from unisono.programs.chaos import counted, history
+from unisono.programs.chaos import counted, sequel
 
 pytestmark = pytest.mark.timeout(240)
 PLAN = "dp=4 sync=canonical"
@@ -26,12 +26,12 @@ def test_a_run_that_loses_ranks_ends_in_the_bits_of_one_that_does_not(tmp_path: 
     assert got.digest() == plain.digest() and got.said["loss"] == plain.said["loss"]
     faults = got.said["faults"]
     assert (faults["injected"], faults["losses"], faults["recovered"], got.said["restarts"]) == (3, 3, 3, 3)
-    rows = history.what_followed(history.read(got.run_dir))
+    rows = sequel.what_followed(sequel.read(got.run_dir))
     assert [(row["rank"], row["at_step"], row["in"]) for row in rows] == [
         (3, 6, "update"), (0, 12, "forward"), (1, 20, "collective"),
     ]  # fmt: skip
     assert counted.made_again(counted.read(got.run_dir))[0] == 0  # no whole step was lost
-    assert not (plain.run_dir / history.FILE).exists() and not (plain.run_dir / counted.FOLDER).exists()
+    assert not (plain.run_dir / sequel.FILE).exists() and not (plain.run_dir / counted.FOLDER).exists()
     planted = [line for line in counted.read(got.run_dir) if line.get("step") != 7 or line["rank"] != 2]
     assert counted.audit(
         planted, soak.BATCH // soak.MICRO, soak.MICRO, 30

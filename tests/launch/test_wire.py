@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from unisono.launch import wire
+from unisono.launch.crew import Crew
+from unisono.launch.hosts import OwnHost
 from unisono.launch.nursery import Nursery
 from unisono.launch.pace import StepPace
-from unisono.launch.seats import Seat, seat_pair
+from unisono.launch.seats import Seat, ends
+from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import Supervision
 from unisono.spec.errors import UsageError
 
@@ -46,14 +49,20 @@ def test_a_long_error_before_the_fork_is_told_and_a_long_argument_arrives() -> N
         assert outcome.results == [{"length": 1 << 20}] * 2
 
 
-def watched(seat: Seat) -> Supervision:
+def watched() -> tuple[Supervision, Seat, list[int]]:
+    """A supervision of one rank, its seat, and the rank's ends."""
     control, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Supervision(control, 1, lambda rank, event: None, StepPace(None), "h", lambda: None, seats=[seat])
+    host = OwnHost("h", 1, 1, control, lambda: None)
+    supervision = Supervision(lambda rank, event: None, StepPace(None), "h")
+    ours, theirs = ends()
+    seat = Seat(1, 0, host, 0, *ours, heard=time.monotonic())
+    supervision.crew = Crew(supervision.board, RunSpread("", 1), {}, {}, {0: host}, seats=[seat])
+    supervision.board.join(seat)
+    return supervision, seat, theirs
 
 
 def test_last_words_behind_much_else_are_heard() -> None:
-    seat, theirs = seat_pair(0, time.monotonic())
-    store, events, output = theirs
+    supervision, seat, (store, events, output) = watched()
     os.close(output)
     rank = socket.socket(fileno=events)
     said = b"".join(
@@ -62,18 +71,16 @@ def test_last_words_behind_much_else_are_heard() -> None:
     rank.sendall(said + wire.frame(wire.dumps({"kind": "error", "error": {"what": "why", "echo": False}})))
     rank.close()
     socket.socket(fileno=store).close()
-    supervision = watched(seat)
     supervision._buried(seat, 1)
     (failure,) = supervision.failures
     assert failure.record == {"what": "why", "echo": False}, "not: it left without a word"
-    seat.close()
+    supervision.board.close()
 
 
 def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
-    seat, theirs = seat_pair(0, time.monotonic())
-    supervision = watched(seat)
+    supervision, seat, theirs = watched()
     answer = b"x" * (8 << 20)
-    supervision._reply([(0, [b"1", b"+", answer])])
+    supervision.board._reply([(1, [b"1", b"+", answer])])
     assert seat.owed, "it returned while the rank had not read"
     rank = socket.socket(fileno=theirs[0])
     rank.settimeout(10)
@@ -81,10 +88,10 @@ def test_a_rank_that_does_not_read_keeps_nobody_waiting() -> None:
     whole: list[bytes] = []
     while not whole:
         whole = got.feed(rank.recv(1 << 20))
-        supervision._push(seat)
+        supervision.board._push(seat)
     assert wire.split(whole[0]) == [b"1", b"+", answer] and not seat.owed
     rank.close()
-    seat.close()
+    supervision.board.close()
 
 
 def test_what_somebody_said_is_heard_though_they_left_before_they_heard_us() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unisono.programs.chaos import counted, history
+from unisono.programs.chaos import counted, sequel
 from unisono.programs.chaos.fault import FAULTS, IN_STEP, Fault
 from unisono.programs.chaos.script import Script, read
 from unisono.spec.errors import ConfigProblems, UsageError
@@ -37,6 +37,7 @@ def test_a_random_script_is_its_seeds_and_legal(seed: int, ranks: int, kinds: se
     )  # each is followed by a step, or recovery gives up
     for fault in script.faults:
         assert fault.what in kinds and 0 <= fault.player() < ranks and 1 < (fault.step or 0) < 30
+        assert isinstance(fault.who, int) or fault.kind.processes
     assert script.digest != read(text.replace(f"seed={seed}", f"seed={seed + 1}"), ranks, 30).digest
 
 
@@ -85,7 +86,7 @@ def test_a_mistake_in_a_file_is_told_with_its_line(
 @pytest.mark.parametrize(
     "text",
     ["", "nothing.toml", "kill:who=2", "random:sed=1", "random:kinds=kil", "random:faults=49", "random:seed=x",
-     "cut:who=launcher:step=3", "flip:bit=99:step=2"],
+     "cut:who=supervisor:step=3", "flip:bit=99:step=2"],
 )  # fmt: skip
 def test_what_means_nothing_is_one_error(text: str) -> None:
     with pytest.raises(UsageError) as caught:
@@ -134,24 +135,24 @@ def test_what_followed_is_read_off_the_meeting_that_led_to_a_step() -> None:
         line("meets", 10.5, epoch=2, rank=0), line("meets", 10.6, epoch=2, rank=1),
         line("met", 11.0, epoch=2, rank=0, step=5), line("step", 12.0, epoch=2, rank=0, step=6),
     ]  # fmt: skip
-    rows = history.what_followed(lines)
-    assert [round(rows[0][key], 3) for key in history.TIMES] == [0.1, 0.6, 1.0, 2.0]
-    assert [round(rows[1][key], 3) for key in history.TIMES] == [0.2, 0.4, 0.8, 1.8]
+    rows = sequel.what_followed(lines)
+    assert [round(rows[0][key], 3) for key in sequel.TIMES] == [0.1, 0.6, 1.0, 2.0]
+    assert [round(rows[1][key], 3) for key in sequel.TIMES] == [0.2, 0.4, 0.8, 1.8]
     assert rows[2]["injected"] == 1.0 and "next" not in rows[2] and rows[3]["injected"] is None
-    told = history.summed_up(rows)
+    told = sequel.summed_up(rows)
     assert (told["planned"], told["injected"], told["losses"], told["recovered"]) == (4, 3, 2, 2)
     assert told["next_s"] == {"median": 1.9, "max": 2.0}
-    assert history.in_words(told).startswith("3 of 4 played; 2 losses, 2 made good; 1.90 s")
+    assert sequel.in_words(told).startswith("3 of 4 played; 2 losses, 2 made good; 1.90 s")
 
 
-def test_writers_of_one_history_do_not_see_that_of_another_script(tmp_path: Path) -> None:
+def test_writers_of_one_file_do_not_see_that_of_another_script(tmp_path: Path) -> None:
     one, other = (read(f"kill:who={who}:step=3", 2, 9) for who in (0, 1))
-    past = history.began(tmp_path, one)
-    history.began(tmp_path, other).add("injected", fault=0, rank=1, step=3, phase="load")
-    with (tmp_path / history.FILE).open("a") as file:
+    past = sequel.began(tmp_path, one)
+    sequel.began(tmp_path, other).add("injected", fault=0, rank=1, step=3, phase="load")
+    with (tmp_path / sequel.FILE).open("a") as file:
         file.write('{"event": "inj')  # a disk that was full
     assert [line["event"] for line in past.lines()] == ["script", "planned"]
-    assert [line["event"] for line in history.began(tmp_path, one).lines()] == ["script", "planned", "script"]
+    assert [line["event"] for line in sequel.began(tmp_path, one).lines()] == ["script", "planned", "script"]
 
 
 def test_a_cut_is_over_with_the_next_meeting_not_with_its_ranks_death() -> None:
@@ -164,7 +165,7 @@ def test_a_cut_is_over_with_the_next_meeting_not_with_its_ranks_death() -> None:
         line("step", 11.0, epoch=1, rank=0, step=2), line("injected", 20.0, fault=1, rank=1, step=5, phase="load"),
         line("detected", 20.1, epoch=2, lost={"1": ""}, born=[1]), line("step", 21.0, epoch=2, rank=0, step=5),
     ]  # fmt: skip
-    assert [round(row["detected"], 3) for row in history.what_followed(lines)] == [0.5, 0.1]
+    assert [round(row["detected"], 3) for row in sequel.what_followed(lines)] == [0.5, 0.1]
 
 
 # The count of leaves: four ranks, dp=2 pp=2, four leaves of two samples; ranks are lost in step 2.

@@ -113,7 +113,7 @@ def test_of_three_replicas_one_leaves_and_leaves_are_dealt_by_speed(threads: Any
     first, gone, last = threads(leaves_three, 3, folder=folder)
     assert gone is None and first["losses"] == last["losses"]
     assert first["losses"] == pytest.approx(expected["losses"], rel=1e-5)
-    assert last["leaves"] == list(range(3)) and first["leaves"] == list(range(3, 12))
+    assert last["leaves"] == list(range(2)) and first["leaves"] == list(range(2, 12))
 
 
 def refuses(ctx: Any, folder: str, members: list[int], **dealt: Any) -> str:

@@ -225,12 +225,12 @@ class Job:
         self._until(lambda: next(iter(runs_of(self.cwd)), None), "no run folder")
 
     def family(self) -> list[psutil.Process]:
-        """The helper and all ranks: every process below this one."""
+        """Supervisor, helper and all ranks: every process below this one, the guardian."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def ranks(self) -> list[int]:
         """The ranks' processes: the helper's children."""
-        helper = self.family()[0]
+        helper = next(one for one in self.family() if os.getsid(one.pid) == one.pid)
         return [child.pid for child in helper.children()]
 
     def done(self) -> Done:

@@ -107,7 +107,7 @@ def assign(leaves: int, shape: Shape, members: Members, speeds: Sequence[float] 
 
 
 def _sizes(leaves: int, replicas: int, unit: int, speeds: Sequence[float] | None) -> list[int]:
-    """Leaves of each replica, multiples of `unit`: at least one unit each, the rest by largest remainders."""
+    """Leaves of each replica, multiples of `unit`: at least one unit each, and so that the last is done soonest."""
     units, rest = divmod(leaves, unit)
     if rest or units < replicas or (speeds is None and units % replicas):
         raise ValueError(f"{leaves} leaves cannot be dealt to {replicas} replicas of {unit} shards")
@@ -115,9 +115,8 @@ def _sizes(leaves: int, replicas: int, unit: int, speeds: Sequence[float] | None
         return [leaves // replicas] * replicas
     if len(speeds) != replicas or min(speeds) <= 0:
         raise ValueError(f"{replicas} replicas need as many speeds above 0, not {list(speeds)}")
-    ideal = [(units - replicas) * speed / sum(speeds) for speed in speeds]
-    counts = [1 + int(share) for share in ideal]
-    by_rest = sorted(range(replicas), key=lambda i: (int(ideal[i]) - ideal[i], i))
-    for i in by_rest[: units - sum(counts)]:
-        counts[i] += 1
+    counts = [1] * replicas
+    for _ in range(units - replicas):  # each to whoever is done with it first
+        first = min(range(replicas), key=lambda i: ((counts[i] + 1) / speeds[i], i))
+        counts[first] += 1
     return [count * unit for count in counts]

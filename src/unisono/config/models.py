@@ -211,12 +211,25 @@ class LaunchConfig(BaseModel):
     )
     recover: bool = Field(
         default=True,
-        description="replace ranks that are killed or stand still, while the others stay; false: they end the run",
+        description="replace ranks that are killed or stand still, helper and supervisor; false: a loss ends the run",
+    )
+    replan: bool = Field(
+        default=True,
+        description="go on under another plan, or with leaves dealt by speed, where hosts or speeds have changed and"
+        " that pays; false: with fewer replicas alone",
     )
     snapshot_every: Natural | None = Field(
         default=None,
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
         " often as costs under 1 % of a step",
+    )
+    tls: bool = Field(
+        default=False, description="what supervisors of several hosts say to each other goes through TLS"
+    )
+    shell: str = Field(
+        default="ssh -o BatchMode=yes",
+        min_length=1,
+        description="what runs a command on another host of --hosts: these words, the host, the command",
     )
     grace: Positive = Field(
         default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"

@@ -19,7 +19,7 @@ from typing import Any
 
 from unisono.lab.spaces import leave_for, settle
 from unisono.launch import wire
-from unisono.launch.helper import PR_SET_PDEATHSIG, die_with
+from unisono.launch.parent import PR_SET_PDEATHSIG, die_with
 
 NOT_FOUND = 127
 
@@ -56,27 +56,32 @@ class _Host:
             return False
         if got is None:
             return False
-        message, _ = got
+        message, files = got
         match message["op"]:
             case "start":
-                self._start(message)
+                self._start(message, files)
             case "signal":
                 for pid in self.commands:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, message["number"])
         return True
 
-    def _start(self, message: dict[str, Any]) -> None:
-        """A command in a session of its own: what it starts hears a signal too, and Ctrl-C is the lab's."""
+    def _start(self, message: dict[str, Any], files: list[int]) -> None:
+        """A command in a session of its own: what it starts hears a signal too, and Ctrl-C is the lab's. files: its
+        input, output and errors, where they are another command's."""
+        stdin, stdout, stderr = files or (subprocess.DEVNULL, None, None)
         try:
             process = subprocess.Popen(
-                message["argv"], env=message["environ"], cwd=message["folder"], stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                message["argv"], env=message["environ"], cwd=message["folder"], stdin=stdin, stdout=stdout,
+                stderr=stderr, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             print(f"{message['argv'][0]}: {error.strerror}", file=sys.stderr, flush=True)
             self._say(op="exit", number=message["number"], status=NOT_FOUND)
             return
+        finally:
+            for file in files:
+                os.close(file)
         self.commands[process.pid] = message["number"], process
 
     def _bury(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from unisono.lab import links
 from unisono.lab.network import LabNetwork
+from unisono.lab.shell import SOCKET, Shells
 from unisono.launch import wire
 from unisono.launch.signals import Signals
 from unisono.launch.starters import PORT, STARTERS
@@ -69,6 +70,19 @@ def commands_by_host(
     ]
 
 
+def command_of_first(
+    words: Sequence[str], counts: Sequence[int], environ: Mapping[str, str], cores: int
+) -> list[LabCommand]:
+    """`words` on the first host alone, whence `unisono train --hosts` starts what it needs on the others."""
+    given = {
+        **_around(environ, cores, sum(counts)),
+        "UNISONO_LAUNCH_SHELL": f"{sys.executable} -P -m unisono.lab.shell",
+    }
+    names = ",".join(f"{links.host_name(host)}:{count}" for host, count in enumerate(counts))
+    words = [word.replace("{names}", names) for word in words]
+    return [LabCommand(0, 0, filled(words, 0, len(counts), 0, sum(counts), {}), given)]
+
+
 def filled(
     words: Sequence[str], host: int, hosts: int, rank: int, ranks: int, more: Mapping[str, int]
 ) -> tuple[str, ...]:
@@ -98,6 +112,7 @@ class Play:
     statuses: dict[int, int] = field(default_factory=dict)
     stopped: list[int] = field(default_factory=list)
     first: int | None = None
+    shells: Shells | None = None
     _hosts: list[tuple[socket.socket, subprocess.Popen[bytes]]] = field(default_factory=list)
     _deadline: float | None = None
 
@@ -124,9 +139,17 @@ class Play:
 
     def run(self, given: Sequence[LabCommand], folder: str) -> int:
         """Start all and watch them to the end. The exit code: of the first that failed; 0 if none did."""
-        with Signals() as signals, selectors.DefaultSelector() as selector:
+        names = [links.host_name(number) for number in range(len(self._hosts))]
+        with (
+            Signals() as signals,
+            selectors.DefaultSelector() as selector,
+            Shells(names, self._called) as self.shells,
+        ):
+            selector.register(self.shells, selectors.EVENT_READ)
+            reached = {SOCKET: self.shells.path}
             for one in given:
-                self._order(one.host, op="start", number=one.number, argv=one.argv, environ=dict(one.environ),
+                self._order(one.host, op="start", number=one.number, argv=one.argv,
+                            environ={**one.environ, **reached},
                             folder=folder)  # fmt: skip
             for control, process in self._hosts:
                 selector.register(control, selectors.EVENT_READ, process)
@@ -136,6 +159,8 @@ class Play:
                 for key, _ in selector.select(patience):
                     if key.fileobj is signals:
                         self._signalled(signals.take())
+                    elif key.fileobj is self.shells:
+                        self.shells.turn()
                     elif not self._heard(key.fileobj):
                         selector.unregister(key.fileobj)
                         lost = [one.number for one in given if self._hosts[one.host][0] is key.fileobj]
@@ -171,6 +196,10 @@ class Play:
             )  # fmt: skip
         return control, process
 
+    def _called(self, host: int, number: int, message: dict[str, Any], files: list[int]) -> None:
+        """A command that another one has asked for."""
+        wire.send_message(self._hosts[host][0], {**message, "op": "start", "number": number}, files)
+
     def _order(self, host: int, **message: Any) -> None:
         with contextlib.suppress(OSError):  # one that has gone is heard of when it is read
             wire.send_message(self._hosts[host][0], message)
@@ -187,7 +216,7 @@ class Play:
         return True
 
     def _ended(self, number: int, status: int) -> None:
-        if number in self.statuses:
+        if number in self.statuses or (self.shells is not None and self.shells.ended(number, status)):
             return
         self.statuses[number] = status
         if status and self.first is None:

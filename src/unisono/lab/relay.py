@@ -17,7 +17,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from unisono.launch.helper import die_with
+from unisono.launch.parent import die_with
 
 _SET_DEVICE, _SET_OFFLOAD = 0x400454CA, 0x400454D0
 _TAP, _PLAIN, _LARGE_PACKETS = 0x0002, 0x1000, 0x4000

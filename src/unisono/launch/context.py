@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -15,7 +16,7 @@ from unisono.launch import wire
 from unisono.launch.crossing import is_echo
 from unisono.launch.pace import StepPace
 from unisono.spec.errors import PeerGone, Stopped, UnisonoError, out_of_grace
-from unisono.spec.rendezvous import Rendezvous
+from unisono.spec.rendezvous import Paused, RankMeeting, Rendezvous
 
 LATEST = 60.0
 """Seconds in which the supervisor says that ranks meet anew, if they do."""
@@ -41,6 +42,11 @@ class Channel(ABC):
         """Whether ranks meet anew since `error` was raised here, because one was lost; None where nobody replaces it,
         or the error is this rank's own. Waits until it is known."""
         return None
+
+    def moves(self) -> bool:
+        """After all ranks have agreed to end with this step: whether that is to meet anew rather than to end the run.
+        Waits until it is known here."""
+        return False
 
     def hurried(self) -> bool:
         """True once a scheduler asked for the end (SIGTERM, SIGUSR1): all is to be over within the grace."""
@@ -88,17 +94,17 @@ class SocketChannel(Channel):
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._left = False  # the supervisor has
-        self._epoch = self._called = self._freed = (
-            0  # this rank's, the latest, and the one that `away` was for
-        )
+        # This rank's epoch, the latest, and the one that `away` was for.
+        self._epoch = self._called = self._freed = 0
+        self._meeting: RankMeeting | None = None  # of the latest
         self._away: Callable[[], None] = lambda: None
-        self._anew: Callable[[int], Any] | None = None
+        self._anew: Callable[[RankMeeting], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
 
-    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[int], Any]) -> None:
+    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[RankMeeting], Any]) -> None:
         """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
-        other ranks; called by a thread beside, as soon as one was lost. anew(epoch): the store of that rendezvous."""
+        other ranks; called by a thread beside, as soon as one was lost. anew(meeting): the store of it."""
         self._epoch = self._called = self._freed = epoch
         self._away, self._anew = away, anew
         threading.Thread(target=self._hear_on, name="unisono-hear", daemon=True).start()
@@ -110,23 +116,41 @@ class SocketChannel(Channel):
                 called = self._called
             if called > self._freed:
                 self._away()
+                late = threading.Timer(self._pace.deadline(), self._give_place, (called,))
+                late.daemon = True
+                late.start()
             with self._lock:
                 self._freed = called
                 self._news.notify_all()
                 if self._left or "leave" in self._heard:
                     return
 
+    def _give_place(self, epoch: int) -> None:
+        """A new process takes this one's place if its main thread has not come to the rendezvous by now: nothing frees
+        a send that Gloo has forgotten."""
+        with self._lock:
+            stuck = self._epoch < epoch and not self._left and "leave" not in self._heard
+        if stuck:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
-        mine = not isinstance(error, PeerGone) and not is_echo(type(error).__name__, str(error))
+        mine = not isinstance(error, PeerGone | Paused) and not is_echo(type(error).__name__, str(error))
         if self._anew is None or (mine and self._called == self._epoch):
             return None
-        self.send("lost", epoch=self._epoch)
+        self.send("paused" if isinstance(error, Paused) else "lost", epoch=self._epoch)
         with self._lock:
             self._news.wait_for(lambda: self._freed > self._epoch or self._left, LATEST)
-            if self._freed == self._epoch:
+            if self._freed == self._epoch or self._meeting is None:
                 return None
-            self._epoch = self._freed
-        return Rendezvous(self._epoch, self._anew(self._epoch))
+            self._epoch, meeting = self._freed, self._meeting
+        return Rendezvous(meeting, self._anew(meeting))
+
+    def moves(self) -> bool:
+        if self._anew is None:
+            return False
+        with self._lock:
+            self._news.wait_for(lambda: self._heard & {"stop", "move"} or self._left, LATEST)
+            return "stop" not in self._heard and not self.asked and "move" in self._heard
 
     def send(self, kind: str, **fields: Any) -> None:
         if kind == "step":
@@ -152,7 +176,7 @@ class SocketChannel(Channel):
         with self._lock:
             if self._anew is None:  # else the thread beside listens
                 self._listen(socket.MSG_DONTWAIT)
-            return bool(self.asked) or "stop" in self._heard
+            return bool(self.asked) or bool(self._heard & {"stop", "move"})
 
     def hurried(self) -> bool:
         with self._lock:
@@ -173,8 +197,10 @@ class SocketChannel(Channel):
             return False
         for one in map(wire.event, self._frames.feed(data)):
             self._heard.add(one["kind"])
-            if one["kind"] == "regroup" and isinstance(one.get("epoch"), int):
-                self._called = one["epoch"]
+            if one["kind"] == "regroup" and one.keys() > set(RankMeeting.__slots__):
+                self._meeting = RankMeeting.of(one)
+                self._called = self._meeting.epoch
+                self._heard.discard("move")
         return bool(data)
 
     def farewell(self, kind: str, **fields: Any) -> None:

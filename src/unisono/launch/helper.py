@@ -21,16 +21,8 @@ from typing import Any
 
 from unisono.launch import crossing, wire
 from unisono.launch.entry import find
+from unisono.launch.parent import die_with
 from unisono.launch.signals import TO_RANKS
-
-PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int, libc: ctypes.CDLL) -> None:
-    """Ask the kernel to kill this process when `parent` dies; leave at once if it already has."""
-    libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def threads_alive() -> int:
@@ -39,11 +31,13 @@ def threads_alive() -> int:
 
 @dataclass
 class _Order:
-    """A run that was asked for: its terms, its argument, and the ends of the sockets of its ranks."""
+    """A run that was asked for: its terms, its argument, what its ranks share, and two files in memory for each of
+    them, which outlive it."""
 
     terms: dict[str, Any]
     argument: dict[str, Any]
-    seats: list[list[int]] = field(default_factory=list)
+    shared: Any = None
+    shelves: list[list[int]] = field(default_factory=list)
 
 
 class _Helper:
@@ -51,10 +45,8 @@ class _Helper:
         self._control = control
         self._libc = libc
         self._pid = os.getpid()
-        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, rank)
+        self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of its seat)
         self._order: _Order | None = None
-        self._ran: tuple[_Order, Any] | None = None  # the run under way, and what its ranks share
-        self._shelves: list[list[int]] = []  # two files in memory for each rank, which outlive it
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
@@ -82,7 +74,7 @@ class _Helper:
                     return
 
     def _bury(self, pidfd: int) -> None:
-        pid, rank = self._children.pop(pidfd)
+        pid, seat = self._children.pop(pidfd)
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
         try:
             # Before the rank is reaped its number cannot be anyone else's: the moment to end what it started.
@@ -91,7 +83,7 @@ class _Helper:
             pass
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os.close(pidfd)
-        self._say(op="exit", rank=rank, pid=pid, status=status)
+        self._say(op="exit", seat=seat, status=status)
 
     def _obey(self) -> bool:
         got = wire.read_message(self._control)
@@ -99,60 +91,54 @@ class _Helper:
             return False
         message, fds = got
         if message["op"] == "run":
-            self._order = _Order(message, message.pop("argument"))
+            self._prepare(_Order(message, message.pop("argument")))
         elif message["op"] == "seat" and self._order is not None:
-            self._order.seats.append(fds)
-            if len(self._order.seats) == self._order.terms["ranks"]:
-                order, self._order = self._order, None
-                self._fork_all(order)
-        elif message["op"] == "again" and self._ran is not None:
-            order, shared = self._ran
-            born = {key: message[key] for key in ("epoch", "joins")}
-            again = _Order(order.terms | born, order.argument | message["settled"])
-            self._fork({message["rank"]: fds}, again, shared)
+            self._fork(message, fds, self._order)
+        else:
+            _close([fds])
         return True
 
-    def _fork_all(self, order: _Order) -> None:
+    def _prepare(self, order: _Order) -> None:
+        """What all ranks share, before the first is forked."""
         try:
             prepare = getattr(self._module, "prepare", None)
-            shared = prepare(order.argument) if prepare is not None else None
+            order.shared = prepare(order.argument) if prepare is not None else None
         except BaseException as error:  # the supervisor reports it
+            self._order = None
             self._say(op="failed", error=crossing.describe(error))
-            _close(order.seats)
             return
+        _close(self._order.shelves if self._order is not None else [])
+        gc.unfreeze()
         gc.collect()
         gc.freeze()  # the children share these pages; a collection would write to all of them
-        _close(self._shelves)
-        self._shelves = [_shelf() if order.terms["recovers"] else [] for _ in order.seats]
-        self._fork(dict(enumerate(order.seats)), order, shared)
-        gc.unfreeze()
-        self._ran = (order, shared)
-        self._say(op="forked", threads=threads_alive())
+        order.shelves = [_shelf() if order.terms["recovers"] else [] for _ in range(order.terms["room"])]
+        self._order = order
+        self._say(op="prepared", threads=threads_alive())
 
-    def _fork(self, seats: dict[int, list[int]], order: _Order, shared: Any) -> None:
-        """Ranks for these seats: the ends of the sockets of each, by its number."""
+    def _fork(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
+        """A rank. ends: its own of its lines."""
         sys.stdout.flush()
         sys.stderr.flush()
-        for rank in seats:
-            pid = os.fork()
-            if pid == 0:
-                self._become(rank, seats, order, shared)
-            pidfd = os.pidfd_open(pid)
-            self._children[pidfd] = (pid, rank)
-            self._say((pidfd,), op="born", rank=rank, pid=pid)
-        _close(list(seats.values()))
+        pid = os.fork()
+        if pid == 0:
+            self._become(message, ends, order)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = (pid, message["seat"])
+        self._say((pidfd,), op="born", seat=message["seat"], pid=pid)
+        _close([ends])
 
-    def _become(self, rank: int, seats: dict[int, list[int]], order: _Order, shared: Any) -> None:
-        """In the child: keep our own sockets only, and never come back into the loop above."""
+    def _become(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
+        """In the child: keep our own files only, and never come back into the loop above."""
         try:
             die_with(self._pid, self._libc)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            _close([seat for other, seat in seats.items() if other != rank])
-            _close([shelf for other, shelf in enumerate(self._shelves) if other != rank])
-            seat = self._rank.SeatEnds(rank, *seats[rank], shelf=tuple(self._shelves[rank]))
-            self._rank.live(seat, order.terms, self._entry, order.argument, shared)
+            index = message["index"]
+            _close([shelf for other, shelf in enumerate(order.shelves) if other != index])
+            seat = self._rank.SeatEnds(message["rank"], *ends, shelf=tuple(order.shelves[index]))
+            argument = order.argument | message.get("settled", {})
+            self._rank.live(seat, order.terms | message, self._entry, argument, order.shared)
         finally:
             os._exit(1)
 

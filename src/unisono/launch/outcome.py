@@ -34,3 +34,8 @@ def helper_killed(host: str) -> UnisonoError:
         host=host,
         code="R02",
     )
+
+
+def of_helper(outcome: Outcome) -> bool:
+    """Whether a run ended by that error: no rank is to blame."""
+    return outcome.error is not None and (outcome.error.code, outcome.error.rank) == ("R02", None)

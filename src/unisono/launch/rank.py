@@ -27,7 +27,7 @@ from unisono.launch.rank_store import SocketStore
 from unisono.launch.signals import TO_RANKS, at_once, meant
 from unisono.launch.stand import PRINT
 from unisono.spec.errors import UnisonoError, UsageError
-from unisono.spec.rendezvous import Rendezvous
+from unisono.spec.rendezvous import RankMeeting, Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
 
@@ -64,14 +64,14 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         backend = _backend(order, channel)
         if backend is None:
             return
-        epoch = order.get("epoch", 0)
+        epoch = order["epoch"]
         limit = timedelta(seconds=margin(order["timeout"]))
         store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
         ctx = RankContext(
             rank=seat.rank,
-            world=order["ranks"],
-            local_rank=seat.rank,
-            local_world=order["ranks"],
+            world=order["world"],
+            local_rank=order["local_rank"],
+            local_world=order["local_world"],
             host=socket.gethostname(),
             threads=order["threads"],
             backend=backend.name,
@@ -80,15 +80,15 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
             run_token=order["token"],
             means=means(backend, route),
             epoch=epoch,
-            rendezvous=Rendezvous(epoch, store) if order.get("joins") else None,
+            rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
             shelf=seat.shelf,
         )
         if ctx.backend == "gloo":
             remember_few_collectives(os.environ)
         if seat.rank == 0 and backend.note:
             channel.send("note", text=backend.note)
-        watch = partial(Lookout, ctx.rank, ctx.world, ctx.host, pace=pace, ended=partial(_hung, channel))
-        meetings = _Meetings(store, watch)
+        watch = partial(Lookout, host=ctx.host, pace=pace, ended=partial(_hung, channel))
+        meetings = _Meetings(RankMeeting.of(order), store, watch)
         ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
         if order["recovers"]:
             channel.recover(epoch, meetings.away, meetings.anew)
@@ -106,11 +106,15 @@ def _keys(epoch: int) -> str:
 class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it."""
 
-    def __init__(self, store: SocketStore, watch: Callable[..., Lookout]) -> None:
-        self.store, self._watch = store, watch
-        self.lookout = watch(store=store)
+    def __init__(self, meeting: RankMeeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
+        self.store, self.watch = store, watch
+        self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
         self._spared = parting.sockets()
+
+    def looks(self, meeting: RankMeeting) -> Lookout:
+        alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
+        return self.watch(meeting.rank, 1 if alone else meeting.world, store=self.store)
 
     def appear(self, run: str, folder: Path) -> None:
         """As `Lookout.appear`, of the one of the time."""
@@ -123,12 +127,13 @@ class _Meetings:
         self.store.end()
         parting.cut(self._spared)
 
-    def anew(self, epoch: int) -> SocketStore:
-        """The store of an epoch, with a lookout over it."""
+    def anew(self, meeting: RankMeeting) -> SocketStore:
+        """The store of a meeting, with a lookout over it."""
         parting.cut(self._spared)  # again: some may have been made since
         parting.forget()
-        self.store = self.store.anew(_keys(epoch))
-        self.lookout = self._watch(store=self.store)
+        self.store = self.store.anew(_keys(meeting.epoch))
+        _tell_environment(meeting)
+        self.lookout = self.looks(meeting)
         if self._appears is not None:
             self.lookout.appear(*self._appears)
         return self.store
@@ -163,7 +168,7 @@ def _play(
 def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
     """What suits the ranks of this host; None where what was asked for cannot be had, which is reported."""
     try:
-        return choose(order["backend"], order["ranks"], equipment())
+        return choose(order["backend"], order["local_world"], equipment())
     except UsageError as error:
         channel.farewell("error", error=crossing.describe(error))
         return None
@@ -188,15 +193,21 @@ def _settle_in(seat: SeatEnds, order: dict[str, Any]) -> transport.Route:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable(file=2)  # a segfault leaves its stack
     faulthandler.register(PRINT, file=2, all_threads=False)  # and so does a hang, when asked
-    os.environ.update(
-        RANK=str(seat.rank),
-        WORLD_SIZE=str(order["ranks"]),
-        LOCAL_RANK=str(seat.rank),
-        LOCAL_WORLD_SIZE=str(order["ranks"]),
-    )
-    # Neither Gloo nor NCCL then listens where other hosts could knock.
-    route = transport.choose((), (), True, os.environ)
+    _tell_environment(RankMeeting.of(order))
+    # On one host neither Gloo nor NCCL then listens where others could knock.
+    one, leads = not order["leads"], transport.leading_to(order["leads"]) if order["leads"] else ()
+    route = transport.choose(() if one else transport.transports(), leads, one, os.environ, order["leads"])
     os.environ.update(route.settings)
     torch.set_num_threads(order["threads"])
     keep_freed_memory(os.environ)
     return route
+
+
+def _tell_environment(meeting: RankMeeting) -> None:
+    """What a user's code may read, by torchrun's names."""
+    os.environ.update(
+        RANK=str(meeting.rank),
+        WORLD_SIZE=str(meeting.world),
+        LOCAL_RANK=str(meeting.local_rank),
+        LOCAL_WORLD_SIZE=str(meeting.local_world),
+    )

@@ -27,9 +27,9 @@ from unisono.launch.context import Channel, Ending, PrintChannel, RankContext, f
 from unisono.launch.entry import find
 from unisono.launch.env import Started
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
-from unisono.launch.helper import die_with
 from unisono.launch.outcome import Outcome
 from unisono.launch.pace import StepPace, margin
+from unisono.launch.parent import die_with
 from unisono.launch.rank import equipment, means
 from unisono.launch.rank_calls import Ledger
 from unisono.launch.rank_lookout import Lookout

@@ -39,6 +39,7 @@ class Recovery:
     _tries: int = 0
     _since: dict[int, float] = field(default_factory=dict)
     _hung: set[tuple[int, int]] = field(default_factory=set)
+    _looked: float = float("-inf")
 
     def stepped(self, step: int) -> None:
         """The run has made so many steps."""
@@ -55,11 +56,13 @@ class Recovery:
         self._hung.add((rank, self._step))
         return self.may() and not again
 
-    def change(self, anew: bool = False) -> int:
-        """Ranks were lost: the next epoch begins. anew: all are started together. Returns it."""
+    def change(self, ranks: int | None = None, anew: bool = False, planned: bool = False) -> int:
+        """The next epoch begins, of so many ranks. anew: all are started together. planned: nothing was lost. Returns
+        it."""
         self.epoch += 1
-        self.changes += 1
-        self._tries += 1
+        self.ranks = ranks or self.ranks
+        self.changes += not planned
+        self._tries += not planned
         self.begun = self.begun and not anew
         self._ready.clear()
         self._since.clear()
@@ -72,6 +75,18 @@ class Recovery:
         done = len(self._ready) == self.ranks
         self.begun = self.begun or done
         return done and known < self.ranks
+
+    def next_look(self) -> float:
+        """When to look at whether ranks are stopped, in seconds of the clock that `looks` is told."""
+        return self._looked + LOOK_EVERY
+
+    def looks(self, now: float) -> bool:
+        """Whether it is time for that; then it is done until the next time. Not at each word of a rank: a look takes
+        longer than an answer."""
+        if now < self.next_look():
+            return False
+        self._looked = now
+        return True
 
     def stands(self, rank: int, stopped: bool, now: float) -> bool:
         """Whether a rank, stopped by a signal or not, has been so for too long. now: seconds."""

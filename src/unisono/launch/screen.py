@@ -26,7 +26,10 @@ def changed(event: Mapping[str, Any]) -> str:
     """A change of a run's ranks, for a person: who was lost, or that all have met again."""
     if "met" in event:
         return f"all ranks have met again, after step {event['met']}"
-    lost = "; ".join(f"rank {rank} was lost ({how})" for rank, how in event["lost"].items())
+    if event.get("why"):
+        return f"going on with {event['ranks']} ranks under {event['plan']}: {event['why']}"
+    who = {one: f"the {one}" if one == "helper" else f"rank {one}" for one in event["lost"]}
+    lost = "; ".join(f"{who[one]} was lost ({how})" for one, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"
     return f"{lost or 'ranks lost each other'}: {new}"
 
@@ -81,6 +84,13 @@ class Screen:
             case "stopping":
                 how = " (Ctrl-C again: stop now)" if event["how"] == "interrupt" else ""
                 self.say(f"stopping after this step, then saving{how}")
+            case "host":
+                came = event.get("came")
+                self._note(
+                    f"host {came} has come, with room for {event['room']}"
+                    if came
+                    else f"host {event['gone']} is gone"
+                )
             case "members":
                 self._note(changed(event))
             case "imported":

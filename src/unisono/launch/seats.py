@@ -10,7 +10,8 @@ from typing import Any
 
 from unisono.launch import wire
 from unisono.launch.crossing import Record
-from unisono.launch.stand import Stand, from_dump, process_state
+from unisono.launch.hosts import Process, RankHost
+from unisono.launch.stand import Stand, from_dump
 
 # Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)
@@ -18,23 +19,27 @@ _CHATTER = ("[Gloo] Rank ",)
 
 @dataclass
 class Seat:
-    """heard: when its last event came, in seconds of a monotonic clock. status: exit status (negative: signal), None
-    while it lives."""
+    """number: of the seat among all of a run. rank: that it has in the present epoch. host, index: where it is, and its
+    place there. heard: when its last event came, in seconds of a monotonic clock. status: exit status (negative:
+    signal), None while it lives."""
 
+    number: int
     rank: int
+    host: RankHost
+    index: int
     store: socket.socket
     events: socket.socket
     output: int
     heard: float
     store_frames: wire.Frames = field(default_factory=wire.Frames)
     event_frames: wire.Frames = field(default_factory=wire.Frames)
-    pid: int | None = None
-    pidfd: int | None = None
+    process: Process | None = None
     finished: bool = False
     result: dict[str, Any] | None = None
     error: Record | None = None
     status: int | None = None
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    paused: int = -1  # the epoch in which it has ended its step, to meet anew
     owed: bytearray = field(default_factory=bytearray)  # answers of the store
     _rest: bytes = b""
 
@@ -48,15 +53,14 @@ class Seat:
             self.events.send(wire.frame(wire.dumps({"kind": kind, **fields})), socket.MSG_DONTWAIT)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        if self.pidfd is not None and self.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+        if self.process is not None and self.status is None:
+            self.process.kill(number)
 
-    def stands(self, host: str) -> Stand:
+    def stands(self) -> Stand:
         """What it wrote when it was asked where it stands; where it wrote nothing, what the kernel says."""
-        seen = from_dump(self.rank, list(self.lines), host=host)
-        stopped = seen.state == "silent" and process_state(self.pid or 0) in ("T", "t")
-        return Stand(self.rank, "stopped", host) if stopped else seen
+        seen = from_dump(self.rank, list(self.lines), host=self.host.name)
+        stopped = seen.state == "silent" and self.process is not None and self.process.is_stopped()
+        return Stand(self.rank, "stopped", self.host.name) if stopped else seen
 
     def hear(self) -> list[dict[str, Any]] | None:
         """Events that the next piece of what has come completes; None when nothing has come."""
@@ -101,14 +105,14 @@ class Seat:
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it."""
-        return self.pid is not None and self.status is None and process_state(self.pid) == "T"
+        return self.process is not None and self.status is None and self.process.is_stopped()
 
     def close(self) -> None:
         self.store.close()
         self.events.close()
         os.close(self.output)
-        if self.pidfd is not None:
-            os.close(self.pidfd)
+        if self.process is not None:
+            self.process.close()
 
 
 def _receive(sock: socket.socket) -> bytes:
@@ -118,11 +122,10 @@ def _receive(sock: socket.socket) -> bytes:
         return b""
 
 
-def seat_pair(rank: int, now: float) -> tuple[Seat, list[int]]:
-    """A seat, and the file descriptors of the rank's own ends: store, events, output."""
+def ends() -> tuple[tuple[socket.socket, socket.socket, int], list[int]]:
+    """A seat's own ends of its lines, and the descriptors of the rank's: store, events, output."""
     store_ours, store_theirs = socket.socketpair()
     events_ours, events_theirs = socket.socketpair()
     reads, writes = os.pipe()
     os.set_blocking(reads, False)
-    seat = Seat(rank, store_ours, events_ours, reads, now)
-    return seat, [store_theirs.detach(), events_theirs.detach(), writes]
+    return (store_ours, events_ours, reads), [store_theirs.detach(), events_theirs.detach(), writes]

@@ -5,209 +5,213 @@ first true failure is found among the echoes it causes, and the rest are killed.
 nothing in a run folder is written in place, and quick because a rank inside a collective hears no milder signal.
 """
 
-import contextlib
-import os
-import select
-import selectors
 import signal
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unisono.launch import crossing, verdict, wire
+from unisono.launch import crossing, verdict
+from unisono.launch.advice import Adviser
+from unisono.launch.changes import Changes, OnEvent
+from unisono.launch.company import Company
+from unisono.launch.crew import Crew
+from unisono.launch.far_host import BEAT
+from unisono.launch.hosts import Message, RankHost
 from unisono.launch.outcome import Outcome, ended, helper_killed
 from unisono.launch.pace import StepPace
-from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, LOOK_EVERY, STACK_GRACE, Recovery
-from unisono.launch.seats import Seat, seat_pair
+from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
+from unisono.launch.seats import Seat
 from unisono.launch.signals import Signals, meant
 from unisono.launch.stand import PRINT
-from unisono.launch.store import StoreServer
+from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
-
-OnEvent = Callable[[int, dict[str, Any]], None]
 
 
 @dataclass
 class Supervision:
-    """State of one run; `control` leads to the helper, `abandon` kills it, `pace` says how long ranks may be silent,
-    `grace` within how many seconds of a SIGTERM they are gone. recovery: where ranks that are lost are replaced."""
+    """State of one run. pace: how long ranks may be silent. grace: within how many seconds of a SIGTERM they are gone.
+    recovery: where ranks that are lost are replaced. company: other hosts. adviser: whom to ask for a better spread."""
 
-    control: socket.socket
-    ranks: int
     on_event: OnEvent
     pace: StepPace
     host: str
-    abandon: Callable[[], None]
     recovery: Recovery | None = None
     grace: float | None = None
-    seats: list[Seat] = field(default_factory=list)
-    settled: dict[str, Any] = field(
-        default_factory=dict
-    )  # of the argument, what ranks agreed on at their start
-    store: StoreServer = field(default_factory=StoreServer)
+    company: Company | None = None
+    adviser: Adviser | None = None
     failures: list[verdict.Failure] = field(default_factory=list)
     stopped: str = ""
-    helper_gone: bool = False
     unborn: crossing.Record | None = None
     hung: bool = False
+    _begun: bool = False
+    _helper_gone: bool = False
     _judged: UnisonoError | None = None
     _ending: bool = False
     _deadline: float | None = None
     _grace_ends: float | None = None
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
-    def order(self, terms: dict[str, Any], argument: dict[str, Any]) -> None:
-        """Ask the helper for the ranks. Raises ConnectionError when it has gone; `watch` then says why."""
-        wire.send_message(self.control, {"op": "run", "argument": argument, **terms})
-        for rank in range(self.ranks):
-            self.seats.append(self._send_seat({"op": "seat", "rank": rank}))
+    def __post_init__(self) -> None:
+        self.board = Switchboard(self._heard, self._printed)
+        self.changes: Changes | None = None
 
-    def _send_seat(self, message: dict[str, Any]) -> Seat:
-        """A seat for the message's rank, whose ends go to the helper with it."""
-        seat, theirs = seat_pair(message["rank"], time.monotonic())
+    def watch(self, crew: Crew, signals: Signals) -> Outcome:
+        """Start the ranks, serve and watch them until all are gone; whatever happens here, none of them stays."""
+        self.crew = crew
+        self.board.watch(signals, lambda: self._signalled(signals))
+        for number, host in crew.hosts.items():
+            self._join(number, host)
+        if self.company is not None:
+            self.board.watch(self.company.reception, self._receive)
+        if self.recovery is not None:
+            tell = lambda event: self.on_event(-1, event)
+            self.changes = changes = Changes(crew, self.recovery, tell, self.adviser)
+            if self.adviser is not None:
+                self.board.watch(self.adviser, changes.advised)
         try:
-            wire.send_message(self.control, message, theirs)
-        finally:
-            for fd in theirs:
-                os.close(fd)
-        return seat
-
-    def watch(self, signals: Signals) -> Outcome:
-        """Serve and watch the ranks until all are gone; whatever happens here, none of them stays."""
-        watch = self._selector.register
-        watch(self.control, selectors.EVENT_READ, self._hear_helper)
-        watch(signals, selectors.EVENT_READ, lambda: self._signalled(signals))
-        for seat in self.seats:
-            self._watch_seat(seat)
-        try:
+            self._begin()
             while not self._over():
-                for key, _ in self._selector.select(self._patience()):
-                    key.data()
+                self.board.turn(self._patience())
                 self._mind_the_time()
             return self._outcome()
         finally:
             self.on_event = lambda rank, event: None
             self._take_down()
             while not self._over():  # an error of our own: still nobody is left behind
-                self._hear_helper()
-            self._selector.close()
-            for seat in self.seats:
-                seat.close()
+                self.board.turn(None)
+            for host in crew.hosts.values():
+                self.board.forget(host)
+                if host.far and not self._helper_gone:  # else another helper follows, and it comes again
+                    host.abandon()
+                host.close()
+            self.board.close()
 
-    def _watch_seat(self, seat: Seat) -> None:
-        watch = self._selector.register
-        watch(seat.events, selectors.EVENT_READ, lambda: self._hear(seat))
-        watch(seat.store, selectors.EVENT_READ, lambda: self._serve(seat))
-        watch(seat.output, selectors.EVENT_READ, lambda: self._relay(seat))
+    def _join(self, number: int, host: RankHost) -> None:
+        """A host is there: its helper is heard, and reads the data."""
+        self.board.watch(host, lambda: self._hear_helper(number, host))
+        try:
+            self.crew.prepare(host)
+        except OSError:
+            return  # its helper has gone, which is found where it is heard; it may have left word why
+
+    def _receive(self) -> None:
+        """Hosts that come, the first time or again."""
+        for host in self.company.reception.turn() if self.company is not None else ():
+            number = self.crew.number_of(host.name)
+            if number in self.crew.hosts:
+                self._host_lost(number)  # it has noticed sooner than we have
+            self.crew.hosts[number] = host
+            self.on_event(-1, {"kind": "host", "came": host.name, "room": host.room, "address": host.address})
+            self._join(number, host)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Ask for the ranks, once there are room for all of them."""
+        if not self._begun and sum(self.crew.room.values()) >= self.crew.spread.ranks:
+            self._begun = True
+            try:
+                self.crew.begin(self.recovery.epoch if self.recovery is not None else 0)
+            except OSError:
+                return  # as above
 
     def _over(self) -> bool:
         if self.unborn is not None:
             return True
-        if self.helper_gone:  # its ranks die with it; their pidfds say when
-            for seat in self.seats:
-                if seat.pidfd is not None and seat.status is None:
-                    select.select([seat.pidfd], [], [])
+        if self._helper_gone:  # its ranks die with it; the kernel says when
+            for seat in self.crew.everyone():
+                if seat.status is None and seat.process is not None:
+                    seat.process.ended()
                     seat.status = -signal.SIGKILL
             return True
-        return len(self.seats) == self.ranks and all(seat.status is not None for seat in self.seats)
+        if not self._begun:
+            return self._ending
+        whole = len(self.crew.seats) == self.crew.spread.ranks
+        return whole and all(seat.status is not None for seat in self.crew.everyone())
 
     # What comes in.
 
-    def _hear_helper(self) -> None:
-        try:
-            got = wire.read_message(self.control)
-        except OSError:
-            got = None
-        if got is None:
-            self.helper_gone = True
-            self._selector.unregister(self.control)
+    def _hear_helper(self, number: int, host: RankHost) -> None:
+        said = host.hear()
+        if said is None:
+            self.board.forget(host)
+            if number == 0:
+                self._helper_gone = True
+            else:
+                self._host_lost(number)
             return
-        message, fds = got
+        for message, files in said:
+            self._obey_helper(number, host, message, files)
+
+    def _obey_helper(self, number: int, host: RankHost, message: Message, files: Sequence[int]) -> None:
         match message["op"]:
             case "born":
-                seat = self.seats[message["rank"]]
-                seat.pid, seat.pidfd, seat.heard = message["pid"], fds[0], time.monotonic()
-                if self._ending:
-                    seat.kill()
+                process, seat = host.process(message, files), self.crew.seat(message["seat"])
+                if seat is None or self._ending:
+                    process.kill(signal.SIGKILL)
+                if seat is None:
+                    process.close()
+                    return
+                seat.process, seat.heard = process, time.monotonic()
             case "exit":
-                seat = self.seats[message["rank"]]
-                if seat.pid == message["pid"]:  # else one whose place is taken already
+                seat = self.crew.seat(message["seat"])
+                if seat is not None and seat.status is None:  # else one whose place is taken already
                     self._buried(seat, message["status"])
             case "failed":
                 self.unborn = message["error"]
+            case "prepared":
+                host.prepared = True
+                host.probe()
+                if self._begun and self.changes is not None:
+                    self.changes.grow()
             case op:
                 self.on_event(-1, {"kind": op, **message})
 
-    def _hear(self, seat: Seat) -> bool:
-        """Take in some of what a rank says; False when nothing lies there."""
-        events = seat.hear()
-        for event in events or ():
-            seat.heard = time.monotonic()
-            match event.get("kind"):
-                case "result":
-                    seat.finished, seat.result = True, event["value"]
-                case "error":
-                    seat.error = event["error"]
-                    self._failed(verdict.Failure(seat.rank, seat.error))
-                case "asked":
-                    self._stop(event["how"])
-                case "drained":
-                    if seat.rank == 0:  # whose part comes last
-                        self._judge(Stopped(event["text"]))
-                case "hang":
-                    self._hung(crossing.revive(event["error"], None, self.host))
-                case "lost":
-                    self._missed(event["epoch"])
-                case kind:
-                    self._train(seat, kind, event)
-                    self.on_event(seat.rank, event)
-        self._let_go()
-        return events is not None
+    def _heard(self, seat: Seat, event: dict[str, Any]) -> None:
+        seat.heard = time.monotonic()
+        match event.get("kind"):
+            case "result":
+                seat.finished, seat.result = True, event["value"]
+                self._let_go()
+            case "error":
+                seat.error = event["error"]
+                self._failed(verdict.Failure(seat.rank, seat.error))
+                self._let_go()
+            case "asked":
+                self._stop(event["how"])
+            case "drained":
+                if seat.rank == 0:  # whose part comes last
+                    self._judge(Stopped(event["text"]))
+            case "hang":
+                self._hung(crossing.revive(event["error"], None, self.host))
+            case "lost":
+                self._missed(event["epoch"])
+            case "paused":
+                if self.changes is not None and self.changes.paused(seat, event["epoch"]):
+                    self._lose([])
+            case kind:
+                self._train(seat, kind, event)
+                self.on_event(seat.rank, event)
+
+    def _printed(self, seat: Seat, line: str) -> None:
+        if not self.hung:
+            self.on_event(seat.rank, {"kind": "output", "text": line})
 
     def _let_go(self) -> None:
-        if all(seat.reported() for seat in self.seats):
-            for seat in self.seats:
+        """Ranks that only handed over what they held leave as soon as they have; the others together."""
+        for seat in self.crew.leaving:
+            if seat.reported():
                 seat.tell("leave")
-
-    def _serve(self, seat: Seat) -> None:
-        for request in seat.asked():
-            self._reply(self.store.handle(seat.rank, request))
-        self._push(seat)
-
-    def _reply(self, answers: list[tuple[int, list[bytes]]]) -> None:
-        for who, fields in answers:
-            self.seats[who].owed += wire.frame(wire.join(fields))
-            self._push(self.seats[who])
-
-    def _push(self, seat: Seat) -> None:
-        """Send what the store owes a rank, as much as it takes; the rest when it reads on, so that nobody waits."""
-        waits = selectors.EVENT_WRITE if seat.pay() else 0
-        with contextlib.suppress(KeyError, ValueError):  # it is gone
-            key = self._selector.get_key(seat.store)
-            if key.events != selectors.EVENT_READ | waits:
-                self._selector.modify(seat.store, selectors.EVENT_READ | waits, key.data)
-
-    def _relay(self, seat: Seat, last: bool = False) -> None:
-        lines, more = seat.printed(last)
-        for line in lines:
-            if not self.hung:
-                self.on_event(seat.rank, {"kind": "output", "text": line})
-        if last or not more:
-            self._forget(seat.output)
+        if all(seat.reported() for seat in self.crew.seats):
+            for seat in self.crew.seats:
+                seat.tell("leave")
 
     def _buried(self, seat: Seat, status: int) -> None:
         """A rank is gone: hear its last words first, they may still lie in the sockets."""
         seat.status = status
-        while self._hear(seat):
-            pass
-        self._relay(seat, last=True)
-        for sock in (seat.events, seat.store):
-            self._forget(sock)
+        self.board.last_words(seat)
         if not seat.reported() and not self._ending:
             failure = verdict.Failure(seat.rank, None, status)
-            if self.recovery is not None and self.seats[0].finished:
+            if self.recovery is not None and self.crew.seats[0].finished:
                 seat.finished = True  # all is done and said
                 self._let_go()
             elif self._replaceable(status):
@@ -215,20 +219,32 @@ class Supervision:
             else:
                 self._failed(failure)
 
-    def _forget(self, file: socket.socket | int) -> None:
-        try:
-            self._selector.unregister(file)
-        except KeyError:
-            pass
+    def _host_lost(self, number: int) -> None:
+        """A host, and all ranks there at once."""
+        host = self.crew.hosts[number]
+        self.board.forget(host)
+        name = host.name
+        lost = [seat for seat in self.crew.host_gone(number) if seat in self.crew.seats]
+        host.close()
+        self.on_event(-1, {"kind": "host", "gone": name})
+        if not lost or self._ending or not self._begun:
+            return
+        failures = [verdict.Failure(seat.rank, None, -signal.SIGKILL) for seat in lost]
+        if self._replaceable(-signal.SIGKILL):
+            self._lose(failures, f"host {name} is gone")
+        else:
+            for failure in failures:
+                self._failed(failure)
 
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():
             twice = self.stopped == "interrupt" and number == signal.SIGINT
             how = meant(number)
-            if not all(seat.pid is not None for seat in self.seats):
+            if not self._begun or not all(seat.process is not None for seat in self.crew.seats):
                 self.stopped, kind = how, Interrupted if number == signal.SIGINT else Stopped
                 self._judge(kind("stopped before the ranks had started"))
-                self.abandon()  # it may be importing for seconds yet
+                for host in self.crew.hosts.values():
+                    host.abandon()  # it may be importing for seconds yet
             elif twice:
                 self._judge(Interrupted("stopped at once"))
             else:
@@ -239,7 +255,8 @@ class Supervision:
         if not self.stopped:
             self.on_event(-1, {"kind": "stopping", "how": how})
         self.stopped = self.stopped or how
-        for seat in self.seats:
+        self.crew.stopped = True
+        for seat in self.crew.seats:
             for word in ("stop", "hurry") if how == "terminate" else ("stop",):
                 seat.tell(word)
         if how == "terminate" and self.grace is not None and self._grace_ends is None:
@@ -249,11 +266,11 @@ class Supervision:
 
     def _replaceable(self, status: int) -> bool:
         return (
-            self.recovery is not None
+            self.changes is not None
             and status < 0
             and all(failure.echo for failure in self.failures)
-            and not self.helper_gone
-            and self.recovery.may()
+            and not self._helper_gone
+            and self.changes.possible()
         )
 
     def _train(self, seat: Seat, kind: str | None, event: dict[str, Any]) -> None:
@@ -261,13 +278,9 @@ class Supervision:
         if kind == "step" and seat.rank == 0:
             self.pace.stepped(event["step"])
         if kind == "settled":
-            self.settled = event["argument"]
-        if self.recovery is None:
-            return
-        if kind == "step":
-            self.recovery.stepped(event["step"])
-        if kind == "ready" and self.recovery.ready(seat.rank) and self.recovery.epoch:
-            self.on_event(-1, {"kind": "members", "epoch": self.recovery.epoch, "met": event["step"]})
+            self.crew.settled = event["argument"]
+        if self.changes is not None:
+            self.changes.heard(seat, kind, event)
 
     def _missed(self, epoch: int) -> None:
         """A rank misses another. If nobody turns out to be dead, a connection was cut: then all meet anew too."""
@@ -280,45 +293,17 @@ class Supervision:
         recovery = self.recovery if self._replaceable(-signal.SIGKILL) else None
         if error.code == "H01" and who is not None and recovery is not None and recovery.may_hang(who):
             self.on_event(-1, {"kind": "note", "text": error.what})
-            self.seats[who].kill()
+            self.crew.seats[who].kill()
             return
         self.hung = True
         self._judge(error)
 
-    def _lose(self, lost: list[verdict.Failure]) -> None:
-        """New processes take the places of those that are lost, and all ranks meet anew. If the others cannot, since
-        they have not begun or have ended, all ranks begin anew, from the newest checkpoint."""
-        recovery = self.recovery
-        if recovery is None:
-            return
-        joins = recovery.begun and not any(seat.reported() for seat in self.seats)
-        epoch = recovery.change(anew=not joins)
-        self._deadline = None
-        self.failures.clear()
-        self._reply(self.store.interrupt())
-        gone = {failure.rank for failure in lost}
-        if not joins:
-            for seat in self.seats:
-                seat.kill()
-            gone = set(range(self.ranks))
-        why = {one.rank: verdict.how_died(one.status) for one in lost}
-        self.on_event(-1, {"kind": "members", "epoch": epoch, "lost": why, "born": sorted(gone)})
-        for seat in self.seats:
-            if seat.rank not in gone:
-                seat.tell("regroup", epoch=epoch)
-        for rank in sorted(gone):
-            self._replace(rank, {"epoch": epoch, "joins": joins, "settled": self.settled if joins else {}})
-
-    def _replace(self, rank: int, terms: dict[str, Any]) -> None:
-        old = self.seats[rank]
-        for file in (old.events, old.store, old.output):
-            self._forget(file)
-        old.close()
-        with contextlib.suppress(ConnectionError):  # the helper has gone: `watch` will find that
-            self.seats[rank] = seat = self._send_seat({"op": "again", "rank": rank, **terms})
-            self._watch_seat(seat)
-            if self.stopped:
-                seat.tell("stop")
+    def _lose(self, lost: list[verdict.Failure], why: str = "") -> None:
+        """All ranks meet anew; see `Changes.meet`."""
+        if self.changes is not None:
+            self._deadline = None
+            self.failures.clear()
+            self.changes.meet(lost, why)
 
     # What follows from it.
 
@@ -332,21 +317,25 @@ class Supervision:
 
     def _patience(self) -> float | None:
         """Seconds until something is due, None for never."""
-        due = [self.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
+        due = [self.board.store.next_deadline(), self._deadline, self._silence_ends(), self._grace_ends]
         if self.recovery is not None and not self._ending:
-            due.append(time.monotonic() + LOOK_EVERY)
+            due.append(self.recovery.next_look())
+        if self.company is not None:
+            due += [time.monotonic() + BEAT, self.company.next_deadline(self._begun)]
         times = [time_ for time_ in due if time_ is not None]
         return max(0.0, min(times) - time.monotonic()) if times else None
 
     def _silence_ends(self) -> float | None:
         if self.hung or self._judged is not None:
             return None
-        heard = [seat.heard for seat in self.seats if not seat.reported() and seat.pid is not None]
+        heard = [seat.heard for seat in self.crew.seats if not seat.reported() and seat.process is not None]
         return min(heard) + self.pace.silence() if heard else None
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
-        self._reply(self.store.expire())
+        self.board.mind_the_time()
+        if self.company is not None:
+            self._mind_hosts(self.company, now)
         if self._grace_ends is not None and self._grace_ends <= now:
             self._grace_ends = None
             self._judge(self._judged or Stopped(out_of_grace(self.grace or 0.0)))
@@ -357,8 +346,8 @@ class Supervision:
             for seat in self._unfinished():
                 seat.lines.clear()
                 seat.kill(PRINT)  # faulthandler writes the stack to the rank's output
-        if self.recovery is not None and not self._ending:
-            for seat in self.seats:
+        if self.recovery is not None and not self._ending and self.recovery.looks(now):
+            for seat in self.crew.seats:
                 if self.recovery.stands(seat.rank, seat.is_stopped(), now):
                     seat.kill()
         if self._deadline is not None and self._deadline <= now and self._judged is None:
@@ -367,16 +356,25 @@ class Supervision:
             else:
                 self._judge(self._find_error())
 
+    def _mind_hosts(self, company: Company, now: float) -> None:
+        for number, host in list(self.crew.hosts.items()):
+            if not host.beat(now):
+                self._host_lost(number)
+        company.reception.expire()
+        if not self._begun and not self._ending and (error := company.missing(self.crew.hosts.values(), now)):
+            self._judge(error)
+
     def _unfinished(self) -> list[Seat]:
-        return [seat for seat in self.seats if not seat.reported() and seat.status is None]
+        return [seat for seat in self.crew.seats if not seat.reported() and seat.status is None]
 
     def _find_error(self) -> UnisonoError:
         if not self.failures:
-            return verdict.hang([seat.stands(self.host) for seat in self._unfinished()], self.pace.silence())
+            return verdict.hang([seat.stands() for seat in self._unfinished()], self.pace.silence())
         failure = verdict.culprit(self.failures)
         alike = verdict.alike(failure, self.failures)
-        others = [seat.rank for seat in self.seats if seat.rank not in alike]
-        return verdict.judge(failure, alike, others, self.host, self.seats[failure.rank].lines)
+        others = [seat.rank for seat in self.crew.seats if seat.rank not in alike]
+        seat = self.crew.seats[failure.rank]
+        return verdict.judge(failure, alike, others, seat.host.name, seat.lines)
 
     def _judge(self, error: UnisonoError) -> None:
         self._judged = error
@@ -384,17 +382,19 @@ class Supervision:
 
     def _take_down(self) -> None:
         self._ending = True
-        for seat in self.seats:
+        for seat in self.crew.everyone():
             seat.kill()
 
     def _outcome(self) -> Outcome:
-        results = [seat.result for seat in self.seats] + [None] * (self.ranks - len(self.seats))
+        seats, ranks = self.crew.seats, self.crew.spread.ranks
+        results = [seat.result for seat in seats] + [None] * (ranks - len(seats))
         if self.unborn is not None:
             unborn = crossing.revive(self.unborn, None, self.host)
             return Outcome(results, unborn, unborn.exit)
         error = self._judged
-        if error is None and self.failures:
+        if error is None and self._helper_gone and all(failure.echo for failure in self.failures):
+            done = self.recovery is not None and any(seat.finished for seat in seats[:1])
+            error = None if done else helper_killed(self.host)
+        elif error is None and self.failures:
             error = self._find_error()
-        if error is None and self.helper_gone:
-            error = helper_killed(self.host)
         return ended(results, error, self.stopped)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from unisono.observe.metrics import read_steps
+from unisono.observe.metrics import read_lines, read_steps
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
+from unisono.spec.runs import HISTORY
 from unisono.spec.words import is_number
 
 Record = dict[str, Any]
@@ -47,6 +48,7 @@ class RunRecord:
     summary: Record = field(default_factory=dict)
     error: Record = field(default_factory=dict)
     prediction: Record = field(default_factory=dict)
+    history: tuple[Record, ...] = ()
     missing: tuple[str, ...] = ()
 
     @property
@@ -102,6 +104,7 @@ def collect(folder: str | Path) -> RunRecord:
         summary=_json(root / "summary.json", optional),
         error=_json(root / "error.json", optional),
         prediction=_json(root / "prediction.json", optional),
+        history=tuple(_history(root, optional)),
         missing=tuple(missing + [line for line in optional if "absent" not in line]),
     )
 
@@ -110,6 +113,23 @@ def _metrics(root: Path, missing: list[str]) -> list[Record]:
     records, damaged = _try(lambda: read_steps(root / "metrics.jsonl"), ([], 0), "metrics.jsonl", missing)
     _count_damaged("metrics.jsonl", damaged, missing)
     return _by_step(records)
+
+
+def _history(root: Path, missing: list[str]) -> list[Record]:
+    """What happened to the run, in order of time."""
+    records, _ = _try(lambda: read_lines(root / HISTORY), ([], 0), HISTORY, missing)
+    return sorted(filter(_is_change, records), key=lambda line: line["at"])
+
+
+def _is_change(line: Record) -> bool:
+    """Whether all that is read of a line of the history is of its kind."""
+    numbers = (line.get("at"), line.get("step", 0), line.get("ranks", 1))
+    return (
+        all(is_number(number) for number in numbers)
+        and 0 < numbers[2] < 1 << 16
+        and isinstance(line.get("event"), str)
+        and isinstance(line.get("lost", {}), dict)
+    )
 
 
 def _ranks(root: Path, missing: list[str]) -> list[RankFacts]:

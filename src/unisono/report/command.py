@@ -8,6 +8,7 @@ from typing import Any
 from unisono.report import page
 from unisono.report.analyse import analyse, ledger
 from unisono.report.collect import collect
+from unisono.report.membership import changes
 from unisono.spec.runs import run_folder
 
 
@@ -15,9 +16,8 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
     """Write `report.html` and `report.png` into the run folder; also for a folder of runs, meaning its latest.
 
     Options: `png` (default True), `out` (folder to write to instead). Returns `report_html`, `report_png` (None if
-    not wanted), `verdict`, `sent` (the ledger: bytes per step of all ranks), `missing` and `run_dir`.
-    Raises UsageError if there is no run, OSError if the folder
-    cannot be written.
+    not wanted), `verdict`, `sent` (the ledger: bytes per step of all ranks), `members` (who took part, and when),
+    `missing` and `run_dir`. Raises UsageError if there is no run, OSError if the folder cannot be written.
     """
     options = options or {}
     record = collect(run_folder(run_dir))
@@ -33,5 +33,6 @@ def run(run_dir: str | Path, options: Mapping[str, Any] | None = None) -> dict[s
         "verdict": facts.finding.sentence,
         "advice": facts.finding.advice,
         "sent": [asdict(one) for one in ledger(record)],
+        "members": changes(record),
         "missing": list(record.missing),
     }

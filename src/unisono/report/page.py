@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from unisono.observe.files import write_whole
-from unisono.report import analyse, charts, codecs, expected, html, routers, sheet
+from unisono.report import analyse, charts, codecs, expected, html, membership, routers, sheet
 from unisono.report.analyse import STACKED, Analysis
 from unisono.report.collect import Record, RunRecord
 from unisono.spec import words
@@ -23,6 +23,7 @@ def picture(run: RunRecord, facts: Analysis, path: str | Path) -> Path:
     both = expected.beside(run, facts.shares)
     rows = [
         [charts.loss(run), charts.speed(run)],
+        [membership.chart(run)],
         [charts.times(analyse.grouped(facts.shares, charts.TIMELINE_ROWS))] if facts.shares else [],
         [expected.chart(both)] if both else [],
         [charts.timeline(run)],
@@ -40,6 +41,7 @@ def page(run: RunRecord, facts: Analysis) -> str:
         _tiles(run, facts),
         _missing(run),
         _curves(run),
+        membership.section(run),
         routers.section(run),
         _times(facts),
         expected.section(run, facts.shares),

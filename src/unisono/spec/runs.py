@@ -9,6 +9,7 @@ from unisono.spec.errors import UsageError
 
 CHECKPOINTS = "checkpoints"
 CONFIG = "config.resolved.toml"
+HISTORY = "history.jsonl"  # of the run: starts, losses, meetings, ends
 PROOF = "proof.json"  # what `unisono verify RUN` found last
 _MARKS = (CONFIG, "metrics.jsonl", "events", "summary.json", "env.json", "trace")
 

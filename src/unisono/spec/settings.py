@@ -59,13 +59,15 @@ def open_streams() -> None:
 @dataclass(frozen=True, slots=True)
 class Settings:
     """json: stdout belongs to one object. quiet: no progress. color: progress may be coloured. dry_run: say what would
-    run, and run nothing. command: the words of the command line, as a shell would take them."""
+    run, and run nothing. command: the words of the command line, as a shell would take them. is_program: this process
+    is that command alone; nobody's program called it."""
 
     json: bool = False
     quiet: bool = False
     color: bool = False
     dry_run: bool = False
     command: str = ""
+    is_program: bool = False
 
     def say(self, text: str = "") -> None:
         """Data for people, on stdout; none with `json`."""

@@ -44,7 +44,7 @@ from unisono.train.update import update_of
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where this process stands: its rank, the device it computes on, and how collectives are made. scratch: a folder
-    of the run's for what is offloaded to disk."""
+    of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty."""
 
     rank: int
     world: int
@@ -52,17 +52,18 @@ class Place:
     backend: str
     timeout: timedelta
     scratch: Path | None = None
+    speeds: tuple[float, ...] = ()
 
 
-def connect(place: Place, store: dist.Store | None) -> None:
-    """Join the other ranks; a world of one joins nobody."""
-    if place.world == 1:
+def connect(place: Place, store: dist.Store | None, present: int | None = None) -> None:
+    """Join the other ranks; a world of one joins nobody. present: how many meet, if more than train."""
+    if (present or place.world) == 1:
         return
     device = place.device if is_apart(place.device) else None
     dist.init_process_group(
         place.backend,
         rank=place.rank,
-        world_size=place.world,
+        world_size=present or place.world,
         timeout=place.timeout,
         device_id=device,
         store=store,
@@ -93,7 +94,7 @@ def build(
     """A run at step 0 in which all ranks take part. recipe and plan are resolved. filled: see `replica_of`. Every rank
     calls it, or it hangs."""
     replica = replica_of(recipe, plan, place, corpus, recorder, filled=filled)
-    return join(replica, replica.mesh.members)
+    return join(replica, replica.mesh.members, place.speeds or None)
 
 
 def replica_of(

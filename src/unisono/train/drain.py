@@ -21,8 +21,8 @@ from unisono.train.run import Run
 from unisono.train.state import changed_within
 from unisono.train.watch import Uplink
 
-POLL = 0.2
-"""Seconds between two looks at whether the run is to end, on up to 200 ranks."""
+POLL = 0.5
+"""Seconds between two looks at whether the run is to end, on up to 500 ranks; each wakes who holds the store."""
 AGAIN = 0.1
 _ASKED = "drain/asked"
 _SHARE, _MOST = 0.3, 0.7  # of the grace, that are kept for the save

@@ -10,6 +10,7 @@ that goes on under another plan.
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -39,7 +40,8 @@ class _Move:
 
 
 class PeerMemory:
-    """What all ranks hold, as a source to restore a run from. Every rank makes one, and calls `load` as often.
+    """What all ranks hold, as a source to restore a run from. Every rank makes one, and calls `load` as often, then
+    `end`; those that leave the run call `give` instead.
 
     store: a torch Store of this meeting alone. held: what this rank has, of no step twice; a rank that is new may have
     nothing. State is alike on all ranks that hold something of a step, as far as they say it. device: where messages of
@@ -84,10 +86,25 @@ class PeerMemory:
     def load(self, boxes: Sequence[Box]) -> dict[str, Any]:
         """Fill these boxes' tensors in place; returns the state. Every rank calls it. Raises NotHeld, on all ranks."""
         self._round += 1
+        if self._rank == 0:
+            self._store.set(f"more/{self._round}", "1")
         wants = self._tell(f"wants/{self._round}", [_told(box) for box in boxes])
         moves = self._moves(wants)
         self._play(moves, boxes)
         return self.state
+
+    def give(self) -> None:
+        """Let the others load what is held here, as often as they do, and return when all have what they want."""
+        with suppress(NotHeld):
+            while self._store.get(f"more/{self._round + 1}") == b"1":
+                self.load([])
+            self._tell("had", True)
+
+    def end(self) -> None:
+        """Nothing more is loaded. Every rank that has loaded calls it."""
+        if self._rank == 0:
+            self._store.set(f"more/{self._round + 1}", "0")
+        self._store.set(f"had/{self._rank}", "true")
 
     def _tell(self, what: str, said: Any) -> list[Any]:
         """What every rank says, in their order."""

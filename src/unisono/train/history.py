@@ -1,23 +1,27 @@
-"""How often a run was begun, ended and lost: `history.jsonl` in its folder, one object a line. No torch.
+"""The life of a run: `history.jsonl` in its folder, one object a line. No torch.
 
-    {"at": 1795553000.1, "event": "start", "step": 0}     a start, first or again
-    {"at": 1795553042.7, "event": "end", "step": 212}     an end in good order: done, or stopped and saved
-    {"at": 1795553061.0, "event": "lost"}                 a failure within a start, after which it went on
+    {"at": 1795553000.1, "event": "start", "step": 0, "ranks": 4, "plan": "dp=4"}    a start, first or again
+    {"at": 1795553061.0, "event": "lost", "epoch": 1, "lost": {"1": "killed by SIGKILL"}, "born": [1]}
+    {"at": 1795553062.5, "event": "met", "epoch": 1, "step": 57}    all ranks train again, after that step
+    {"at": 1795553092.7, "event": "end", "step": 212}               an end in good order: done, or stopped and saved
 
-A start that did not end failed as a whole: the next one writes that down as `"whole": true`, at the time of its last
-step, as far as metrics tell.
+`lost` names ranks, or `helper` or `supervisor`. A start that failed as a whole has `"whole": true`: its guardian writes
+that, or else the next start, at the time of the last step, as far as metrics tell. Other fields say what else changed,
+as `ranks`, `plan` and `hosts`; `changed` is a line of such fields alone. Rank 0 writes `start` and `end`.
 """
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from unisono.observe.metrics import JsonLines
+from unisono.spec.runs import HISTORY
 
-FILE = "history.jsonl"
+FILE = HISTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,29 @@ def note(run_dir: Path, event: str, **facts: Any) -> None:
         lines.write({"at": time.time(), "event": event, **facts})
 
 
-def begin(run_dir: Path, step: int, again: bool = False) -> None:
-    """A start, from `step`. One before it that did not end was lost, at the time of its last line. again: no start, but
-    ranks that were lost have been replaced. Raises OSError."""
-    if again:
-        note(run_dir, "lost", step=step)
-        return
+def begin(run_dir: Path, step: int, again: bool = False, **facts: Any) -> None:
+    """A start, from `step`. One before it that did not end was lost, at the time of its last line. again: ranks that
+    were lost have been replaced, which is none if there was one. Raises OSError."""
     told = _lines(run_dir)
-    if told and told[-1]["event"] != "end" and not told[-1].get("whole"):
-        ended = max(told[-1]["at"], _last_step(run_dir))
-        with JsonLines(run_dir / FILE) as lines:
-            lines.write({"at": ended, "event": "lost", "whole": True})
-    note(run_dir, "start", step=step)
+    under_way = False
+    for line in told:
+        under_way = line["event"] == "start" or (
+            under_way and line["event"] != "end" and not line.get("whole")
+        )
+    if under_way and again:
+        return
+    if under_way:
+        note(run_dir, "lost", at=max(told[-1]["at"], _last_step(run_dir)), whole=True)
+    note(run_dir, "start", step=step, **facts)
+
+
+def changed(run_dir: Path, event: Mapping[str, Any]) -> None:
+    """An event of the kind `members`: ranks were lost, have met again, or are others. Raises OSError."""
+    facts = {key: value for key, value in event.items() if key not in ("kind", "met")}
+    if "met" in event:
+        note(run_dir, "met", **{**facts, "step": event["met"]})
+    else:
+        note(run_dir, "lost" if "lost" in event else "changed", **facts)
 
 
 def past(run_dir: Path) -> Past:

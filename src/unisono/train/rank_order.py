@@ -1,9 +1,9 @@
 """What one rank is told of a run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from unisono.config import Recipe
 from unisono.plan import Plan
@@ -18,7 +18,7 @@ from unisono.train.watch import Uplink
 class RankOrder:
     """What one rank is told. recipe and plan are resolved. resume: a checkpoint's folder, or None.
 
-    token: shared by all ranks. epoch: in which this rank began; both together are new at each start. rendezvous: that
+    token: shared by all ranks. epoch: how often they have met; both together are new at each start. rendezvous: that
     in which this rank, a new process, takes a lost one's place; None at a start. last_bits: what the last bits of a sum
     depend on beside the plan, by name; checkpoints keep it.
     """
@@ -37,3 +37,12 @@ class RankOrder:
     rendezvous: Rendezvous | None = None
     shelf: Shelf | None = None
     trial: Trial = field(default_factory=Trial)  # what is done beside, where faults are played
+
+    def at(self, rendezvous: Rendezvous) -> Self:
+        """The order from a meeting on: number, world and plan may be others."""
+        meeting, spread = rendezvous.meeting, rendezvous.meeting.spread
+        place = replace(self.place, rank=meeting.rank, world=meeting.world)
+        if spread:
+            place = replace(place, speeds=tuple(spread["speeds"]))
+        plan = Plan.parse(spread["plan"]) if spread else self.plan
+        return replace(self, place=place, plan=plan, store=rendezvous.store, epoch=meeting.epoch)

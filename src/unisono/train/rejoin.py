@@ -53,15 +53,13 @@ def regained(
     trial: Trial,
     note: Callable[[str], None],
 ) -> tuple[Run, dict[str, Any], Path | None]:
-    """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. kept: is up to date
-    afterwards. Every rank calls it, or it hangs."""
+    """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. plan, place: of this
+    meeting. kept: is up to date afterwards. Every rank that trains from here on calls it, or it hangs."""
     recorder = trial.recorder(place.rank)
     trial.reached("recovery", rendezvous.epoch)
-    held = _held(plan, kept, shelf)
-    memory = PeerMemory(place.rank, place.world, rendezvous.store, held, place.device)
-    connect(place, rendezvous.store)
-    here, folder = replace(place, scratch=run_dir), None
-    run = build(recipe, plan, here, corpus, recorder, filled=False)
+    memory = _memory(place, rendezvous, kept, shelf)
+    run = build(recipe, plan, place, corpus, recorder, filled=False)
+    folder = None
     try:
         state = refill(run, memory)
         if memory.stood_in:
@@ -69,24 +67,36 @@ def regained(
     except NotHeld as missing:
         folder = _newest(run_dir, place, rendezvous, note)
         if folder is None:
-            run = build(recipe, plan, here, corpus, recorder)
+            run = build(recipe, plan, place, corpus, recorder)
         state = restore(run, folder) if folder is not None else {}
         note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
-    kept.run, kept.val_losses, kept.bad = (
-        run,
-        losses(state),
-        state.get("bad", {}),
-    )  # should one more be lost before all train again
+    memory.end()
+    # Should one more be lost before all train again.
+    kept.run, kept.val_losses, kept.bad = run, losses(state), state.get("bad", {})
     return run, state, folder
 
 
-def _held(plan: Plan, kept: Remembered, shelf: Shelf | None) -> list[Snapshot]:
+def handed_over(place: Place, rendezvous: Rendezvous, kept: Remembered, shelf: Shelf | None) -> None:
+    """What a rank does that is to leave: it gives what it holds to those that stay."""
+    _memory(place, rendezvous, kept, shelf).give()
+
+
+def _memory(place: Place, rendezvous: Rendezvous, kept: Remembered, shelf: Shelf | None) -> PeerMemory:
+    """What all hold that meet, who are connected then."""
+    meeting, held = rendezvous.meeting, _held(kept, shelf)
+    memory = PeerMemory(place.rank, meeting.present, rendezvous.store, held, place.device)
+    connect(place, rendezvous.store, meeting.present)
+    return memory
+
+
+def _held(kept: Remembered, shelf: Shelf | None) -> list[Snapshot]:
     """What this rank has of the run: what it trains with, but where an update was under way, or where updates follow
     their step, and what is on its shelf, where whom it replaces may have put it."""
     run, held, beside = kept.run, list[Snapshot](), dict[str, Any]()
     if run is not None:
         beside = {"recent": kept.recent}
-        if run.whole and not isinstance(run.update, AheadUpdate) and unflushed(plan) is None:
+        flushed = unflushed(run.replica.plan) is None
+        if run.whole and not isinstance(run.update, AheadUpdate) and flushed:
             state = {"val": kept.val_losses, "bad": kept.bad, **beside}
             held.append(Snapshot(run.step, state, [*pieces_of(run), *kept_of(run)], live=True))
     for one in shelf.snapshots() if shelf is not None else ():

@@ -19,7 +19,7 @@ from unisono.observe.metrics import last_step
 from unisono.parallel.play import StagePlayer
 from unisono.plan.fidelity import needs_like_threads
 from unisono.programs.schedules import SCHEDULES
-from unisono.spec.rendezvous import Rendezvous
+from unisono.spec.rendezvous import Paused, Rendezvous
 from unisono.spec.sink import SINKS, Observer, RunFacts
 from unisono.spec.training import METRICS
 from unisono.train import history
@@ -38,7 +38,7 @@ from unisono.train.flow import unflushed
 from unisono.train.guard import install
 from unisono.train.keeping import announce, beside_tensors, drain_parts, end
 from unisono.train.rank_order import RankOrder
-from unisono.train.rejoin import Remembered, losses, regained
+from unisono.train.rejoin import Remembered, handed_over, losses, regained
 from unisono.train.run import Run
 from unisono.train.sample import sample
 from unisono.train.saving import Saving
@@ -87,7 +87,12 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
         while True:
             try:
                 if rendezvous is not None:
-                    live = _rejoin(order, rendezvous, corpus, kept, live)
+                    order = order.at(rendezvous)
+                    _settle(live, kept)
+                    if order.place.rank >= order.place.world:
+                        handed_over(order.place, rendezvous, kept, order.shelf)
+                        return {"left": True}
+                    live = _rejoin(order, rendezvous, corpus, kept)
                     kept.run, kept.val_losses, rendezvous = live.run, live.val_losses, None
                 if live is None:
                     raise ValueError("a rank without a run needs a rendezvous")
@@ -125,6 +130,8 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         _between(live, report)
         clock = time.perf_counter()
     stopped = last is not None and last.stop and run.step < recipe.train.steps
+    if stopped and _moves(order, run.step):
+        raise Paused
     if not stopped:
         _validate(live)
     # A run resumed at its end has nothing new to save.
@@ -157,12 +164,20 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
     return summary
 
 
+def _moves(order: RankOrder, step: int) -> bool:
+    """Whether all ranks have ended with this step to meet anew, as rank 0 has heard it: others may have heard less."""
+    if order.place.world == 1:
+        return order.line.moves()
+    if order.place.rank == 0:
+        order.store.set(f"moves/{step}", "1" if order.line.moves() else "0")
+    return order.store.get(f"moves/{step}") == b"1"
+
+
 def _start(order: RankOrder, corpus: Corpus) -> Live:
     recipe, plan, place = order.recipe, order.plan, order.place
     connect(place, order.store)
-    recorder = order.trial.recorder(place.rank)
-    here, fresh = replace(place, scratch=order.run_dir), order.resume is None
-    run = build(recipe, plan, here, corpus, recorder, filled=fresh)
+    recorder, fresh = order.trial.recorder(place.rank), order.resume is None
+    run = build(recipe, plan, place, corpus, recorder, filled=fresh)
     post = run.player.post if isinstance(run.player, StagePlayer) else None
     for said in ways(run.mesh, place.device, post.says() if post is not None else ""):
         _note(order, said)
@@ -181,18 +196,16 @@ def _start(order: RankOrder, corpus: Corpus) -> Live:
     for said in (*run.local.told, *corpus.told):
         _note(order, said)
     state = restore(run, order.resume) if order.resume is not None else {}
-    live = _enter(order, run, corpus, state, order.resume, order.epoch)
+    live = _enter(order, run, corpus, state, order.resume)
     _tell_choice(live)
     if recipe.train.on_bad == "roll_back" and fresh:
         _save(live, blocking=True)  # there is something to go back to from the first step on
     return live
 
 
-def _enter(
-    order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None, epoch: int,
-) -> Live:  # fmt: skip
+def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any], folder: Path | None) -> Live:
     """All that a run has beside itself while it trains. state: what was kept beside tensors, in the checkpoint `folder`
-    if there is one. store: of this epoch. Every rank calls it, or it hangs."""
+    if there is one. Every rank calls it, or it hangs."""
     recipe, place = order.recipe, order.place
     if said := run_ahead(run, recipe.train):
         _note(order, said)
@@ -208,7 +221,7 @@ def _enter(
     run.mesh.world.barrier()
     note = partial(_note, order)
     kept = {"keep": recipe.train.keep or None, "keep_every": recipe.train.keep_every}
-    saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{epoch}", **kept)
+    saver = Saver(order.run_dir, place.rank, place.world, token=f"{order.token}-{order.epoch}", **kept)
     mirror = None
     if recipe.train.mirror and place.rank == 0:
         mirror = Mirroring(place_at(recipe.train.mirror, order.run_dir), **kept)
@@ -216,50 +229,37 @@ def _enter(
     with writing(order.run_dir):
         journal = Journal(_observers(order, run), targets, note)
     saved = f"{folder.parent.name}/{folder.name}" if folder is not None else ""
-    bad.feed = order.trial.feed(bad.feed, run, epoch)  # the guard asks for more than a step is made of
+    bad.feed = order.trial.feed(bad.feed, run, order.epoch)  # the guard asks for more than a step is made of
     saving = Saving(saver, run.mesh.world, place.device, note, mirror)
     live = Live(
-        order,
-        run,
-        bad.feed,
-        bad,
-        val,
-        saving,
-        journal,
-        check,
-        losses(state),
-        targets,
-        corpus,
-        snapshots,
-        saved,
-        folder,
-    )
+        order, run, bad.feed, bad, val, saving, journal, check, losses(state), targets, corpus, snapshots, saved, folder
+    )  # fmt: skip
     live.cadence = cadence_of(recipe, order.run_dir, place.rank, order.store, live.clock, run.step)
     live.looked = run.step
     if place.rank == 0:
         with suppress(OSError):  # a full disk is no reason to end
-            history.begin(order.run_dir, run.step, again=epoch > 0)
+            history.begin(order.run_dir, run.step, order.epoch > 0, ranks=place.world, plan=str(order.plan))
     return live
 
 
-def _rejoin(
-    order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Remembered, old: Live | None
-) -> Live:
-    """The run among ranks that meet anew. old: as it was here before; None on a rank that is new. Every rank calls it,
-    or it hangs."""
-    place, note = order.place, partial(_note, order)
-    if old is not None:
+def _settle(live: Live | None, kept: Remembered) -> None:
+    """End what a run has beside itself, before its ranks meet anew. live: None on a rank that is new."""
+    if live is not None:
         with suppress(OSError):
-            old.journal.close()
-        kept.recent = old.journal.recent()
-        old.snapshots.settle()
-        old.feed.close()
-        kept.bad = old.bad.state()
+            live.journal.close()
+        kept.recent = live.journal.recent()
+        live.snapshots.settle()
+        live.feed.close()
+        kept.bad = live.bad.state()
+
+
+def _rejoin(order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Remembered) -> Live:
+    """The run among ranks that meet anew. order: of this meeting. Every rank that trains on calls it, or it hangs."""
+    place, note = order.place, partial(_note, order)
     run, state, folder = regained(
         order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, order.trial, note
     )  # fmt: skip
-    here = replace(order, store=rendezvous.store)
-    live = _enter(here, run, corpus, state, folder, rendezvous.epoch)
+    live = _enter(order, run, corpus, state, folder)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell
         with writing(order.run_dir):
             recent = [record for record in state.get("recent", ()) if record["step"] <= run.step]

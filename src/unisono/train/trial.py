@@ -1,7 +1,7 @@
 """A run under faults: each rank does to itself what the script says, at the moment that it says, and writes it down.
 
 A rank knows its own step and phase, so that a fault comes at exactly that moment. To the others a rank that kills
-itself looks as one that was killed. What was played stands in the run's history, so that a new process in a lost rank's
+itself looks as one that was killed. What was played stands in chaos.jsonl, so that a new process in a lost rank's
 place does not play it again. Under no script there is a `Trial`, which does nothing.
 """
 
@@ -22,9 +22,9 @@ import torch
 from unisono.comm import parting
 from unisono.observe.span import Recorder
 from unisono.programs.chaos import counted
-from unisono.programs.chaos.fault import HELPER, LAUNCHER, Fault
-from unisono.programs.chaos.history import History
+from unisono.programs.chaos.fault import HELPER, SUPERVISOR, Fault
 from unisono.programs.chaos.script import Script
+from unisono.programs.chaos.sequel import Sequel
 from unisono.train.data.feed import Feed, Micro
 from unisono.train.run import Run
 
@@ -60,8 +60,8 @@ class PlayedTrial(Trial):
 
     def __init__(self, script: Script, run_dir: Path, rank: int) -> None:
         self._run_dir, self._rank, self._seed = run_dir, rank, script.digest
-        self._history = History(run_dir, script.digest)
-        lines = self._history.lines()
+        self._sequel = Sequel(run_dir, script.digest)
+        lines = self._sequel.lines()
         played = {line["fault"] for line in lines if line["event"] == "injected"}
         self._launch = sum(line["event"] == "script" for line in lines)
         self._open = [(i, f) for i, f in enumerate(script.faults) if f.player() == rank and i not in played]
@@ -79,20 +79,20 @@ class PlayedTrial(Trial):
 
     def feed(self, feed: Feed, run: Run, epoch: int) -> Feed:
         self._run = run
-        self._history.add("met", rank=self._rank, epoch=epoch, step=run.step)
+        self._sequel.add("met", rank=self._rank, epoch=epoch, step=run.step)
         self._first = self._first if self._first is not None else time.monotonic()
         if not self._timed:
             self._timed = True
             for number, fault in self._open:
                 if fault.after is not None:
                     _later(self._first + fault.after - time.monotonic(), self._play, number, fault)
-        made = lambda: self._history.add("step", rank=self._rank, epoch=epoch, step=run.step)
+        made = lambda: self._sequel.add("step", rank=self._rank, epoch=epoch, step=run.step)
         return _CountedFeed(feed, run, self._run_dir, (self._launch, epoch), made)
 
     def reached(self, phase: str, epoch: int = 0) -> None:
         step = self._recorder.step if self._recorder is not None else None
         if phase == "recovery":
-            self._history.add("meets", rank=self._rank, epoch=epoch)
+            self._sequel.add("meets", rank=self._rank, epoch=epoch)
         waiting, self._waiting = self._waiting, []
         for number, fault in waiting:
             self._play(number, fault, phase)
@@ -116,7 +116,7 @@ class PlayedTrial(Trial):
             self._waiting.append((number, fault))
             return
         step = self._recorder.step if self._recorder is not None else None
-        self._history.add("injected", fault=number, rank=fault.who, step=step, phase=phase)
+        self._sequel.add("injected", fault=number, rank=fault.who, step=step, phase=phase)
         if fault.kind.signal:
             os.kill(_process(fault.who), signal.Signals[fault.kind.signal])
         else:
@@ -172,7 +172,7 @@ def _process(who: int | str) -> int:
     """The process that a fault befalls: this one, or one of those above it."""
     if who == HELPER:
         return os.getppid()
-    if who == LAUNCHER:
+    if who == SUPERVISOR:
         fields = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
         return int(fields[1])
     return os.getpid()

@@ -30,7 +30,8 @@ class LabVerb(Verb):
         "unisono lab --hosts 4 --rate 100mbit -- unisono train --demo\n"
         "unisono lab --hosts 2 --rate 1gbit --delay 20ms --ranks 4 -- unisono bench net\n"
         "unisono lab --hosts 2 --each host -- torchrun --nnodes {hosts} --node-rank {host}\n"
-        "    --nproc-per-node {local_ranks} --master-addr {master} --master-port {port} train.py"
+        "    --nproc-per-node {local_ranks} --master-addr {master} --master-port {port} train.py\n"
+        "unisono lab --hosts 4 --each first -- unisono train --demo --hosts {names} --plan dp=4"
     )
 
     def flags(self, parser: Parser) -> None:
@@ -48,8 +49,9 @@ class LabVerb(Verb):
         )  # fmt: skip
         parser.add_argument("--ranks", type=int, metavar="N", help="in all, dealt to the hosts (one a host)")
         parser.add_argument(
-            "--each", choices=("rank", "host"), default="rank",
-            help="what the command is started for: each rank, or each host, whose launcher it is then",
+            "--each", choices=("rank", "host", "first"), default="rank",
+            help="what the command is started for: each rank; each host, whose launcher it is then; or the first host"
+            " alone, for unisono train --hosts {names}",
         )  # fmt: skip
         parser.add_argument(
             "--starter", default="environment", metavar="NAME",
@@ -98,9 +100,11 @@ def _read(reader: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _commands(call: CommandCall, counts: Sequence[int]) -> "list[LabCommand]":
-    from unisono.lab.play import commands, commands_by_host
+    from unisono.lab.play import command_of_first, commands, commands_by_host
 
     args, cores = call.args, len(os.sched_getaffinity(0))
+    if args.each == "first":
+        return command_of_first(args.command, counts, call.environ, cores)
     if args.each == "host":
         return commands_by_host(args.command, counts, call.environ, cores)
     return commands(args.command, counts, call.environ, args.starter, cores)
@@ -134,8 +138,9 @@ def _played(
     from unisono.verbs._lab import Tally, table
 
     tally = Tally.begin(call)
-    words = "a rank" if call.args.each == "rank" else "a host"
-    call.settings.note(f"lab     {len(counts)} hosts, {link.says()}; {len(given)} processes, one {words}")
+    each = {"rank": "one a rank", "host": "one a host", "first": "on the first"}[call.args.each]
+    started = f"{len(given)} process{'es' * (len(given) > 1)}, {each}"
+    call.settings.note(f"lab     {len(counts)} hosts, {link.says()}; {started}")
     # With --json, what the command prints goes to stderr: stdout is the lab's own object.
     stdout = sys.stderr.fileno() if call.settings.json else None
     with LabNetwork(len(counts), link) as network, Play(network, call.settings.note, stdout) as play:

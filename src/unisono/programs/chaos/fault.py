@@ -8,15 +8,17 @@ PHASES = ("start", "load", "forward", "backward", "collective", "update", "save"
 """Moments of a rank. start: before it meets the others. recovery: when it meets them anew. save: while a checkpoint is
 written. The others lie in a step."""
 IN_STEP = ("load", "forward", "backward", "collective", "update")
-ANY, LAUNCHER, HELPER = "any", "launcher", "helper"
+ANY, SUPERVISOR, HELPER = "any", "supervisor", "helper"
+ABOVE = (SUPERVISOR, HELPER)
+"""Processes above the ranks, with which all of them die."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultKind:
     """A way in which things go wrong. says: for the user. options: keys that it takes, with what they are if absent.
     loses: whether a rank or a connection is lost by it, so that ranks meet anew; stays: the rank itself is not lost.
-    signal: the name of the one by which it is done, if that is all. processes: whether it may befall launcher and
-    helper too."""
+    signal: the name of the one by which it is done, if that is all. processes: whether it may befall supervisor
+    and helper too."""
 
     says: str
     options: Mapping[str, float]
@@ -47,10 +49,10 @@ FAULTS: Mapping[str, FaultKind] = {
 class Fault:
     """One thing that goes wrong.
 
-    what: of FAULTS. who: a rank, "any" (drawn when the script is dealt to ranks), "launcher" or "helper". It happens in
-    `phase` of step `step` (from 1) or, where the rank is not there then, at its next moment; or `after` so many seconds
-    of training; in `start`, `save` and `recovery` without a step the first time. late: seconds after that moment.
-    options: the kind's own.
+    what: of FAULTS. who: a rank, "any" (drawn when the script is dealt to ranks), "supervisor" or "helper". It happens
+    in `phase` of step `step` (from 1) or, where the rank is not there then, at its next moment; or `after` so many
+    seconds of training; in `start`, `save` and `recovery` without a step the first time. late: seconds after that
+    moment. options: the kind's own.
     """
 
     what: str

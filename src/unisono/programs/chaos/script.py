@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from unisono.programs.chaos.fault import ANY, FAULTS, HELPER, IN_STEP, LAUNCHER, PHASES, Fault
+from unisono.programs.chaos.fault import ABOVE, ANY, FAULTS, IN_STEP, PHASES, SUPERVISOR, Fault
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.words import meant, whole
@@ -29,6 +29,7 @@ _NUMBERS = {
     "mib": (1.0, 4096.0),
 }
 _WHOLE = {"step": (1, 10**9), "bit": (0, 62)}
+_LAUNCHER = "launcher"  # what older scripts call the supervisor
 _TABLE = re.compile(r"^\s*\[\[\s*fault\s*\]\]")
 
 Row = tuple[str, dict[str, Any], dict[str, str]]
@@ -108,7 +109,8 @@ def _drawn(text: str, ranks: int, steps: int) -> Script:
 def _any(drawn: random.Random, what: str, step: int, ranks: int) -> Fault:
     """One fault at a moment of a step; half of them at no moment in particular, some milliseconds later."""
     late = round(drawn.uniform(0.0, 0.02), 4) if drawn.random() < 0.5 else 0.0
-    made = Fault(what, drawn.randrange(ranks), step, phase=drawn.choice(IN_STEP), late=late)
+    whom = [*range(ranks), *(ABOVE if FAULTS[what].loses and FAULTS[what].processes else ())]
+    made = Fault(what, drawn.choice(whom), step, phase=drawn.choice(IN_STEP), late=late)
     return replace(made, **_defaults(what))
 
 
@@ -224,6 +226,8 @@ def _fault(row: Row, ranks: int, steps: int, problems: list[Problem]) -> Fault |
     if len(problems) > before:
         return None
     given = {key: float(v) if key in _NUMBERS else v for key, v in said.items()}
+    if given.get("who") == _LAUNCHER:
+        given["who"] = SUPERVISOR
     return Fault(**{**_defaults(what), **given})
 
 
@@ -237,15 +241,12 @@ def _number(key: str, value: Any, wrong: Any) -> None:
 
 def _who(who: Any, what: str, ranks: int, wrong: Any) -> None:
     if isinstance(who, bool) or not isinstance(who, int | str):
-        wrong("who", f"who = {who!r}: a rank, any, launcher or helper is wanted")
+        wrong("who", f"who = {who!r}: a rank, any, supervisor or helper is wanted")
     elif isinstance(who, int) and not 0 <= who < ranks:
         wrong("who", f"there is no rank {who}", f"0 to {ranks - 1}: the run has {ranks} ranks")
-    elif isinstance(who, str) and who not in (ANY, LAUNCHER, HELPER):
-        wrong(
-            "who",
-            f"who = {who}: a rank, any, launcher or helper is wanted{meant(who, (ANY, LAUNCHER, HELPER))}",
-        )
-    elif who in (LAUNCHER, HELPER) and not FAULTS[what].processes:
+    elif isinstance(who, str) and who not in (ANY, *ABOVE, _LAUNCHER):
+        wrong("who", f"who = {who}: a rank, any, supervisor or helper is wanted{meant(who, (ANY, *ABOVE))}")
+    elif isinstance(who, str) and who != ANY and not FAULTS[what].processes:
         wrong("who", f"{what} befalls ranks; the {who} can be killed or sent SIGTERM", "kill or term")
 
 

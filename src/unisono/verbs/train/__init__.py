@@ -50,6 +50,10 @@ class TrainVerb(RecipeVerb):
             help="play faults on the run: a file of them, `kill:who=2:step=10`, or random:seed=3:faults=20",
         )  # fmt: skip
         parser.add_argument(
+            "--hosts", metavar="A,B:4",
+            help="spread the run over hosts, this one first; after a colon, how many ranks one takes",
+        )  # fmt: skip
+        parser.add_argument(
             "--world", type=int, metavar="N",
             help="with --dry-run: run one rank of N by itself, without numbers, and show what it holds and calls",
         )  # fmt: skip
@@ -80,17 +84,7 @@ class TrainVerb(RecipeVerb):
             given, why = auto.choose(given, started_ranks(call), call.environ)
             for line in why:
                 call.settings.note(line)
-        if args.world is None and args.rank is not None:
-            raise UsageError(
-                "--rank names a rank of --world N",
-                where="unisono train",
-                fix="--world 4096 --rank 17",
-                code="C04",
-            )
-        if args.world is not None and not call.settings.dry_run:
-            raise UsageError("--world N looks at one rank of N without starting any", where="unisono train",
-                             fix="--dry-run --world N --rank R; --launch.ranks N starts N", code="C04")  # fmt: skip
-        ranks = started_ranks(call) if args.world is None else args.world
+        ranks = _ranks(call, given)
         if args.fit_micro_batch:
             given = _fitted(call, given, ranks)
         resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
@@ -102,20 +96,42 @@ class TrainVerb(RecipeVerb):
                 else _rehearsed(call, resolved)
             )
         if not any(origin != "default" for key, origin in given.origins.items() if key.startswith(_WHAT)):
-            raise UsageError(
-                "nothing says what to train",
-                where="unisono train",
-                likely="--dry-run shows the recipe of the defaults",
-                fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
-                code="C04",
-            )
-        from unisono.verbs.train import run
+            raise UsageError("nothing says what to train", where="unisono train",
+                             likely="--dry-run shows the recipe of the defaults",
+                             fix="unisono train FILE; unisono new FILE writes one; unisono train --demo",
+                             code="C04")  # fmt: skip
+        from unisono.verbs.train.guarded import order_again, ward_of
         from unisono.verbs.train.order import TrainOrder
 
         order = TrainOrder(
             resolved.recipe, resolved.plan, text, resume, resume is not None, checkpoint, again, chaos
         )
-        return run.run(order, call.settings, resolved.origins, early, demo=args.demo)
+        ward = ward_of(order, call.settings, call.environ)  # before anything heavy is imported
+        from unisono.verbs.train import run
+
+        order = order_again(order, ward)
+        return run.run(
+            order, call.settings, resolved.origins, early, demo=args.demo, ward=ward, hosts=args.hosts
+        )
+
+
+def _ranks(call: CommandCall, given: "Loaded") -> int | None:
+    """How many ranks there are, where that is not the plan's to say. Raises UsageError."""
+    args, started = call.args, started_ranks(call)
+    if args.world is None and args.rank is not None:
+        raise UsageError("--rank names a rank of --world N", where="unisono train", fix="--world 4096 --rank 17",
+                         code="C04")  # fmt: skip
+    if args.world is not None and not call.settings.dry_run:
+        raise UsageError("--world N looks at one rank of N without starting any", where="unisono train",
+                         fix="--dry-run --world N --rank R; --launch.ranks N starts N", code="C04")  # fmt: skip
+    if args.hosts and started is not None:
+        raise UsageError("--hosts starts ranks, and these were started by others", where="--hosts",
+                         fix="the same command without --hosts, or without a starter", code="L10")  # fmt: skip
+    if args.hosts and given.plan.dp == -1 and given.recipe.launch.ranks is None:
+        from unisono.verbs.train.spreading import room_of
+
+        return room_of(args.hosts)
+    return started if args.world is None else args.world
 
 
 def _is_rank(environ: Mapping[str, str]) -> bool:

@@ -32,8 +32,8 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
         )
     cluster = predict.of_ranks(cluster, ranks or loaded.recipe.launch.ranks or cluster.devices)
     held = replace(loaded.plan, said=loaded.plan.said - {"auto"})
-    sized = _sized(loaded)
-    ranking = search.search(space_on(sized, model_of(sized, environ), held, cluster, stack), top=3)
+    known = sized(loaded)
+    ranking = search.search(space_on(known, model_of(known, environ), held, cluster, stack), top=3)
     if not ranking.best:
         raise _none(loaded, ranking, cluster)
     best = ranking.best[0]
@@ -47,7 +47,7 @@ def choose(loaded: Loaded, ranks: int | None, environ: Mapping[str, str]) -> tup
     return replace(loaded, plan=plan), lines
 
 
-def _sized(loaded: Loaded) -> Loaded:
+def sized(loaded: Loaded) -> Loaded:
     """The vocabulary is the data's where nobody has said it; for a price a near number will do."""
     recipe = loaded.recipe
     if recipe.model.sized(Facts()).vocab is not None or not recipe.model.attends:

@@ -5,9 +5,8 @@ import json
 import os
 import secrets
 import shutil
-import time
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,28 +14,32 @@ from typing import Any, Self
 
 from unisono.config import Recipe
 from unisono.launch import alive
+from unisono.launch.guardian import Ward
 from unisono.observe import environment
 from unisono.observe.files import write_whole
-from unisono.observe.metrics import JsonLines
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
+from unisono.train import history
 from unisono.train.writing import writing
 
 PREDICTION = "prediction.json"
-MEMBERS = "members.jsonl"
+MADE = "env.json"
+"""The last file that is put into a new folder."""
 _NOTHING_RAN = (UsageError, Interrupted, Stopped, KeyboardInterrupt)
 
 
-def make_run_dir(recipe: Recipe, config_text: str) -> Path:
-    """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot."""
+def make_run_dir(recipe: Recipe, config_text: str, ward: Ward = Ward()) -> Path:
+    """Make the folder of a new run, with `config.resolved.toml` and `env.json`. Raises UsageError O01 if it cannot.
+    ward: hears of it before it is there."""
     parent = Path(recipe.out.dir) / recipe.name
     made = parent / f"{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    ward.tell(run_dir=str(made), made=True)
     try:
         with writing(made):
             made.parent.mkdir(parents=True, exist_ok=True)
             made.mkdir(mode=0o700)  # weights and commands are their owner's, until the owner says otherwise
             write_whole(made / CONFIG, config_text)
-            environment.write(made / "env.json", os.environ)
+            environment.write(made / MADE, os.environ)
     except BaseException:  # Ctrl-C too
         unmake(made)
         raise
@@ -56,7 +59,8 @@ class Watched:
 
     A mistake that is found before the first step leaves no new folder behind, and nothing new in an old one. From then
     on an error that ends the run names the folder (`run_dir`), where the command line puts `error.json`. prediction:
-    the text of `prediction.json`, None where there is none; one from an earlier beginning goes.
+    the text of `prediction.json`, None where there is none; one from an earlier beginning goes. ward: hears how far the
+    run is, should this supervisor be killed.
     """
 
     new: bool
@@ -64,6 +68,8 @@ class Watched:
     path: Path | None = None
     prediction: str | None = None
     began: bool = False
+    ward: Ward = field(default_factory=Ward)
+    farthest: int = 0
 
     def hear(self, event: dict[str, Any]) -> None:
         """Take in what ranks report. Raises UsageError O01."""
@@ -71,11 +77,17 @@ class Watched:
             self.path, self.new = Path(event["path"]), event["new"]
         elif event.get("kind") == "ready" and self.path is not None and not self.began:
             self.began = True
+            self.ward.tell(began=True)
             self._begin(self.path)
+        elif event.get("kind") == "step" and event["step"] > self.farthest:
+            self.farthest = event["step"]
+            self.ward.tell(step=self.farthest)
         elif event.get("kind") == "members" and self.path is not None:
-            with contextlib.suppress(OSError), JsonLines(self.path / MEMBERS) as file:
-                file.write({"time": round(time.time(), 3), **{k: v for k, v in event.items() if k != "kind"}})
+            self.ward.tell(lost=int("lost" in event))
+            with contextlib.suppress(OSError):
+                history.changed(self.path, event)
         elif event.get("kind") == "saved" and self.path is not None:
+            self.ward.tell(saved=True)
             newest, name = self.path.parent / "latest", self.path.name + "\n"
             with writing(self.path):  # not before: what it names can be gone on from
                 if not newest.is_file() or newest.read_bytes() != name.encode():

@@ -13,7 +13,8 @@ from unisono.plan import Plan
 class TrainOrder:
     """A resolved recipe and plan, the recipe as TOML with its origins, the run folder (None while there is none), and
     whether to go on from a checkpoint in it. checkpoint: which one, "step-000200"; the newest whole one if "". chaos: a
-    script of faults as text, "" for none."""
+    script of faults as text, "" for none. launches: supervisors of this command that were killed before this one.
+    speeds: of the replicas, where leaves are not dealt to them alike."""
 
     recipe: Recipe
     plan: Plan
@@ -23,6 +24,8 @@ class TrainOrder:
     checkpoint: str = ""
     auto: bool = False
     chaos: str = ""
+    launches: int = 0
+    speeds: tuple[float, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """As ranks get it."""
@@ -35,6 +38,8 @@ class TrainOrder:
             "checkpoint": self.checkpoint,
             "auto": self.auto,
             "chaos": self.chaos,
+            "speeds": list(self.speeds),
+            "launches": self.launches,
         }
 
     @classmethod
@@ -51,4 +56,6 @@ class TrainOrder:
             told["checkpoint"],
             told["auto"],
             told["chaos"],
+            told["launches"],
+            tuple(told["speeds"]),
         )

@@ -17,7 +17,7 @@ from unisono.launch.agree import Facts, agree, tell
 from unisono.launch.alive import ALIVE
 from unisono.launch.context import RankContext
 from unisono.launch.pace import margin
-from unisono.plan import Plan
+from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
 from unisono.train.build import model_of
@@ -36,6 +36,9 @@ from unisono.verbs.train.newest import Newest, has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
 from unisono.verbs.train.room import host_bytes, out_of_memory, settled
 
+_AFTER_A_KILL = 30.0
+"""Seconds for which ranks that were just killed may hold the folder's lock: they give much memory back first."""
+
 
 def prepare(argument: dict[str, Any]) -> Corpus:
     """Before the fork: read the data, and draw in once what every rank would."""
@@ -51,9 +54,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
     told = TrainOrder.read(argument)
     if ctx.rendezvous is not None:
         return _join(ctx, told, corpus)
-    resolved = agree(
-        ctx, "order", lambda: resolve(told.recipe, told.plan, ctx.world), lambda it: facts_of(ctx, it, corpus)
-    )
+    resolved = agree(ctx, "order", lambda: _resolved(told, ctx.world), lambda it: facts_of(ctx, it, corpus))
     recipe, plan = resolved.recipe, resolved.plan
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     with ExitStack() as held:
@@ -83,7 +84,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             plan,
             run_dir,
             resume,
-            place,
+            replace(place, scratch=run_dir, speeds=told.speeds),
             ctx.store,
             ctx.channel,
             ctx.host,
@@ -99,21 +100,29 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         return _train(order, corpus, room)
 
 
+def _resolved(told: TrainOrder, world: int) -> Resolved:
+    """The order as all ranks have to hold it. What deals leaves by speed was resolved by who chose it."""
+    if not told.speeds:
+        return resolve(told.recipe, told.plan, world)
+    train, plan = told.recipe.train, told.plan
+    batch = Batch(train.global_batch, train.micro_batch or 1, plan.micros or 1, plan.replicas)
+    return Resolved(told.recipe, plan, {}, batch)
+
+
 def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     """Take a lost rank's place among others that train."""
-    resolved, run_dir = resolve(told.recipe, told.plan, ctx.world), told.run_dir
+    recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    recipe = resolved.recipe
     place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
     order = RankOrder(
-        recipe, resolved.plan, run_dir, None, place, ctx.store, ctx.channel, ctx.host, ctx.run_token, _last_bits(ctx),
-        ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
+        recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
+        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
         if ctx.rank == 0:
-            held.enter_context(locked(run_dir))
+            held.enter_context(locked(run_dir, _AFTER_A_KILL))
         ctx.appear(run_dir / ALIVE)
         return _train(order, corpus, room)
 
@@ -224,7 +233,8 @@ def _agree_on_folder(ctx: RankContext, told: TrainOrder, recipe: Recipe, held: E
             ctx.channel.send("folder", path=str(folder), new=found.run_dir is None)
             found = replace(found, run_dir=folder)
         if found.run_dir is not None:
-            held.enter_context(locked(found.run_dir))
+            again = ctx.epoch or told.launches
+            held.enter_context(locked(found.run_dir, _AFTER_A_KILL) if again else locked(found.run_dir))
             found = replace(found, resumes=told.auto and has_checkpoint(found.run_dir))
         return found.as_json()
 

@@ -15,15 +15,18 @@ from typing import Any, NoReturn
 from unisono.config import Recipe
 from unisono.config.resolve import located
 from unisono.launch import env, local
+from unisono.launch.advice import Adviser
 from unisono.launch.context import flush_and_leave
 from unisono.launch.crossing import ECHO
+from unisono.launch.guardian import Ward
 from unisono.launch.outcome import Outcome
 from unisono.launch.recovery import Recovery
 from unisono.launch.screen import Screen
 from unisono.launch.signals import Early
+from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent
 from unisono.observe.files import write_whole
-from unisono.programs.chaos import history as followed
+from unisono.programs.chaos import sequel
 from unisono.programs.chaos.script import Script
 from unisono.spec import words
 from unisono.spec.errors import Interrupted, PeerGone, Stopped, UnisonoError, UsageError, UserCodeError
@@ -31,20 +34,25 @@ from unisono.spec.settings import Settings, tell
 from unisono.spec.source import SOURCES
 from unisono.train import history
 from unisono.train.writing import nothing_to_resume, writing
+from unisono.verbs.train import spreading
 from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.newest import has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
+from unisono.verbs.train.replan import Replanner
 from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
 
 
 def run(
-    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False
-) -> dict[str, Any] | None:
+    order: TrainOrder, settings: Settings, origins: Mapping[str, str], early: Early, *, demo: bool = False,
+    ward: Ward = Ward(),
+    hosts: str | None = None,
+) -> dict[str, Any] | None:  # fmt: skip
     """Train. Returns the object of `--json`; raises UnisonoError. origins: where each key was given, for errors. early:
-    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line."""
+    what hears a SIGTERM before and after the ranks do. demo: prove the plan at the end, in a line. ward: what is known
+    of supervisors before this one. hosts: as `--hosts` names them."""
     recipe, place = order.recipe, env.detect(os.environ)
     order, done = _which(order, alone=place is None)
     resume = order.run_dir
@@ -52,6 +60,9 @@ def run(
         raise UsageError("--chaos plays faults on ranks of our own", where="unisono train", code="C30",
                          likely=f"{place.source} started these, and it restarts them as it likes",
                          fix="the same command without a starter")  # fmt: skip
+    if done is not None and order.launches and resume is not None:  # all was there but the last words
+        _finish(resume, recipe, done, settings)
+        return done
     if done is not None:
         return _nothing_to_do(done, resume, recipe, settings) if place is None or not place.rank else None
     count, said = env.again(os.environ)
@@ -60,16 +71,17 @@ def run(
             settings.note(f"note  {line}")
     if place is None:  # ranks that others started look together: all hear what one of them lacks
         _look(recipe, origins)  # before torch is imported: in a blink, not after seconds
-        if resume is not None and not order.auto and not has_checkpoint(resume):
+        if resume is not None and order.resume and not order.auto and not has_checkpoint(resume):
             raise nothing_to_resume(str(resume))
-    with Watched(resume is None, order.config_text, resume) as folder:
+    new = resume is None or (ward.known.made and not ward.known.began)
+    with Watched(new, order.config_text, resume, ward=ward) as folder:
         if place is not None:
             summary = _as_rank(order, settings, folder, place, early)
         else:
-            summary = _as_supervisor(order, settings, folder, early, demo)
+            summary = _as_supervisor(order, settings, folder, early, demo, hosts)
         if summary.pop("over", False):
             return _nothing_to_do(summary, None, recipe, settings)
-        summary["restarts"] += max(count, history.past(Path(summary["run_dir"])).starts - 1)
+        summary["restarts"] += max(count, order.launches, history.past(Path(summary["run_dir"])).starts - 1)
         _finish(Path(summary["run_dir"]), recipe, summary, settings)
     return summary
 
@@ -104,21 +116,27 @@ def _look(recipe: Recipe, origins: Mapping[str, str]) -> None:
 
 
 def _as_supervisor(
-    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool
+    order: TrainOrder, settings: Settings, folder: Watched, early: Early, demo: bool, hosts: str | None
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
+    company = spreading.company(order, hosts, settings) if hosts else None
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)
-        folder.path = folder.path or make_run_dir(recipe, order.config_text)
+        folder.path = folder.path or make_run_dir(recipe, order.config_text, ward=folder.ward)
+        folder.ward.tell(run_dir=str(folder.path))
+        if company is not None:
+            company.open(recipe.launch.shell, folder.path)
         argument = replace(order, run_dir=folder.path).as_json()
-        threads = recipe.launch.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // plan.world)
+        threads = recipe.launch.threads_per_rank
         script = Script.of_text(order.chaos) if order.chaos else None
-        past = followed.began(folder.path, script) if script is not None else None
+        known = folder.ward.known
+        past = sequel.began(folder.path, script, known.died, known.since) if script is not None else None
         with _screen(order, settings) as screen:
             hear = _heard_by(screen, folder, past)
             recovery = Recovery(plan.world) if recipe.launch.recover else None
+            replans = recovery is not None and recipe.launch.replan
             outcome = nursery.run(
                 argument,
                 plan.world,
@@ -128,14 +146,17 @@ def _as_supervisor(
                 recipe.launch.backend,
                 recovery,
                 recipe.launch.grace,
+                company=company,
+                adviser=Adviser(Replanner(recipe, plan, os.environ)) if replans else None,
+                spread=RunSpread(str(plan), plan.world),
             )
         if outcome.stopped:
             early.stopping()
         _raise_if_ended(outcome, folder, settings)
         summary = _summary(outcome, order, settings)
-        summary["restarts"] = recovery.changes if recovery is not None else 0
+        summary["restarts"] = folder.ward.known.lost + (recovery.changes if recovery is not None else 0)
         if past is not None:
-            summary["faults"] = followed.summed_up(followed.what_followed(past.lines()))
+            summary["faults"] = sequel.summed_up(sequel.what_followed(past.lines()))
         if demo:
             summary["parity"] = prover.one_line(recipe, plan)
     return summary
@@ -213,7 +234,7 @@ def _echo(outcome: Outcome, folder: Watched, settings: Settings, rank: int) -> N
     raise named or UserCodeError(what, likely=ECHO, rank=rank, code="R03")
 
 
-def _heard_by(screen: Screen, folder: Watched, past: followed.History | None = None) -> OnEvent:
+def _heard_by(screen: Screen, folder: Watched, past: sequel.Sequel | None = None) -> OnEvent:
     """past: where faults are played."""
 
     def hear(rank: int, event: dict[str, Any]) -> None:
@@ -304,7 +325,7 @@ def closing(summary: dict[str, Any]) -> list[str]:
             f"memory  {words.nbytes(away)} of rank 0 put away, at most; {words.nbytes(resident)} resident"
         )
     if faults := summary.get("faults"):
-        lines.append(f"faults  {followed.in_words(faults)}")
+        lines.append(f"faults  {sequel.in_words(faults)}")
     text = summary.get("sample") or ""
     strange = text.count("\N{REPLACEMENT CHARACTER}") / max(1, len(text))
     if strange > 0.25:

@@ -1,12 +1,12 @@
 """What came of faults: `chaos.jsonl` in a run's folder, one event a line, and what follows from it. No torch.
 
-Ranks and launcher append to one file. `t` is in seconds of the host's monotonic clock, which all its processes share;
+Ranks and supervisor append to one file. `t` is in seconds of the host's monotonic clock, which all its processes share;
 `time` is Unix time. Events:
 
-    script    a launch under a script begins           launcher
-    planned   a fault of the script                    launcher
+    script    a supervisor under a script begins       supervisor
+    planned   a fault of the script                    supervisor
     injected  now it happens                           the rank, just before
-    detected  the launcher knows of a loss             launcher
+    detected  a loss is known                          supervisor; of one that was killed, the next
     meets     the rank leaves what it was in           each rank
     met       it has its state, and trains             each rank
     step      it has made the first step since         each rank
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from unisono.programs.chaos.fault import FAULTS
+from unisono.programs.chaos.fault import FAULTS, SUPERVISOR
 from unisono.programs.chaos.script import Script
 
 FILE = "chaos.jsonl"
@@ -30,7 +30,7 @@ TIMES = {"detected": "detected", "meets": "meets", "met": "met", "next": "step"}
 Line = dict[str, Any]
 
 
-class History:
+class Sequel:
     """The file, for one who writes. script: the digest of the faults that are played; lines of others are not seen."""
 
     def __init__(self, run_dir: Path, script: str) -> None:
@@ -60,7 +60,7 @@ class History:
 
 
 def read(run_dir: Path) -> list[Line]:
-    """The lines of a run's history; none where it has none. A line that a full disk cut is left out."""
+    """The lines of a run; none where it was played no faults. A line that a full disk cut is left out."""
     try:
         texts = (run_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -73,14 +73,17 @@ def read(run_dir: Path) -> list[Line]:
     return lines
 
 
-def began(run_dir: Path, script: Script) -> History:
-    """The history of a run that is launched under a script, with what is planned."""
-    history = History(run_dir, script.digest)
-    known = history.lines()
-    history.add("script", pid=os.getpid())
+def began(run_dir: Path, script: Script, died: str = "", since: float = 0.0) -> Sequel:
+    """The file of a run whose supervisor begins under a script, with what is planned. died: how the supervisor before
+    it was killed, `since` when by the monotonic clock."""
+    sequel = Sequel(run_dir, script.digest)
+    known = sequel.lines()
+    sequel.add("script", pid=os.getpid())
+    if died:
+        sequel.add("detected", t=round(since, 6), epoch=0, lost={SUPERVISOR: died}, born=[])
     for number, fault in enumerate(script.faults if not known else ()):
-        history.add("planned", fault=number, says=fault.as_json())
-    return history
+        sequel.add("planned", fault=number, says=fault.as_json())
+    return sequel
 
 
 def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
@@ -88,7 +91,7 @@ def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
 
     What loses no rank is followed by nothing. Where ranks were lost again before they had met, the meeting that counts
     is the one that led to a step."""
-    lines = list(lines)
+    lines = _of_launches(lines)
     rows: dict[int, dict[str, Any]] = {}
     for line in lines:
         if line["event"] == "planned":
@@ -101,15 +104,24 @@ def what_followed(lines: Iterable[Line]) -> list[dict[str, Any]]:
     return [rows[number] for number in sorted(rows)]
 
 
+def _of_launches(lines: Iterable[Line]) -> list[Line]:
+    """The lines, each with how many supervisors have begun, and its epoch among those of all of them."""
+    launch, told = 0, []
+    for line in lines:
+        launch += line["event"] == "script"
+        told.append({**line, "epoch": (launch, line["epoch"])} if "epoch" in line else line)
+    return told
+
+
 def _after(injected: Line, lines: Sequence[Line], stays: bool) -> dict[str, float | None]:
     begun, found = injected["t"], dict[str, float | None](dict.fromkeys(TIMES))
     losses = [line for line in lines if line["event"] == "detected" and line["t"] >= begun]
-    own = [line for line in losses if injected["rank"] in line["born"] and not stays]
+    own = [line for line in losses if _is_of(injected["rank"], line) and not stays]
     if not losses:
         return found
     loss = (own or losses)[0]
     found["detected"] = loss["t"] - begun
-    later = [line for line in lines if line["t"] >= loss["t"] and line.get("epoch", -1) >= loss["epoch"]]
+    later = [line for line in lines if line["t"] >= loss["t"] and line.get("epoch", (0, -1)) >= loss["epoch"]]
     steps = [line for line in later if line["event"] == "step"]
     if steps:
         epoch = min(line["epoch"] for line in steps)
@@ -118,6 +130,11 @@ def _after(injected: Line, lines: Sequence[Line], stays: bool) -> dict[str, floa
             times = [line["t"] for line in later if line["event"] == name and line["epoch"] == epoch]
             found[name] = max(times) - begun if times else None
     return found
+
+
+def _is_of(who: int | str, loss: Line) -> bool:
+    """Whether a loss that was detected is that of a rank, or of the process above. A supervisor takes all with it."""
+    return SUPERVISOR in loss["lost"] or who in loss["born"] or who in loss["lost"]
 
 
 def summed_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

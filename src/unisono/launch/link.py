@@ -1,0 +1,195 @@
+"""One connection between the supervisors of two hosts: proven by a token, every frame sealed and numbered. No torch.
+
+Who calls and who is called both prove that they know the run's token, without sending it: each draws a number, and
+answers the other's with its keyed hash (HMAC-SHA256, compared in constant time). Keys for the frames follow from token
+and numbers, one a direction. A frame carries a hash over its number and its bytes, so one that is made up, changed,
+left out or sent again ends the connection. What is sent can be read on its way; TLS around it hides it (`tls`).
+
+    called                             caller
+    {"unisono": 1, "nonce": N}   ->
+                                 <-    {"nonce": M, "proof": hash of N, M and what it says, ...}
+    {"proof": hash of M and N}   ->
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import ssl
+from dataclasses import dataclass, field
+from typing import Any
+
+from unisono.launch import wire
+
+VERSION = 1
+GREETING = 4096
+"""Bytes that a stranger may send; more ends the connection unread."""
+PATIENCE = 5.0
+"""Seconds in which a stranger has to prove itself."""
+MOST = 1 << 24
+"""Bytes of one frame."""
+BACKLOG = 8 << 20
+"""Bytes that wait to be sent, from which on nobody should send more."""
+_SEAL = 16
+LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""What a socket raises that would have to wait."""
+
+
+class Refused(ConnectionError):
+    """The other side does not know the token, or speaks another language; in words."""
+
+
+class Broken(ConnectionError):
+    """The connection has ended, or what came over it was not what the other side sent."""
+
+
+def proof(token: str, who: str, *parts: str) -> str:
+    """What only one who knows the token can say of these parts."""
+    text = "\0".join((who, *parts)).encode()
+    return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
+
+
+def is_proof(given: Any, token: str, who: str, *parts: str) -> bool:
+    """Whether it is; in a time that does not depend on where it differs."""
+    return isinstance(given, str) and hmac.compare_digest(
+        given.encode(errors="replace"), proof(token, who, *parts).encode()
+    )
+
+
+def challenge() -> dict[str, Any]:
+    """What the called side says first."""
+    return {"unisono": VERSION, "nonce": secrets.token_hex(32)}
+
+
+def answer(token: str, asked: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """What the caller says to it: `said`, with its proof. Raises Refused."""
+    if asked.get("unisono") != VERSION or not isinstance(asked.get("nonce"), str):
+        raise Refused("who answers there is no unisono of this version")
+    own = secrets.token_hex(32)
+    return {
+        **said,
+        "nonce": own,
+        "proof": proof(token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True)),
+    }
+
+
+def admitted(
+    token: str, asked: dict[str, Any], answered: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the caller says, the called side's own proof). Raises Refused."""
+    said = {key: value for key, value in answered.items() if key not in ("nonce", "proof")}
+    own = answered.get("nonce")
+    if not isinstance(own, str) or not is_proof(
+        answered.get("proof"), token, "caller", asked["nonce"], own, json.dumps(said, sort_keys=True)
+    ):
+        raise Refused("a stranger, who does not know the run's token")
+    return said, {"proof": proof(token, "called", own, asked["nonce"])}
+
+
+def check_called(token: str, asked: dict[str, Any], answered: dict[str, Any], proved: dict[str, Any]) -> None:
+    """That the called side knows the token too. Raises Refused."""
+    if not is_proof(proved.get("proof"), token, "called", answered["nonce"], asked["nonce"]):
+        raise Refused("who answers there does not know the token")
+
+
+def parse(payload: bytes) -> dict[str, Any]:
+    """A greeting. Raises Refused."""
+    try:
+        told = json.loads(payload)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Refused("what came is no greeting")
+    return told
+
+
+@dataclass
+class HostLink:
+    """A connection after both sides have proven themselves. sock: from here on it never blocks. seals, opens: keys of
+    what goes and of what comes."""
+
+    sock: socket.socket
+    seals: bytes
+    opens: bytes
+    owed: bytearray = field(default_factory=bytearray)
+    _in: bytearray = field(default_factory=bytearray)
+    _sent: int = 0
+    _got: int = 0
+
+    @classmethod
+    def between(
+        cls, sock: socket.socket, token: str, called: str, caller: str, is_caller: bool
+    ) -> "HostLink":
+        """called, caller: their numbers."""
+        keys = [
+            hmac.new(token.encode(), f"{way}\0{called}\0{caller}".encode(), hashlib.sha256).digest()
+            for way in ("to called", "to caller")
+        ]
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own, other = keys if is_caller else reversed(keys)
+        return cls(sock, own, other)
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame, as much of it as the connection takes now; the rest is owed. Raises Broken."""
+        seal = _hash(self.seals, self._sent, payload)
+        self._sent += 1
+        self.owed += wire.frame(seal + payload)
+        self.pay()
+
+    def pay(self) -> bool:
+        """Send what is owed; True while some is left. Raises Broken."""
+        try:
+            while self.owed:
+                del self.owed[: self.sock.send(self.owed)]
+        except LATER:
+            return True
+        except OSError as error:
+            raise Broken(str(error)) from error
+        return False
+
+    def receive(self) -> list[bytes]:
+        """Frames that have come whole. Raises Broken."""
+        over = True
+        try:
+            while data := self.sock.recv(
+                1 << 18
+            ):  # to the last byte: TLS may hold some that nobody is told of
+                self._in += data
+        except LATER:
+            over = False
+        except OSError as error:
+            raise Broken(str(error)) from error
+        frames = self._cut()
+        if over and not frames:
+            raise Broken("the other side closed the connection")
+        return frames
+
+    def _cut(self) -> list[bytes]:
+        frames, at = list[bytes](), 0
+        while len(self._in) - at >= wire.HEAD.size:
+            (length,) = wire.HEAD.unpack_from(self._in, at)
+            if not _SEAL <= length <= MOST:
+                raise Broken(f"a frame of {length} bytes")
+            stop = at + wire.HEAD.size + length
+            if len(self._in) < stop:
+                break
+            seal, payload = (
+                bytes(self._in[at + wire.HEAD.size :][:_SEAL]),
+                bytes(self._in[at + wire.HEAD.size + _SEAL : stop]),
+            )
+            if not hmac.compare_digest(seal, _hash(self.opens, self._got, payload)):
+                raise Broken("a frame that the other side did not send so, or not now")
+            self._got += 1
+            frames.append(payload)
+            at = stop
+        del self._in[:at]
+        return frames
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _hash(key: bytes, number: int, payload: bytes) -> bytes:
+    return hashlib.blake2b(number.to_bytes(8, "little") + payload, key=key, digest_size=_SEAL).digest()

@@ -1,0 +1,160 @@
+"""A better plan for a run under way: the price of staying beside that of another plan and of the move. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from unisono.comm.members import Members, Shape, assign
+from unisono.config import Loaded, Recipe
+from unisono.launch.advice import Advice, Situation
+from unisono.launch.spread import RunSpread
+from unisono.plan import Plan
+from unisono.plan.fidelity import fidelity_of
+from unisono.plan.grammar import member
+from unisono.planner import predict, search
+from unisono.planner.machines.cluster import Cluster, Link
+from unisono.planner.priced import closed
+from unisono.planner.question import Question
+from unisono.planner.space import space_on
+from unisono.spec import words
+from unisono.spec.errors import UnisonoError
+from unisono.verbs._sizes import model_of
+from unisono.verbs.train.auto import sized
+from unisono.verbs.train.spreading import dealt, spread_of
+
+HELD = frozenset({"sync", "codec", "collective", "precision", "zero", "recompute", "offload"})
+"""Keys that stay as they are: what they change is no matter of how many ranks there are."""
+WORTH = 0.9
+"""Of a step's seconds: another plan has to be below."""
+UNEVEN = 1.4
+"""How many times as long as the quickest replica one has to compute for a leaf to be given fewer."""
+LOOKS = 4
+"""In how many looks after another, a quarter of a minute apart, it has to be so."""
+
+
+@dataclass(slots=True)
+class Replanner:
+    """recipe, plan: resolved, as the run began. environ: where this machine's own prices are found. _slow: the slowest
+    replica of each look since the world has changed, as long as it was the same one."""
+
+    recipe: Recipe
+    plan: Plan
+    environ: Mapping[str, str]
+    _slow: list[int] = field(default_factory=list)
+
+    def __call__(self, now: Situation) -> Advice:
+        if now.changed:
+            self._slow.clear()
+            return self._by_price(now)
+        return self._by_speed(now)
+
+    def _by_price(self, now: Situation) -> Advice:
+        """The planner is asked for the ranks that there are."""
+        try:
+            best, best_s, stay_s = self._priced(now)
+        except UnisonoError as error:
+            return Advice(None, f"the planner has no other plan: {error.what}")
+        if best is None or best.plan == now.spread.plan:
+            return Advice(None, f"the planner stays with {now.spread.plan} on {now.room} ranks")
+        # Prices are held to what was measured of the plan that is played.
+        takes = now.step_s * best_s / stay_s
+        sooner = (now.step_s - takes) * now.left - now.move_s
+        said = (
+            f"{best.plan} takes {words.seconds(takes)} a step by its price, {now.spread.plan} takes"
+            f" {words.seconds(now.step_s)}; with {words.seconds(now.move_s)} for the move and {now.left} steps to come"
+        )
+        if takes > WORTH * now.step_s or sooner <= now.move_s:
+            return Advice(None, f"the planner stays: {said}, not worth it")
+        return Advice(replace(best, why=f"{said}, {words.seconds(sooner)} sooner"))
+
+    def _priced(self, now: Situation) -> tuple[RunSpread | None, float, float]:
+        """(the best plan on what is there, seconds of its step, and of the present one's). Raises UnisonoError."""
+        loaded = sized(Loaded(self.recipe, self.plan, {}))
+        model, stay = model_of(loaded, self.environ), Plan.parse(now.spread.plan)
+        cluster, stack, _ = predict.here(self.environ)
+        told = ask_of(loaded, model, stay, among_hosts(predict.of_ranks(cluster, stay.world), now), stack)
+        stay_s = closed(told).step
+        held = replace(self.plan, said=self.plan.said & HELD)
+        for ranks in range(now.room, stay.world - 1, -1):
+            where = among_hosts(predict.of_ranks(cluster, ranks), now)
+            space = space_on(loaded, model, held, where, stack)
+            least = fidelity_of(stay)
+            legal = space.legal
+            space = replace(space, legal=lambda plan: legal(plan) and fidelity_of(plan) >= least)  # noqa: B023
+            for found in search.search(space, top=3).best:
+                plan = replace(found.question.plan, said=frozenset())
+                if (spread := spread_of(self.recipe, replace(plan, micros=None))) is not None:
+                    return spread, found.price.step, stay_s
+        return None, stay_s, stay_s
+
+    def _by_speed(self, now: Situation) -> Advice:
+        """Fewer leaves for replicas that turn out slower, where policies can play that."""
+        plan = Plan.parse(now.spread.plan)
+        speeds = replica_speeds(self.recipe, plan, now)
+        policy = member("sync", plan.sync)
+        if now.hosts == 1 and not (
+            policy and policy.leafwise
+        ):  # on one host the same command has the same bits
+            return Advice(None)
+        if len(speeds) < 2 or max(speeds) < UNEVEN * min(speeds):
+            self._slow.clear()
+            return Advice(None)
+        slow = min(range(len(speeds)), key=speeds.__getitem__)
+        self._slow = [*(one for one in self._slow if one == slow), slow]
+        if len(self._slow) < LOOKS:
+            return Advice(None)
+        spread = dealt(self.recipe, plan, speeds)
+        if spread is None:
+            return Advice(None)
+        before = slowest(self.recipe, plan, now.spread.speeds, speeds)
+        after = slowest(self.recipe, plan, spread.speeds, speeds)
+        if after > WORTH * before:
+            return Advice(None)
+        said = (
+            f"replica {slow} computes {max(speeds) / min(speeds):.1f} times as long as the quickest for a leaf: leaves"
+            f" are dealt by speed, {words.percent(1 - after / before)} less to wait for"
+        )
+        return Advice(replace(spread, why=said))
+
+
+def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> Question:
+    """What a plan takes there."""
+    train = loaded.recipe.train
+    micro = train.micro_batch or 1
+    micros = max(1, train.global_batch // micro // plan.replicas)
+    return Question(model, plan, cluster, stack, micro, micros)  # pyright: ignore[reportArgumentType]
+
+
+def among_hosts(cluster: Cluster, now: Situation) -> Cluster:
+    """The ranks of a cluster on several hosts, with the link between them that was measured."""
+    if now.hosts == 1 or not now.rate or not cluster.links or cluster.devices <= now.per_host:
+        return cluster
+    inner = replace(cluster.links[0], size=now.per_host)
+    between = Link("between hosts", cluster.devices, now.rate / 8, max(now.delay, 1e-5))
+    return replace(cluster, links=(inner, between), in_node=now.per_host)
+
+
+def _counts(recipe: Recipe, plan: Plan, speeds: tuple[float, ...]) -> list[int]:
+    """Leaves of each replica."""
+    leaves = recipe.train.global_batch // (recipe.train.micro_batch or 1)
+    shape = Shape(dp=plan.dp, shard=plan.shard)
+    given = assign(leaves, shape, Members.first(shape.world), speeds or None)
+    return [sum(len(given[shape.rank({"pp": 0, "dp": at, "shard": s, "cp": 0, "tp": 0})]) for s in range(plan.shard))
+            for at in range(plan.dp)]  # fmt: skip
+
+
+def slowest(recipe: Recipe, plan: Plan, dealt_by: tuple[float, ...], speeds: tuple[float, ...]) -> float:
+    """Seconds that the last replica computes, in units of a leaf at speed 1."""
+    return max(count / speed for count, speed in zip(_counts(recipe, plan, dealt_by), speeds, strict=True))
+
+
+def replica_speeds(recipe: Recipe, plan: Plan, now: Situation) -> tuple[float, ...]:
+    """Leaves a second that each replica computes, the slowest rank of each; () where some have said nothing."""
+    shape = Shape(pp=plan.pp, dp=plan.dp, shard=plan.shard, cp=plan.cp, tp=plan.tp)
+    if len(now.busy) != shape.world or not all(now.busy.values()) or recipe.launch.order:
+        return ()
+    counts = _counts(recipe, plan, now.spread.speeds)
+    longest = [0.0] * plan.dp
+    for rank, seconds in now.busy.items():
+        at = shape.coordinates(rank)["dp"]
+        longest[at] = max(longest[at], seconds)
+    return tuple(count / seconds for count, seconds in zip(counts, longest, strict=True))

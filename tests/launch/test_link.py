@@ -1,0 +1,282 @@
+"""Between hosts nobody gets in without the token, and no frame is taken that the other side did not send, once, in its
+turn."""
+
+import json
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unisono.launch import agent, link, wire
+from unisono.launch.far_host import FarHost
+from unisono.launch.lanes import Lanes
+from unisono.launch.link import Broken, HostLink, Refused
+from unisono.launch.reception import Reception
+
+pytestmark = pytest.mark.timeout(60)
+HOST = {"name": "b", "room": 2, "cores": 4}
+
+
+def linked(token: str = "t") -> tuple[HostLink, HostLink, socket.socket]:
+    """Two ends of a link, and the wire of the first."""
+    ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
+    theirs.connect(ours.getsockname())
+    called, _ = ours.accept()
+    ours.close()
+    return (
+        HostLink.between(called, token, "n", "m", False),
+        HostLink.between(theirs, token, "n", "m", True),
+        called,
+    )
+
+
+def all_of(end: HostLink, count: int) -> list[bytes]:
+    found, until = list[bytes](), time.monotonic() + 10
+    while len(found) < count and time.monotonic() < until:
+        found += end.receive()
+    return found
+
+
+@given(st.lists(st.binary(max_size=3000), min_size=1, max_size=8))
+def test_frames_arrive_as_they_were_sent_both_ways(said: list[bytes]) -> None:
+    one, other, _ = linked()
+    for end, far in ((one, other), (other, one)):
+        for payload in said:
+            end.send(payload)
+        assert all_of(far, len(said)) == said
+    one.close()
+    other.close()
+
+
+def sent(payload: bytes) -> bytes:
+    """What goes over the wire for the first frame of a link."""
+    one, other, _ = linked()
+    one.send(payload)
+    time.sleep(0)
+    data = b""
+    while len(data) < wire.HEAD.size + 16 + len(payload):
+        try:
+            data += other.sock.recv(1 << 16)
+        except BlockingIOError:
+            continue
+    one.close()
+    other.close()
+    return data
+
+
+@given(st.binary(min_size=1, max_size=64), st.data())
+def test_a_frame_that_is_changed_left_out_or_sent_again_ends_the_link(payload: bytes, data: Any) -> None:
+    frame = bytearray(sent(payload))
+    how = data.draw(st.sampled_from(["changed", "again", "later", "longer", "other way"]))
+    one, other, raw = linked()
+    raw.setblocking(True)
+    if how == "changed":
+        at = data.draw(st.integers(wire.HEAD.size, len(frame) - 1))
+        frame[at] ^= 1 << data.draw(st.integers(0, 7))
+        raw.sendall(frame)
+    elif how == "again":
+        raw.sendall(frame + frame)
+    elif how == "later":  # one before it is missing
+        other._got = 1
+        raw.sendall(frame)
+    elif how == "longer":
+        raw.sendall(wire.HEAD.pack(link.MOST + 1) + bytes(100))
+    else:
+        raw.setblocking(False)
+        other, raw = one, other.sock
+        raw.sendall(frame)
+    with pytest.raises(Broken):
+        all_of(other, 2)
+        all_of(other, 2)
+    one.close()
+    raw.close()
+
+
+def received(reception: Reception, seconds: float = 5.0) -> list[FarHost]:
+    """Who has got in."""
+    until, found = time.monotonic() + seconds, list[FarHost]()
+    while not found and time.monotonic() < until:
+        found += reception.turn()
+        reception.expire()
+    return found
+
+
+def calling(reception: Reception, token: str) -> list[Any]:
+    """What comes of a call with a token: a link or an error, in a list."""
+    result: list[Any] = []
+
+    def call() -> None:
+        try:
+            result.append(agent.call({**reception.door, "token": token}, HOST))
+        except OSError as error:
+            result.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    hosts = received(reception, 1.0 if token != reception.token else 10.0)
+    thread.join(10)
+    return [*result, *hosts]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_who_knows_the_token_gets_in_and_nobody_else(private: bool) -> None:
+    said: list[str] = []
+    reception = Reception.at("127.0.0.1", private)
+    reception.refused = said.append
+    made, host = calling(reception, reception.token)
+    assert isinstance(made, HostLink) and (host.name, host.room, host.cores) == ("b", 2, 4)
+    (error,) = calling(reception, "f" * 64)
+    assert isinstance(error, Refused) and "token" in str(error)
+    assert said and "stranger" in said[0] and reception.token not in said[0]
+    host.close()
+    made.close()
+    reception.close()
+
+
+def test_over_tls_whatever_is_written_arrives_and_another_certificate_is_refused() -> None:
+    reception = Reception.at("127.0.0.1", private=True)
+    made, host = calling(reception, reception.token)
+    sent = os.urandom(3 << 20)
+    got, until = b"", time.monotonic() + 20
+    made.send(b"d" + bytes(4) + sent)
+    while len(got) < len(sent) and time.monotonic() < until:
+        made.pay()
+        got += b"".join(frame[5:] for frame in host.link.receive())
+    assert got == sent
+    thread = threading.Thread(target=received, args=(reception, 1.0))
+    thread.start()
+    with pytest.raises(ConnectionError, match="certificate"):
+        agent.call({**reception.door, "certificate": "0" * 64}, HOST)
+    thread.join()
+    host.close()
+    made.close()
+    reception.close()
+
+
+def test_a_caller_refuses_who_does_not_know_the_token() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def pretend() -> None:
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(wire.frame(wire.dumps(link.challenge())))
+            wire.read_frame(sock)
+            sock.sendall(wire.frame(wire.dumps({"proof": "0" * 64})))
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(Refused):
+        agent.call({"address": "127.0.0.1", "port": server.getsockname()[1], "token": "t"}, HOST)
+    thread.join(10)
+    server.close()
+
+
+def test_an_answer_that_was_heard_before_opens_nothing() -> None:
+    """Each call is asked another number."""
+    asked = link.challenge()
+    answered = link.answer("t", asked, HOST)
+    assert link.admitted("t", asked, answered)[0] == HOST
+    with pytest.raises(Refused):
+        link.admitted("t", link.challenge(), answered)
+    with pytest.raises(Refused):
+        link.admitted("t", asked, {**answered, "room": 64})
+
+
+@given(st.binary(min_size=1, max_size=6000))
+def test_random_bytes_get_nowhere_and_keep_nobody_out(data: bytes) -> None:
+    reception = Reception.at("127.0.0.1")
+    with socket.create_connection(("127.0.0.1", reception.port)) as stranger:
+        stranger.sendall(data)
+        assert not received(reception, 0.02)
+    reception.close()
+
+
+@pytest.mark.parametrize(
+    "said", [b"[]", b"null", b"[" * 3000, b'{"nonce": 3}', b'{"nonce": "x", "proof": null}', b"\xff"]
+)
+def test_a_greeting_of_nonsense_is_refused(said: bytes) -> None:
+    reception = Reception.at("127.0.0.1")
+    heard: list[str] = []
+    reception.refused = heard.append
+    with socket.create_connection(("127.0.0.1", reception.port)) as stranger:
+        stranger.sendall(wire.frame(said))
+        assert not received(reception, 0.2)
+    assert heard
+    reception.close()
+
+
+def test_who_holds_the_line_is_shown_out_and_others_get_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PATIENCE", 0.2)
+    reception = Reception.at("127.0.0.1")
+    held = list[socket.socket]()
+    for _ in range(80):
+        held.append(socket.create_connection(("127.0.0.1", reception.port)))
+        reception.turn()
+    assert not received(reception, 0.5)
+    made, host = calling(reception, reception.token)
+    assert isinstance(made, HostLink)
+    host.close()
+    for sock in held:
+        sock.close()
+    reception.close()
+
+
+def test_the_door_is_for_the_owner_alone(tmp_path: Any) -> None:
+    reception = Reception.at("127.0.0.1")
+    mask = os.umask(0)
+    try:
+        reception.write_door(tmp_path)
+    finally:
+        os.umask(mask)
+    path = tmp_path / "door.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text()) == reception.door
+    reception.close()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=200_000)), max_size=6))
+def test_lanes_carry_whatever_is_written(pieces: list[tuple[bool, bytes]]) -> None:
+    one, other, _ = linked()
+    near, far = Lanes(one), Lanes(other)
+    ours, ours_end = socket.socketpair()
+    theirs, theirs_end = socket.socketpair()
+    near.carry(7, ours_end.detach())
+    far.carry(7, theirs_end.detach())
+    got, due = {True: b"", False: b""}, {True: b"", False: b""}
+    for way, data in pieces:
+        due[way] += data
+    ends = {True: (ours, theirs), False: (theirs, ours)}
+    left = dict(due)
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    until = time.monotonic() + 20
+    while got != due and time.monotonic() < until:
+        for way, (source, target) in ends.items():
+            try:
+                left[way] = left[way][source.send(left[way]) :] if left[way] else b""
+            except BlockingIOError:
+                pass
+            near.turn()
+            far.turn()
+            try:
+                got[way] += target.recv(1 << 20)
+            except BlockingIOError:
+                pass
+    assert got == due
+    ours.close()
+    while theirs.fileno() >= 0 and time.monotonic() < until:
+        near.turn()
+        far.turn()
+        try:
+            assert theirs.recv(16) == b"", "it ends there too"
+            break
+        except BlockingIOError:
+            continue
+    theirs.close()
+    near.close()
+    far.close()
