@@ -30,7 +30,7 @@ from unisono.spec.frames import known
 
 ROOM = 1 << 30  # bytes that an input may take beside what the process has
 CPU = 5.0  # seconds of a core that an input may take
-STILL = 30.0  # seconds without a word after which a child hangs
+STILL = 120.0  # seconds without a word after which a child hangs
 EXITS = (1, 2, 3, 4, 5, 6, 75, 77, 130)  # as docs/launch.md has them
 CANARY = "canary"
 """The file that comes to be where a payload has run."""
@@ -201,7 +201,7 @@ def _judged(error: BaseException) -> tuple[str, list[str]]:
         wrong.append(f"its error cannot be said: {unsaid!a}")
     if visible(text) != text:
         wrong.append(f"its error steers a terminal: {text[:200]!a}")
-    if len(text) > 20_000:
+    if len(text) > 300_000:
         wrong.append(f"its error has {len(text)} letters")
     return f"U-{told.code}", wrong
 

@@ -5,7 +5,7 @@
     python -m tests.security.fuzz --again plans:4711   one input, shown and played again
 
 Wrong is: a canary file comes to be, a program or a socket is begun, a file is written elsewhere, an exception that no
-user is told in words, an error that steers a terminal, more than 5 s of a core, 30 s without a word, 1 GiB of memory.
+user is told in words, an error that steers a terminal, more than 5 s of a core, 120 s without a word, 1 GiB of memory.
 """
 
 import argparse

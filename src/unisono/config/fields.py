@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from unisono.config.models import Recipe
 from unisono.spec.model import listed, model_keys
+from unisono.spec.words import LONGEST
 
 SECTIONS = ("model", "data", "train", "launch", "out")
 TOP = ("name", "seed", "plan")
@@ -65,8 +66,8 @@ def suggestion(name: str) -> str:
     known = list(keys())
     leaf = name.rpartition(".")[2]
     same = [k for k in known if k.rpartition(".")[2] == leaf]
-    if same:
-        return same[0]
+    if same or len(name) > LONGEST:
+        return same[0] if same else ""
     close = get_close_matches(name, known, n=1, cutoff=0.75)
     if close:
         return close[0]

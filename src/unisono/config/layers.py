@@ -17,9 +17,11 @@ from unisono.config.fields import SECTIONS, TOP, Key, from_text, keys, suggestio
 from unisono.config.toml import faults, key_lines, line_of
 from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import Problem
+from unisono.spec.words import LONGEST
 
 PREFIX = "UNISONO_"
 _CHAIN = 32  # files of which each extends the next
+_MANY = 200  # unknown keys after which no more are looked up
 SHORT = {"model": "model.kind"}  # flags that stand for the key that says most of their section
 
 
@@ -67,7 +69,7 @@ def file_layer(path: Path, problems: list[Problem], chain: tuple[str, ...] = ())
             for leaf, inner in value.items():
                 _put(layer, f"{name}.{leaf}", inner, where(name, leaf), problems)
         elif isinstance(value, dict):
-            close = get_close_matches(name, SECTIONS, n=1, cutoff=0.5)
+            close = get_close_matches(name[:LONGEST], SECTIONS, n=1, cutoff=0.5)
             hint = f"; did you mean [{close[0]}]?" if close else ""
             problems.append(
                 Problem(
@@ -141,8 +143,8 @@ def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain:
 def _put(layer: Layer, name: str, value: Any, origin: str, problems: list[Problem]) -> None:
     if name in keys() or name.startswith("model."):  # perhaps a key of a user's own kind
         layer[name] = Setting(tuple(value) if isinstance(value, list) else value, origin)
-        return
-    problems.append(unknown(name, origin))
+    elif len(problems) < _MANY:
+        problems.append(unknown(name, origin))
 
 
 def unknown(name: str, origin: str) -> Problem:

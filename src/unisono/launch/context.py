@@ -208,7 +208,7 @@ class SocketChannel(Channel):
             return False
         for one in map(wire.event, self._frames.feed(data)):
             self._heard.add(one["kind"])
-            if one["kind"] == "regroup":
+            if one["kind"] == "regroup" and one.keys() > set(RankMeeting.__slots__):
                 self._meeting = RankMeeting.of(one)
                 self._called = self._meeting.epoch
                 self._heard.discard("move")

@@ -28,9 +28,8 @@ def frame(payload: bytes) -> bytes:
 class Frames:
     """Cuts what a stream delivers into frames, whatever the pieces it comes in."""
 
-    def __init__(self, most: int = MOST) -> None:
-        """most: bytes of a frame; few, as long as it is not known who sends."""
-        self._rest, self._most = bytearray(), most
+    def __init__(self) -> None:
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
         """All frames that `data` completes. Raises ValueError when the stream cannot be ours."""
@@ -38,7 +37,7 @@ class Frames:
         whole: list[bytes] = []
         while len(self._rest) >= HEAD.size:
             (length,) = HEAD.unpack_from(self._rest)
-            if length > self._most:
+            if length > MOST:
                 raise ValueError(f"a frame of {length} bytes")
             stop = HEAD.size + length
             if len(self._rest) < stop:

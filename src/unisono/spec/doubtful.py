@@ -61,9 +61,9 @@ def read_text(path: str | Path, limit: int) -> str:
 
 
 def parse(text: bytes) -> Any:
-    """The JSON value. Raises ValueError or RecursionError, also for a key that is given twice (readers would choose
-    differently) and for NaN and infinities, which are no JSON."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+    """The JSON value of a text in UTF-8. Raises ValueError or RecursionError, also for a key that is given twice (which
+    readers would take in different ways) and for NaN and infinities, which are no JSON."""
+    return json.loads(text.decode(), object_pairs_hook=_object, parse_constant=_no_number)
 
 
 def toml_of(text: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 from unisono.spec.doubtful import visible
 
-_LONGEST = 4000  # letters of a field, of which a good one has a few hundred: a word may be a whole file
-_BLOCKS = 100  # problems that are drawn
+_LONGEST = 2000  # letters of a field, of which a good one has a few hundred: a word may be a whole file
+_BLOCKS = 50  # problems that are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,9 @@ def _cut(text: str) -> str:
 
 def _line(problem: Problem) -> tuple[int, str, int]:
     """Where a problem stands first: `plan.tp (my.toml:3), ...`; those of flags and variables come after all files."""
-    at = re.search(r"([^(, ]+):(\d+)", problem.where)
+    at = re.search(
+        r"(?<![^(, ])([^(, ]+):(\d{1,9})\b", problem.where
+    )  # begun at words alone: they may be long
     return (0, at[1], int(at[2])) if at else (1, "", 0)
 
 

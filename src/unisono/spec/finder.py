@@ -25,7 +25,7 @@ from unisono.spec.words import meant
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-_MARKED = re.compile(r"(?P<body>.*?)(?P<marks>(?:\+[A-Za-z]\w*(?::[^+/]*)?)*)")
+_MARK = re.compile(r"[A-Za-z]\w*(?::[^/]*)?")
 
 C = TypeVar("C")
 
@@ -173,8 +173,11 @@ def split(text: str) -> tuple[str, str]:
 def apart(text: str) -> tuple[str, tuple[str, ...]]:
     """(the value without its marks, its marks with their options) of `topk:ratio=0.01+mc:momentum=0.8+ef`. Whatever the
     text, something is returned."""
-    shape = _MARKED.fullmatch(text)
-    return (shape["body"], tuple(filter(None, shape["marks"].split("+")))) if shape else (text, ())
+    parts = text.split("+")
+    first = len(parts)
+    while first > 1 and _MARK.fullmatch(parts[first - 1]):
+        first -= 1
+    return "+".join(parts[:first]), tuple(parts[first:])
 
 
 def module_of(name: str) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+LONGEST = 100
+"""Letters of a word that may be another one misspelt; to compare longer ones takes seconds."""
 PART_NAMES = {
     "data": "input",
     "forward": "forward",
@@ -105,6 +107,8 @@ def listed(items: Sequence[object], most: int = 6) -> str:
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """The word that was probably meant, or ""; among near ones, one with the same first letter."""
+    if len(word) > LONGEST:
+        return ""
     close = get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
     same = [c for c in close if c[0] == word[:1].lower()]
     return (same or close or [""])[0]
