@@ -1,6 +1,7 @@
 """Who sits where, and what a run goes on with when hosts are lost or come."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from unisono.launch.advice import Situation
 from unisono.launch.spread import among_host, places
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.verbs.train.replan import LOOKS, Replanner
+from unisono.verbs.train.replan import LOOKS, Replanner, best_for
 from unisono.verbs.train.spreading import Spreading, hosts_of, shrunk, spread_of
 
 RECIPE = {"model": {"kind": "gpt", "n_layer": 4, "n_head": 2, "d_model": 32, "context": 16, "vocab": 64},
@@ -74,6 +75,9 @@ def test_where_no_replica_fits_the_planner_is_asked() -> None:
         3, ""
     )
     assert spread is not None and spread.ranks == 2
+    other = partial(best_for, found.recipe, found.plan, {"HOME": "/nonexistent"})
+    spread = Spreading(found.recipe, found.plan, other)(3, "")
+    assert spread is not None and 1 <= spread.ranks <= 3
 
 
 def test_hosts_are_named_this_one_first() -> None:

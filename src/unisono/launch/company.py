@@ -77,6 +77,10 @@ class Company:
                 with contextlib.suppress(OSError), process.stdin as told:
                     told.write(json.dumps(self.reception.door).encode() + b"\n")
 
+    def wait(self) -> None:
+        """From now on hosts have their time to come, the first time or again."""
+        self._since = time.monotonic()
+
     def next_deadline(self, begun: bool) -> float | None:
         """When something is to be looked at, in seconds of a monotonic clock."""
         due = [self.reception.next_deadline(), None if begun else self._since + self.patience]

@@ -104,6 +104,7 @@ class Nursery:
                         watch.board, spread or RunSpread("", ranks), terms, argument, {0: own}, threads
                     )
                     if company is not None:
+                        company.wait()
                         crew.choice, crew.leads = company.choice, company.reception.address
                     outcome = watch.watch(crew, signals)
                     if recovery is None or watch.stopped or not of_helper(outcome) or not recovery.may():

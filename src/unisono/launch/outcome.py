@@ -1,8 +1,10 @@
 """How a run ended. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from unisono.spec import words
 from unisono.spec.errors import UnisonoError, UserCodeError
 
 
@@ -32,6 +34,19 @@ def helper_killed(host: str) -> UnisonoError:
         "the process that starts the ranks was killed",
         likely="the kernel ran out of memory (dmesg says so), or somebody killed it",
         host=host,
+        code="R02",
+    )
+
+
+def host_gone(name: str, ranks: Sequence[int], room: int) -> UnisonoError:
+    """The error of a run that cannot go on without a host. room: for how many ranks there still is some."""
+    return UserCodeError(
+        f"host {name} is gone, and with it {'ranks ' if len(ranks) > 1 else 'rank '}{words.listed(ranks)}",
+        likely=f"it was switched off or cut off; with room for {room} ranks the run cannot go on, or launch.recover is"
+        " false",
+        fix="unisono train --resume RUN, once it is back or under another plan",
+        rank=ranks[0],
+        host=name,
         code="R02",
     )
 

@@ -19,7 +19,7 @@ from unisono.launch.company import Company
 from unisono.launch.crew import Crew
 from unisono.launch.far_host import BEAT
 from unisono.launch.hosts import Message, RankHost
-from unisono.launch.outcome import Outcome, ended, helper_killed
+from unisono.launch.outcome import Outcome, ended, helper_killed, host_gone
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import ALIKE_GRACE, CUT_GRACE, ECHO_GRACE, STACK_GRACE, Recovery
 from unisono.launch.seats import Seat
@@ -224,20 +224,18 @@ class Supervision:
         """A host, and all ranks there at once."""
         host = self.crew.hosts[number]
         self.board.forget(host)
-        name = host.name
         lost = [seat for seat in self.crew.host_gone(number) if seat in self.crew.seats]
         host.close()
         if self.changes is not None:
-            self.changes.host("gone", name)
-        self.on_event(-1, {"kind": "host", "gone": name})
+            self.changes.host("gone", host.name)
+        self.on_event(-1, {"kind": "host", "gone": host.name})
         if not lost or self._ending or not self._begun:
             return
-        failures = [verdict.Failure(seat.rank, None, -signal.SIGKILL) for seat in lost]
         if self._replaceable(-signal.SIGKILL):
-            self._lose(failures, f"host {name} is gone")
+            failures = [verdict.Failure(seat.rank, None, -signal.SIGKILL) for seat in lost]
+            self._lose(failures, f"host {host.name} is gone")
         else:
-            for failure in failures:
-                self._failed(failure)
+            self._judge(host_gone(host.name, [seat.rank for seat in lost], sum(self.crew.room.values())))
 
     def _signalled(self, signals: Signals) -> None:
         for number in signals.take():

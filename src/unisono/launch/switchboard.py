@@ -28,9 +28,13 @@ class Switchboard:
     def turn(self, patience: float | None) -> None:
         """Wait for what comes, so many seconds at most (None: for ever), and take it in."""
         for key, _ in self._selector.select(patience):
-            with contextlib.suppress(KeyError, ValueError):  # an earlier one has ended this line
-                if self._selector.get_key(key.fileobj).data is key.data:
-                    key.data()
+            if self._is_watched(key):  # no earlier one of these has ended this line
+                key.data()
+
+    def _is_watched(self, key: selectors.SelectorKey) -> bool:
+        with contextlib.suppress(KeyError, ValueError):
+            return self._selector.get_key(key.fileobj).data is key.data
+        return False
 
     def watch(self, file: "_File | int", do: Callable[[], object]) -> None:
         """Call `do` whenever the file can be read."""

@@ -1,6 +1,7 @@
 """A better plan for a run under way: the price of staying beside that of another plan and of the move. No torch."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from unisono.comm.members import Members, Shape, assign
@@ -114,6 +115,18 @@ class Replanner:
             f" are dealt by speed, {words.percent(1 - after / before)} less to wait for"
         )
         return Advice(replace(spread, why=said))
+
+
+def best_for(recipe: Recipe, plan: Plan, environ: Mapping[str, str], ranks: int) -> Plan | None:
+    """The planner's best for so many ranks, by the keys of the plan that stay; None where it has none."""
+    loaded = sized(Loaded(recipe, plan, {}))
+    with suppress(UnisonoError):
+        cluster, stack, _ = predict.here(environ)
+        held = replace(plan, said=plan.said & HELD)
+        space = space_on(loaded, model_of(loaded, environ), held, predict.of_ranks(cluster, ranks), stack)
+        for found in search.search(space, top=1).best:
+            return replace(found.question.plan, said=frozenset(), micros=None)
+    return None
 
 
 def ask_of(loaded: Loaded, model: object, plan: Plan, cluster: Cluster, stack: object) -> Question:

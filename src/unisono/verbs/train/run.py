@@ -39,7 +39,7 @@ from unisono.verbs.train.expected import expected, require_room
 from unisono.verbs.train.folder import Watched, finished, make_run_dir
 from unisono.verbs.train.newest import has_checkpoint, newest
 from unisono.verbs.train.order import TrainOrder
-from unisono.verbs.train.replan import Replanner
+from unisono.verbs.train.replan import Replanner, best_for
 from unisono.verify import prover
 
 ENTRY = "unisono.verbs.train.rank:main"
@@ -120,7 +120,11 @@ def _as_supervisor(
 ) -> dict[str, Any]:
     """Own the ranks: one process that has torch is forked into as many as the plan takes."""
     recipe, plan = order.recipe, order.plan
-    company = spreading.company(order, hosts, settings) if hosts else None
+    company = (
+        spreading.company(order, hosts, settings, partial(best_for, recipe, plan, os.environ))
+        if hosts
+        else None
+    )
     with local.start(ENTRY, plan.world, settings.quiet) as nursery:
         folder.prediction = expected(recipe, plan, os.environ)
         require_room(folder.prediction, plan.world)

@@ -61,8 +61,8 @@ def _host(word: str, room: int) -> Guest:
     return Guest(name, int(count)) if colon else Guest(word, room)
 
 
-def company(order: TrainOrder, text: str, settings: Settings) -> Company:
-    """The hosts that `--hosts` names, and where they join. Raises UsageError U-L10."""
+def company(order: TrainOrder, text: str, settings: Settings, other: Other) -> Company:
+    """The hosts that `--hosts` names, and where they join. other: see Spreading. Raises UsageError U-L10."""
     recipe, plan = order.recipe, order.plan
     own, guests = hosts_of(text, plan.world)
     room = own + sum(guest.room for guest in guests)
@@ -72,7 +72,7 @@ def company(order: TrainOrder, text: str, settings: Settings) -> Company:
     address = address_towards(guests[0].name if guests else socket.gethostname())
     reception = Reception.at(address, recipe.launch.tls)
     reception.refused = lambda text: settings.note(f"note  {text}")
-    return Company(reception, own, Spreading(recipe, plan), guests)
+    return Company(reception, own, Spreading(recipe, plan, other), guests)
 
 
 def spread_of(recipe: Recipe, plan: Plan, why: str = "") -> RunSpread | None:
