@@ -147,7 +147,6 @@ def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
     assert told["restarts"] == 1 and told["ranks"] == 2
     assert not list(tmp_path.glob("hosts/runs/*/*/door.json")), "the door is shut"
     alone = Hosted(tmp_path / "alone", *plan).end()
-    os.chdir(tmp_path)
     for one, name in ((told, "hosts"), (alone, "alone")):
         one["checkpoint"] = str(tmp_path / name / one["checkpoint"])
     assert weights(told) == weights(alone)
