@@ -216,7 +216,7 @@ class LaunchConfig(BaseModel):
     snapshot_every: Natural | None = Field(
         default=None,
         description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
-        " often as costs under 1 % of a step",
+        " often as costs under 0.5 % of a step",
     )
     grace: Positive = Field(
         default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"
