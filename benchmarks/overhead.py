@@ -18,8 +18,11 @@ guard       replicas compared and a gradient made twice, each 200 steps. Blocks 
 snapshots   as often as a run takes them by itself, on dp=2 never; `--every N`: each N steps
 checkpoint  a block with one begins with it and ends when it is whole on disk; it counts once in `--every` steps (50)
 
-`cpu` is the same of what all ranks computed, which other programs on the machine disturb less. Not switched off: the
-thread that hears of lost ranks, which wakes for nothing else, and the recorder of spans.
+`cpu` is the same of what all ranks computed. `clocks` is what all of it takes by its own clocks: processor time of the
+threads beside, of the calls between steps, of a check and of the supervisor, over that of a step. It is what a step
+would wait for if no core were ever free, and hardly changes with what else the machine does; what they slow by using
+caches and memory is in the two others alone. Not switched off: the thread that hears of lost ranks, which wakes for
+nothing else, and the recorder of spans.
 """
 
 import argparse
@@ -90,11 +93,11 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     if outcome.error is not None:
         raise outcome.error
     found = [one for one in outcome.results if one is not None]
-    saved, supervisor = given.what == "checkpoint", supervised.share(False)
-    length, every, more = (found[0]["length"], given.every or SAVED, 0.0) if saved else (1, 1, supervisor)
+    saved, seen = given.what == "checkpoint", (supervised.share(False), supervised.share(True))
+    length, every, more = (found[0]["length"], given.every or SAVED, (0.0, 0.0)) if saved else (1, 1, seen)
     return {
-        "what": given.what, "plan": given.plan, "micros": given.micros, "period": PERIOD, "supervisor": supervisor,
-        "supervisor_with": supervised.share(True), "parameters": sum(one["parameters"] for one in found),
+        "what": given.what, "plan": given.plan, "micros": given.micros, "period": PERIOD, "supervisor": seen,
+        "parameters": sum(one["parameters"] for one in found),
         **{name: found[0][name] for name in ("snapshots", "stall_s", "notes", "length") if name in found[0]},
         **shares([one["times"] for one in found], given.pairs, PERIOD, more, length, every),
     }  # fmt: skip
@@ -104,14 +107,15 @@ def shares(
     times: list[dict[str, list[float]]],
     pairs: int,
     period: int,
-    more: float = 0.0,
+    more: tuple[float, float] = (0.0, 0.0),
     length: int = 1,
     every: int = 1,
 ) -> dict[str, Any]:
     """What a step takes longer, by the times of all ranks: seconds of the slowest, processor time of all together.
 
-    pairs: how many count, those that others disturbed least. period: steps between checks of the guard. more: a share
-    of its own. length, every: what a block of so many steps takes longer counts once in `every` steps.
+    pairs: how many count, those that others disturbed least. period: steps between checks of the guard. more: shares
+    of a core that the supervisor takes, in blocks without and in those with. length, every: what a block of so many
+    steps takes longer counts once in `every` steps.
     """
     others = [max(pair) for pair in zip(times[0]["others_without"], times[0]["others_with"], strict=True)]
     counts = sorted(sorted(range(len(others)), key=others.__getitem__)[:pairs])
@@ -125,27 +129,42 @@ def shares(
     without = each("without", max)
     checks = each("check", max) if "check" in times[0] else [0.0] * len(without)
     guard = [check / period / step for check, step in zip(checks, without, strict=True)]
-    found = [one + g + more for one, g in zip(longer(without, each("with", max)), guard, strict=True)]
+    found = [one + g + more[0] for one, g in zip(longer(without, each("with", max)), guard, strict=True)]
     cpu = longer(each("cpu_without", sum), each("cpu_with", sum))
+    clocks = [
+        more[1] + max(_clocked(one, number, period, length / every) for one in times) for number in counts
+    ]
     return {
         "step_s": statistics.median(without), "check_s": statistics.median(checks), "guard": statistics.median(guard),
         "more": statistics.median(found), "interval": interval(sorted(found)), "pairs": found, "played": len(others),
         "cpu": statistics.median(cpu), "cpu_interval": interval(sorted(cpu)), "every": every,
+        "clocks": statistics.median(clocks), "clocks_interval": interval(sorted(clocks)),
         "others": max(others[number] for number in counts),
         **{f"{name}_s": by(times[0][name]) for name, by in
            (("call", statistics.median), ("lap_with", max), ("lap_without", max)) if name in times[0]},
     }  # fmt: skip
 
 
+def _clocked(times: dict[str, list[float]], number: int, period: int, once: float) -> float:
+    """What takes processor time beside steps of one rank in a pair, over that of a step."""
+    step, check = times["cpu_without"][number], times["cpu_check"][number] if "cpu_check" in times else 0.0
+    beside = times["beside_with"][number] - times["beside_without"][number]
+    return times["lasting_with"][number] + beside / step * once + check / step / period
+
+
 def lines_of(row: dict[str, Any]) -> Iterator[str]:
     """A row for reading."""
-    (low, high), (cpu_low, cpu_high) = row["interval"], row["cpu_interval"]
     yield (
         f"{row['what']} on {row['plan']}, {row['parameters'] / 1e6:.1f} M parameters, steps of"
         f" {row['step_s'] * 1e3:.0f} ms, {len(row['pairs'])} pairs of blocks of {row['length']}"
     )
-    yield f"more       {row['more']:+.2%} of step time, 90 % within {low:+.2%} .. {high:+.2%}"
-    yield f"cpu        {row['cpu']:+.2%} of processor time, 90 % within {cpu_low:+.2%} .. {cpu_high:+.2%}"
+    for name, text in (
+        ("more", "of step time"),
+        ("cpu", "of processor time"),
+        ("clocks", "by its own clocks"),
+    ):
+        low, high = row["interval" if name == "more" else f"{name}_interval"]
+        yield f"{name:<10} {row[name]:+.2%} {text}, 90 % within {low:+.2%} .. {high:+.2%}"
     yield f"others     took up to {row['others']:.0%} of the cores in these pairs, of {row['played']} that were played"
     if row["what"] == "checkpoint":
         worst, usual = row["lap_with_s"] * 1e3, row["lap_without_s"] * 1e3
@@ -158,10 +177,8 @@ def lines_of(row: dict[str, Any]) -> Iterator[str]:
             f"guard      {row['guard']:.2%} of that: a check takes {row['check_s'] * 1e3:.0f} ms,"
             f" every {row['period']} steps, micro-batches a rank: {row['micros']}"
         )
-    yield (
-        f"supervisor {row['supervisor']:.2%} of that, for what it does without; of a core it takes"
-        f" {row['supervisor_with']:.2%} with"
-    )
+    without, with_ = row["supervisor"]
+    yield f"supervisor takes {with_:.2%} of a core, and {without:.2%} without"
     if row["snapshots"]:
         yield f"snapshots  every {row['snapshots']} steps; an update waited {row['stall_s'] * 1e3:.1f} ms for one"
 

@@ -1,6 +1,7 @@
 """Blocks of steps with something and without, as one rank plays them (`overhead.py` says what is switched on)."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from unisono.config import Recipe, resolve
 
 BESIDE = ("lookout", "guard", "snapshots")
 NEVER = 1 << 40
+LASTING = ("unisono-lookout", "unisono-alive", "unisono-drain")
 QUIET = 0.05
 """Of all cores, what other programs may take during a pair of blocks that counts as undisturbed."""
 MOST = 3
@@ -44,7 +46,7 @@ def main(ctx: Any, argument: dict[str, Any], corpus: Any) -> dict[str, Any]:
         while number < MOST * argument["pairs"] and not blocks.enough():
             for with_ in (False, True) if number % 2 else (True, False):
                 blocks.play(with_)
-            blocks.beside(number)
+            blocks.after(number)
             number += 1
     own = sum(slot.master.numel() for slot in run.local.slots if slot.counted(run.mesh.at))
     return {"parameters": own / run.mesh.dp.size, **blocks.told()}
@@ -54,6 +56,11 @@ def busy_seconds() -> float:
     """Processor time that everything on this machine has taken, and what its host took from it."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
+
+
+def clocks() -> tuple[float, float]:
+    """Processor time of this process, and of its main thread."""
+    return time.process_time(), time.thread_time()
 
 
 class Blocks:
@@ -66,6 +73,7 @@ class Blocks:
         self.held = held
         self.length: int = argument["length"]
         self.times: dict[str, list[float]] = {}
+        self.own = 0.0
 
     def step(self, with_: bool) -> None:
         """One step, and what comes after it."""
@@ -81,17 +89,39 @@ class Blocks:
             # Also the word without which the supervisor would take a long block for a hang.
             self.ctx.channel.send("block", with_=with_)
             self.run.mesh.world.barrier()
-            begun, cpu, busy = time.perf_counter(), time.process_time(), busy_seconds()
+            begun, cpu, busy, self.own = time.perf_counter(), clocks(), busy_seconds(), 0.0
             for _ in range(self.length):
                 self.step(with_)
             settle()
             self.run.mesh.world.barrier()
-            seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+            seconds, cpu = time.perf_counter() - begun, [now - then for now, then in zip(clocks(), cpu)]
+            others = self.all(busy_seconds() - busy)[0] - sum(self.all(cpu[0]))
+            found = {
+                "": seconds / self.length,
+                "cpu_": cpu[0] / self.length,
+                "lasting_": (self.lasting() if with_ else 0.0) / seconds,
+                "beside_": self.beside(*cpu) / self.length,
+                "others_": max(0.0, others) / seconds / (os.cpu_count() or 1),
+            }
             kind = "with" if with_ else "without"
-            others = self.all(busy_seconds() - busy)[0] - sum(self.all(cpu))
-            self.put(**{kind: seconds / self.length, f"cpu_{kind}": cpu / self.length})
-            self.put(**{f"others_{kind}": max(0.0, others) / seconds / (os.cpu_count() or 1)})
+            self.put(**{name + kind: share for name, share in found.items()})
             self.ctx.channel.send("block", with_=None)
+
+    def lasting(self) -> float:
+        """Processor time in a block of threads that work by the clock, however long steps take."""
+        return 0.0
+
+    def beside(self, all_: float, main_: float) -> float:
+        """Processor time in a block of what comes with steps and is no part of them. all_, main_: that of this process,
+        and of its main thread."""
+        return self.own + all_ - main_
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """What is called in here, by any thread, is no part of a step."""
+        begun = time.thread_time()
+        yield
+        self.own += time.thread_time() - begun
 
     def all(self, number: float) -> list[float]:
         """What each rank says."""
@@ -115,7 +145,7 @@ class Blocks:
         self.play(True)
         self.times.clear()
 
-    def beside(self, number: int) -> None:
+    def after(self, number: int) -> None:
         """What is timed after the pair of that number, outside of blocks."""
 
     def told(self) -> dict[str, Any]:
@@ -140,8 +170,16 @@ class Watched(Blocks):
             install(run, NEVER, feed=self.feed)
             self.guard, run.player = run.player, self.plain
         every = self.argument["every"] if "snapshots" in self.parts else 0
+        shelf = MemoryShelf(ctx.shelf)
+        put = shelf.put
+
+        def timed(*terms: Any) -> None:
+            with self.called():
+                put(*terms)
+
+        shelf.put = timed
         self.snapshots = Snapshots(
-            run, self.resolved.plan, MemoryShelf(ctx.shelf), every, among(ctx.store, ctx.rank, ctx.world),
+            run, self.resolved.plan, shelf, every, among(ctx.store, ctx.rank, ctx.world),
             lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
         # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.
@@ -165,12 +203,14 @@ class Watched(Blocks):
         leaves = self.feed.fetch(run.step, run.leaves)
         if with_ and "lookout" in self.parts:
             train_step(run, leaves, self.ctx.channel.stop_requested)
-            self.clock.stepped(time.perf_counter() - begun)
-            self.ctx.channel.send("step", step=run.step)
+            with self.called():
+                self.clock.stepped(time.perf_counter() - begun)
+                self.ctx.channel.send("step", step=run.step)
         else:
             train_step(run, leaves)
         if with_:
-            self.snapshots.stepped(time.perf_counter() - begun, {})
+            with self.called():
+                self.snapshots.stepped(time.perf_counter() - begun, {})
         run.recorder.lap()
 
     @contextmanager
@@ -201,22 +241,31 @@ class Watched(Blocks):
             yield
         meetings.lookout.close()
 
-    def beside(self, number: int) -> None:
+    def lasting(self) -> float:
+        threads = [thread for thread in threading.enumerate() if thread.name in LASTING]
+        return sum(time.clock_gettime(time.pthread_getcpuclockid(one.ident or 0)) for one in threads)
+
+    def beside(self, all_: float, main_: float) -> float:
+        return self.own  # others of this process's threads do more for a step, or less, each time
+
+    def after(self, number: int) -> None:
         """A step with a check and one without, in either order: so checks by this rank and by its neighbour, which
         follow the step's number, come in turn."""
         if "guard" in self.parts:
             took = {check: self._checked(check) for check in ((False, True) if number % 2 else (True, False))}
-            self.put(check=took[True] - took[False])
+            seconds, cpu = (with_ - without for with_, without in zip(took[True], took[False]))
+            self.put(check=seconds, cpu_check=cpu)
 
-    def _checked(self, check: bool) -> float:
+    def _checked(self, check: bool) -> tuple[float, float]:
+        """Seconds of such a step, and its processor time."""
         self.guard.every = 1 if check else NEVER
         self.run.player = self.guard
         self.run.mesh.world.barrier()
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         self.step(False)
         self.run.mesh.world.barrier()
         self.guard.every, self.run.player = NEVER, self.plain
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, time.process_time() - cpu
 
     def told(self) -> dict[str, Any]:
         every = self.snapshots.every
@@ -250,9 +299,10 @@ class Saved(Blocks):
         begun = time.perf_counter()
         if self.due:
             self.due = False
-            self.saving.settle()
-            pieces = [*pieces_of(self.run), *kept_of(self.run)]
-            self.saving.save(self.run.step, pieces, {"step": self.run.step}, blocking=False, last=False)
+            with self.called():
+                self.saving.settle()
+                pieces = [*pieces_of(self.run), *kept_of(self.run)]
+                self.saving.save(self.run.step, pieces, {"step": self.run.step}, blocking=False, last=False)
             self.put(call=time.perf_counter() - begun)
         train_step(self.run, self.feed.fetch(self.run.step, self.run.leaves))
         self.saving.poll()

@@ -24,9 +24,13 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
 def times(
     without: list[float], with_: list[float], others: list[float], **more: list[float]
 ) -> dict[str, Any]:
-    calm = [0.0] * len(without)
-    cpu = {"cpu_without": without, "cpu_with": with_}
-    return {"without": without, "with": with_, "others_without": calm, "others_with": others, **cpu, **more}
+    none = [0.0] * len(without)
+    found = {"": (without, with_), "cpu_": (without, with_), "others_": (none, others)}
+    found |= {"lasting_": (none, none), "beside_": (none, none)}
+    pairs = {
+        f"{name}{kind}": one for name, both in found.items() for kind, one in zip(("without", "with"), both)
+    }
+    return pairs | more
 
 
 def test_the_slowest_rank_counts_and_each_pair_is_a_ratio(overhead: Any) -> None:
@@ -41,9 +45,12 @@ def test_the_slowest_rank_counts_and_each_pair_is_a_ratio(overhead: Any) -> None
 
 
 def test_a_check_counts_once_in_its_period_and_the_supervisor_wholly(overhead: Any) -> None:
-    row = overhead.shares([times([0.5], [0.5], [0.0], check=[0.6])], 1, 200, more=0.002)
+    row = overhead.shares(
+        [times([0.5], [0.5], [0.0], check=[0.6], cpu_check=[0.5])], 1, 200, more=(0.002, 0.003)
+    )
     assert row["guard"] == pytest.approx(0.6 / 0.5 / 200)
     assert row["more"] == pytest.approx(0.006 + 0.002)
+    assert row["clocks"] == pytest.approx(0.005 + 0.003)
 
 
 def test_a_checkpoint_counts_once_in_its_steps(overhead: Any) -> None:
@@ -57,3 +64,10 @@ def test_pairs_that_others_disturbed_most_are_left_out(overhead: Any) -> None:
     row = overhead.shares(ranks, 2, 200)
     assert row["pairs"] == pytest.approx([0.0, 0.02])
     assert (row["others"], row["played"]) == (0.02, 4)
+
+
+def test_own_clocks_add_what_goes_by_the_clock_and_what_comes_with_steps(overhead: Any) -> None:
+    """Threads that take 0.2 % of a core, and a snapshot that takes 3 ms of steps of half a second."""
+    one = times([0.5], [0.9], [0.0], lasting_with=[0.002], beside_with=[0.004], beside_without=[0.001])
+    assert overhead.shares([one], 1, 200)["clocks"] == pytest.approx(0.002 + 0.006)
+    assert overhead.shares([one], 1, 200, length=5, every=50)["clocks"] == pytest.approx(0.002 + 0.0006)
