@@ -14,13 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.security import streams, tables, weights, words
+from tests.security import links, streams, tables, weights, words
 from tests.security.confined import Kind, Tally, given, played
 from tests.train.checkpoint.fuzz import fuzz as hostile_checkpoints
 
 KINDS: tuple[Kind, ...] = (
     words.PLANS, words.FLAGS, words.VARIABLES, words.COMMANDS, words.CHAOS, tables.RECIPES, tables.CLUSTERS, streams.FRAMES, streams.STORE,
-    streams.MESSAGES, streams.ALIVE, weights.SAFETENSORS, weights.PICKLES, weights.OTHERS, weights.CONFIGS,
+    streams.MESSAGES, streams.ALIVE, links.GREETINGS, links.ANSWERS, links.TAMPERED, links.DOORS, weights.SAFETENSORS, weights.PICKLES, weights.OTHERS, weights.CONFIGS,
 )  # fmt: skip
 OWN = "manifests"
 """Checkpoints of our own, which have a reader of hostile ones themselves."""

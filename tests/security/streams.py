@@ -141,7 +141,7 @@ def play_requests(requests: list[tuple[int, list[bytes]]]) -> str:
 # --- messages of a supervisor to its rank, and the other way ---
 
 
-def _value(order: random.Random, depth: int = 0) -> Any:
+def value(order: random.Random, depth: int = 0) -> Any:
     plain = (
         None,
         True,
@@ -161,8 +161,8 @@ def _value(order: random.Random, depth: int = 0) -> Any:
     if depth < 3 and order.random() < 0.3:
         return order.choice(
             (
-                [_value(order, depth + 1)] * 2,
-                {order.choice(("kind", "epoch", "a", "")): _value(order, depth + 1)},
+                [value(order, depth + 1)] * 2,
+                {order.choice(("kind", "epoch", "a", "")): value(order, depth + 1)},
             )
         )
     return order.choice(plain)
@@ -172,10 +172,10 @@ def _messages(order: random.Random) -> list[bytes]:
     texts = []
     for _ in range(order.randint(1, 4)):
         said = {
-            "kind": order.choice(("stop", "hurry", "leave", "regroup", "step", "odd", _value(order))),
-            "epoch": _value(order),
+            "kind": order.choice(("stop", "hurry", "leave", "regroup", "step", "odd", value(order))),
+            "epoch": value(order),
         }
-        text = json.dumps(said if order.random() < 0.8 else _value(order)).encode()
+        text = json.dumps(said if order.random() < 0.8 else value(order)).encode()
         if order.random() < 0.15:
             text = order.choice(
                 (
@@ -230,11 +230,11 @@ def _changed(tree: Any, order: random.Random) -> Any:
     if isinstance(tree, dict):
         kept = {key: _changed(value, order) for key, value in tree.items() if order.random() > 0.02}
         return kept | (
-            {order.choice(("x", "rank", "9" * 5000, "²", "")): _value(order)} if order.random() < 0.05 else {}
+            {order.choice(("x", "rank", "9" * 5000, "²", "")): value(order)} if order.random() < 0.05 else {}
         )
     if isinstance(tree, list):
         return [_changed(value, order) for value in tree if order.random() > 0.02]
-    return _value(order) if order.random() < 0.06 else tree
+    return value(order) if order.random() < 0.06 else tree
 
 
 def _alive(order: random.Random) -> dict[str, str]:

@@ -110,8 +110,8 @@ class HostLink:
     what goes and of what comes."""
 
     sock: socket.socket
-    seals: bytes
-    opens: bytes
+    seals: bytes = field(repr=False)
+    opens: bytes = field(repr=False)
     owed: bytearray = field(default_factory=bytearray)
     _in: bytearray = field(default_factory=bytearray)
     _sent: int = 0

@@ -41,7 +41,7 @@ class Reception:
     """token: of the run. address: by which other hosts reach this one. refused(text): hears of strangers. tls: what is
     said goes through it; `certificate` is the hash by which hosts know it."""
 
-    token: str
+    token: str = field(repr=False)
     address: str
     listener: socket.socket
     refused: Callable[[str], None] = lambda text: None
@@ -171,7 +171,7 @@ class Reception:
     def _or_refused(self, knock: _Knock) -> Iterator[None]:
         try:
             yield
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             self._leave(knock)
             knock.sock.close()
             if isinstance(error, Refused):

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unisono.spec.doubtful import TEXT, read_text
 from unisono.spec.errors import UsageError
 from unisono.verbs import CommandCall, Parser, Result, Verb
 
@@ -68,10 +69,10 @@ def _door(text: str) -> dict[str, Any]:
     """Where to join. Raises UsageError U-L11."""
     path = Path(text, "door.json") if Path(text).is_dir() else Path(text)
     try:
-        told = json.loads(sys.stdin.readline() if text == "-" else path.read_text(encoding="utf-8"))
+        told = json.loads(sys.stdin.readline() if text == "-" else read_text(path, TEXT))
         words = {key: str(told[key]) for key in ("address", "token", "certificate")}
         return {**words, "port": int(told["port"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"{text} does not say where to join a run", where="unisono host",
             likely="the run was not started with --hosts, or it is over" if text != "-" else str(error),
