@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from unisono.spec.doubtful import visible
 
 _LONGEST = 2000  # letters of a field, of which a good one has a few hundred: a word may be a whole file
+_END = 200
 _BLOCKS = 50  # problems that are drawn
 
 
@@ -147,7 +148,10 @@ class Interrupted(UnisonoError):
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} letters)"
+    """Where something long is quoted, what is wrong with it stands behind it."""
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - _END]}... ({len(text)} letters) ...{text[-_END:]}"
 
 
 def _line(problem: Problem) -> tuple[int, str, int]:
