@@ -198,14 +198,15 @@ def test_recover_can_be_switched_off(tmp_path: Path):
 def test_a_rank_that_nothing_frees_gives_its_place_to_another():
     """Its main thread waits for ever in a call that knows of no cut, as a send that Gloo has forgotten."""
     ours, theirs = socket.socketpair()
+    hears, says = os.pipe()
     pid = os.fork()
     if pid == 0:
         channel = SocketChannel(theirs, pace=StepPace(0.2))
         channel.recover(0, away=lambda: None, anew=lambda epoch: None)
-        ours.sendall(b"+")
+        os.write(says, b"+")
         signal.pause()
         os._exit(0)
     with ours, theirs:
-        theirs.recv(1)  # it hears from now on
+        os.read(hears, 1)  # it hears from now on
         ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

@@ -130,7 +130,10 @@ class SocketChannel(Channel):
     def _give_place(self, epoch: int) -> None:
         """Let a new process take this one's place if its main thread does not come to the rendezvous, but stands still:
         nothing frees a send that Gloo has forgotten. One that computes has its time, and so has one at a disk."""
-        main, begun = threading.main_thread().native_id or 0, time.monotonic()
+        main, begun = (
+            os.getpid(),
+            time.monotonic(),
+        )  # of the main thread, which a fork leaves unknown to Python
         seen, since = ran(main), begun
         come = lambda: self._epoch >= epoch or self._left or "leave" in self._heard
         while True:
