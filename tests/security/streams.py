@@ -12,6 +12,7 @@ from tests.security.confined import Kind
 from tests.security.mutate import JUNK, NUMBERS
 from unisono.launch import alive, doctor_hang, hang_report, seats, wire, witness
 from unisono.launch.context import SocketChannel
+from unisono.launch.hosts import OwnHost
 from unisono.launch.store import StoreServer
 
 # --- frames ---
@@ -199,7 +200,8 @@ def play_messages(texts: list[bytes]) -> str:
     with near, far:
         near.setblocking(False)
         far.settimeout(5)
-        channel, seat = SocketChannel(near), seats.Seat(0, far, far, -1, 0.0)
+        host = OwnHost("h", 1, 1, far, lambda: None)
+        channel, seat = SocketChannel(near), seats.Seat(1, 0, host, 0, far, far, -1, heard=0.0)
         for text in texts:
             wire.event(text)
             for at in range(0, len(data := wire.frame(text)), 4000):
