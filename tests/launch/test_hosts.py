@@ -164,3 +164,26 @@ def test_a_host_that_does_not_come_is_named(tmp_path: Path) -> None:
     run_said = "".join(run.heard)
     assert "U-L10" in run_said and "127.0.0.1 did not join: its shell left with 1" in run_said
     assert not list(tmp_path.glob("runs/*/*")), "nothing ran, so nothing is left"
+
+
+def test_what_only_a_lost_host_held_is_found_on_another(tmp_path: Path) -> None:
+    """Each host holds a stage alone; a spare one takes the place of the lost one, and nothing was saved."""
+    plan = ("--plan", "pp=2 sync=canonical", "--launch.replan", "false")
+    for name in ("alone", "hosts"):
+        (tmp_path / name).mkdir()
+    hosts = "localhost:1,127.0.0.1:1,127.0.0.2:1"
+    run = Hosted(tmp_path / "hosts", *plan, "--hosts", hosts, "--launch.shell", "true",
+                 "--launch.snapshot_every", "2")  # fmt: skip
+    agent = run.host("127.0.0.1")
+    run.until(lambda: run.said("host 127.0.0.1 has come"))
+    spare = run.host("127.0.0.2")  # who comes later is the spare one
+    run.until(lambda: run.step() >= 20)
+    agent.send_signal(signal.SIGKILL)
+    run.until(lambda: run.said("host 127.0.0.1 is gone") and run.said("met again"))
+    told = run.end()
+    assert spare.wait(30) == 0
+    assert not run.said("going on from"), "no checkpoint, not the beginning: " + "".join(run.heard)
+    alone = Hosted(tmp_path / "alone", *plan).end()
+    for one, name in ((told, "hosts"), (alone, "alone")):
+        one["checkpoint"] = str(tmp_path / name / one["checkpoint"])
+    assert weights(told) == weights(alone)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from tests.train.small import recipe, started
 from unisono.comm import threads as on_threads
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
+from unisono.train.build import Place
 from unisono.train.checkpoint.boxes import Box
 from unisono.train.handover import NotHeld, PeerMemory
 from unisono.train.run import Run
 from unisono.train.shelf import Shelf, Snapshot
-from unisono.train.snapshots import SHARE, Snapshots, among
+from unisono.train.snapshots import ROOM, SHARE, Holding, Snapshots, among, fits, lonely
 from unisono.train.state import pieces_of
 from unisono.train.step import train_step
 
@@ -118,6 +120,10 @@ class Memory(Shelf):
         return
 
 
+def place(rank: int, host: int = 0) -> Place:
+    return Place(rank, 1, torch.device("cpu"), "gloo", timedelta(seconds=20), host=host)
+
+
 def copy_of(boxes: Sequence[Box]) -> dict[str, torch.Tensor]:
     return {box.name: box.tensor.detach().clone() for box in boxes if box.saved and box.tensor.numel()}
 
@@ -126,7 +132,11 @@ def alone(
     folder: Path, shelf: Shelf | None, every: int | None, plan: str = "dp=1"
 ) -> tuple[Run, Any, Snapshots]:
     run, feed, _ = started(context(0, 1), recipe(folder), plan)
-    return run, feed, Snapshots(run, Plan.parse(plan), shelf, every, lambda said: [said], pytest.fail)
+    return (
+        run,
+        feed,
+        Snapshots(run, Plan.parse(plan), place(0), shelf, every, lambda said: [said], pytest.fail),
+    )
 
 
 def test_an_update_waits_until_what_it_changes_was_put_aside(tmp_path: Path) -> None:
@@ -179,33 +189,35 @@ def test_how_often_follows_what_one_takes_of_the_slowest_rank(tmp_path: Path) ->
 
         def agree(own: Any) -> list[Any]:
             said.append(own)
-            return [own, [0, 1 << 60]] if isinstance(own, list) else [own, 0.0265]
+            return [own, [0, 1 << 60, 0, [1]]] if isinstance(own, list) else [own, 0.0265 / SHARE]
 
-        snapshots = Snapshots(run, Plan.parse("dp=1"), shelf, None, agree, pytest.fail)
+        snapshots = Snapshots(run, Plan.parse("dp=1"), place(0), shelf, None, agree, pytest.fail)
         for _ in range(9):
             train_step(run, feed.fetch(run.step, run.leaves))
             snapshots.stepped(1e4, {})
         snapshots.settle()
         assert snapshots.every == 6 and round(0.0265 / SHARE) == 5  # no more than the share
         assert sorted(shelf.kept) == [1, 2, 3, 9]  # three to measure
-        (own, free), cost = said
+        (own, free, *_), cost = said
         assert own == sum(x.numel() * x.element_size() for x in shelf.kept[1].values()) and free > 0
-        assert 0 < cost < SHARE
+        assert 0 < cost < 1
 
     on_threads.run(1, play)
 
 
 def test_by_themselves_where_one_rank_holds_a_part_alone_and_there_is_room(tmp_path: Path) -> None:
-    def every(plan: str, shelf: Shelf | None = None, free: int = 1 << 60) -> list[int]:
-        ranks = Plan.parse(plan).world
+    def every(plan: str, shelf: Shelf | None = None, free: int = 1 << 60, hosts: int = 1) -> list[int]:
+        parsed = Plan.parse(plan)
+        ranks = parsed.world
 
         def one(rank: int) -> int:
             run, *_ = started(context(rank, ranks), recipe(tmp_path), plan)
 
             def agree(said: Any) -> list[Any]:
-                return [said, [said[0], free]]
+                other = said[3] if parsed.dp > 1 else [9]
+                return [said, [said[0], free, hosts - 1, other]]
 
-            return Snapshots(run, Plan.parse(plan), shelf, None, agree, pytest.fail).every
+            return Snapshots(run, parsed, place(rank), shelf, None, agree, pytest.fail).every
 
         return on_threads.run(ranks, one)
 
@@ -215,6 +227,26 @@ def test_by_themselves_where_one_rank_holds_a_part_alone_and_there_is_room(tmp_p
     assert every("dp=1", Memory(), free=1000) == [0]
     assert every("dp=2", Memory()) == [0, 0]
     assert every("dp=1 offload=optimizer", Memory()) == [0]
+    assert every("dp=2", Memory(), hosts=2) == [0, 0]
+
+
+def test_what_the_ranks_of_one_host_alone_hold_would_be_lost_with_it() -> None:
+    def ranks(*held: tuple[int, int]) -> list[Holding]:
+        return [Holding(10, 100.0, host, [part]) for host, part in held]
+
+    assert lonely(ranks((0, 0))) and lonely(ranks((0, 0), (0, 1))) and lonely(ranks((0, 0), (1, 1)))
+    assert not lonely(ranks((0, 0), (0, 0))), "one host: its loss ends the run"
+    assert lonely(ranks((0, 0), (0, 0), (1, 1), (1, 1))), "each host holds a stage"
+    assert not lonely(ranks((0, 0), (0, 1), (1, 0), (1, 1))), "each host holds all"
+
+
+def test_copies_of_another_host_need_room_too() -> None:
+    def room(free: float, *hosts: int) -> bool:
+        return fits([Holding(10, free, host, [rank]) for rank, host in enumerate(hosts)])
+
+    assert room(20 / ROOM, 0) and not room(19 / ROOM, 0)
+    assert room(40 / ROOM, 0, 1) and not room(39 / ROOM, 0, 1)
+    assert room(60 / ROOM, 0, 0, 1) and not room(59 / ROOM, 0, 0, 1), "the copies of the larger host"
 
 
 def test_asked_for_where_nobody_could_keep_them_is_refused(tmp_path: Path) -> None:
@@ -234,7 +266,9 @@ def test_memory_that_is_full_is_told_and_the_run_goes_on(tmp_path: Path) -> None
 
         run, feed, _ = started(context(0, 1), recipe(tmp_path), "dp=1")
         told: list[str] = []
-        snapshots = Snapshots(run, Plan.parse("dp=1"), Memory(full), 1, lambda said: [said], told.append)
+        snapshots = Snapshots(
+            run, Plan.parse("dp=1"), place(0), Memory(full), 1, lambda said: [said], told.append
+        )
         for _ in range(3):
             train_step(run, feed.fetch(run.step, run.leaves))
             snapshots.stepped(0.1, {})

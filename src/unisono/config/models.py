@@ -220,8 +220,8 @@ class LaunchConfig(BaseModel):
     )
     snapshot_every: Natural | None = Field(
         default=None,
-        description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where dp=1, as"
-        " often as costs under 0.5 % of a step",
+        description="steps between snapshots of each rank in memory that outlives it; 0: none; absent: where one"
+        " rank or one host alone holds a part, as often as costs under 0.5 % of a step",
     )
     tls: bool = Field(
         default=False, description="what supervisors of several hosts say to each other goes through TLS"

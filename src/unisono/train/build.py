@@ -44,7 +44,8 @@ from unisono.train.update import update_of
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where this process stands: its rank, the device it computes on, and how collectives are made. scratch: a folder
-    of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty."""
+    of the run's for what is offloaded to disk. speeds: of the replicas, by which leaves are dealt; alike if empty.
+    host: the first rank of this host."""
 
     rank: int
     world: int
@@ -53,6 +54,7 @@ class Place:
     timeout: timedelta
     scratch: Path | None = None
     speeds: tuple[float, ...] = ()
+    host: int = 0
 
 
 def connect(place: Place, store: dist.Store | None, present: int | None = None) -> None:

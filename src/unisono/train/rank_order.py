@@ -8,6 +8,7 @@ from typing import Any, Self
 from unisono.config import Recipe
 from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
+from unisono.train.abroad import Abroad
 from unisono.train.build import Place
 from unisono.train.shelf import Shelf
 from unisono.train.trial import Trial
@@ -36,12 +37,14 @@ class RankOrder:
     epoch: int = 0
     rendezvous: Rendezvous | None = None
     shelf: Shelf | None = None
+    abroad: Abroad | None = None
     trial: Trial = field(default_factory=Trial)  # what is done beside, where faults are played
 
     def at(self, rendezvous: Rendezvous) -> Self:
         """The order from a meeting on: number, world and plan may be others."""
         meeting, spread = rendezvous.meeting, rendezvous.meeting.spread
-        place = replace(self.place, rank=meeting.rank, world=meeting.world)
+        host = meeting.rank - meeting.local_rank  # ranks of one host follow each other
+        place = replace(self.place, rank=meeting.rank, world=meeting.world, host=host)
         if spread:
             place = replace(place, speeds=tuple(spread["speeds"]))
         plan = Plan.parse(spread["plan"]) if spread else self.plan

@@ -4,25 +4,24 @@ Its state comes out of the ranks' memory. Where nobody holds a part of it, all g
 there is none, to the beginning.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from unisono.config import Recipe
-from unisono.plan import Plan
 from unisono.spec.rendezvous import Rendezvous
 from unisono.spec.words import listed
+from unisono.train.abroad import Abroad
 from unisono.train.ahead import AheadUpdate
 from unisono.train.build import Place, build, connect
 from unisono.train.checkpoint.find import FOLDER, by_age, first_whole
 from unisono.train.data.dataset import Corpus
 from unisono.train.flow import unflushed
 from unisono.train.handover import NotHeld, PeerMemory
+from unisono.train.rank_order import RankOrder
 from unisono.train.run import Run
 from unisono.train.shelf import Shelf, Snapshot
 from unisono.train.state import kept_of, pieces_of, refill, restore
-from unisono.train.trial import Trial
 
 
 @dataclass(slots=True)
@@ -42,32 +41,24 @@ def losses(state: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def regained(
-    recipe: Recipe,
-    plan: Plan,
-    place: Place,
-    run_dir: Path,
-    corpus: Corpus,
-    rendezvous: Rendezvous,
-    kept: Remembered,
-    shelf: Shelf | None,
-    trial: Trial,
-    note: Callable[[str], None],
+    order: RankOrder, corpus: Corpus, rendezvous: Rendezvous, kept: Remembered, note: Callable[[str], None]
 ) -> tuple[Run, dict[str, Any], Path | None]:
-    """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. plan, place: of this
+    """The run, what was kept beside its tensors, and the checkpoint of both, if they are from one. order: of this
     meeting. kept: is up to date afterwards. Every rank that trains from here on calls it, or it hangs."""
-    recorder = trial.recorder(place.rank)
-    trial.reached("recovery", rendezvous.epoch)
-    memory = _memory(place, rendezvous, kept, shelf)
-    run = build(recipe, plan, place, corpus, recorder, filled=False)
+    place = order.place
+    recorder = order.trial.recorder(place.rank)
+    order.trial.reached("recovery", rendezvous.epoch)
+    memory = _memory(order, rendezvous, kept)
+    run = build(order.recipe, order.plan, place, corpus, recorder, filled=False)
     folder = None
     try:
         state = refill(run, memory)
         if memory.stood_in:
             note(_went_back(memory))
     except NotHeld as missing:
-        folder = _newest(run_dir, place, rendezvous, note)
+        folder = _newest(order.run_dir, place, rendezvous, note)
         if folder is None:
-            run = build(recipe, plan, place, corpus, recorder)
+            run = build(order.recipe, order.plan, place, corpus, recorder)
         state = restore(run, folder) if folder is not None else {}
         note(f"{missing}: going on from {folder.name if folder else 'the beginning'}")
     memory.end()
@@ -76,22 +67,23 @@ def regained(
     return run, state, folder
 
 
-def handed_over(place: Place, rendezvous: Rendezvous, kept: Remembered, shelf: Shelf | None) -> None:
+def handed_over(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> None:
     """What a rank does that is to leave: it gives what it holds to those that stay."""
-    _memory(place, rendezvous, kept, shelf).give()
+    _memory(order, rendezvous, kept).give()
 
 
-def _memory(place: Place, rendezvous: Rendezvous, kept: Remembered, shelf: Shelf | None) -> PeerMemory:
+def _memory(order: RankOrder, rendezvous: Rendezvous, kept: Remembered) -> PeerMemory:
     """What all hold that meet, who are connected then."""
-    meeting, held = rendezvous.meeting, _held(kept, shelf)
-    memory = PeerMemory(place.rank, meeting.present, rendezvous.store, held, place.device)
-    connect(place, rendezvous.store, meeting.present)
+    place, present = order.place, rendezvous.meeting.present
+    held = _held(kept, order.shelf, order.abroad)
+    memory = PeerMemory(place.rank, present, rendezvous.store, held, place.device)
+    connect(place, rendezvous.store, present)
     return memory
 
 
-def _held(kept: Remembered, shelf: Shelf | None) -> list[Snapshot]:
+def _held(kept: Remembered, shelf: Shelf | None, abroad: Abroad | None) -> list[Snapshot]:
     """What this rank has of the run: what it trains with, but where an update was under way, or where updates follow
-    their step, and what is on its shelf, where whom it replaces may have put it."""
+    their step; what is on its shelf, where whom it replaces may have put it; what it keeps for another host."""
     run, held, beside = kept.run, list[Snapshot](), dict[str, Any]()
     if run is not None:
         beside = {"recent": kept.recent}
@@ -102,7 +94,18 @@ def _held(kept: Remembered, shelf: Shelf | None) -> list[Snapshot]:
     for one in shelf.snapshots() if shelf is not None else ():
         if not held or one.step != held[0].step:
             held.append(replace(one, state={**one.state, **beside}))
-    return held
+    if abroad is None:
+        return held
+    return merged(held, [one for one in abroad.snapshots() if one.sound()], beside)
+
+
+def merged(own: Sequence[Snapshot], others: Sequence[Snapshot], beside: Mapping[str, Any]) -> list[Snapshot]:
+    """What a rank has itself, and for others, as one snapshot of each step. others: sound ones."""
+    steps = {one.step: one for one in own}
+    for other in others:
+        mine = steps.get(other.step, Snapshot(other.step, {**other.state, **beside}, []))
+        steps[other.step] = replace(mine, boxes=[*mine.boxes, *other.boxes])
+    return list(steps.values())
 
 
 def _went_back(memory: PeerMemory) -> str:

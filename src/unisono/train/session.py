@@ -90,7 +90,7 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
                     order = order.at(rendezvous)
                     _settle(live, kept)
                     if order.place.rank >= order.place.world:
-                        handed_over(order.place, rendezvous, kept, order.shelf)
+                        handed_over(order, rendezvous, kept)
                         return {"left": True}
                     live = _rejoin(order, rendezvous, corpus, kept)
                     kept.run, kept.val_losses, rendezvous = live.run, live.val_losses, None
@@ -214,8 +214,8 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     bad.load(state.get("bad", {}))
     check = install(run, recipe.train.guard, partial(_note, order), bad.feed)
     snapshots = Snapshots(
-        run, order.plan, order.shelf, recipe.launch.snapshot_every, among(order.store, place.rank, place.world),
-        lambda text: order.line.send("note", text=text),
+        run, order.plan, place, order.shelf, recipe.launch.snapshot_every,
+        among(order.store, place.rank, place.world), lambda text: order.line.send("note", text=text), order.abroad,
     )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()
@@ -248,7 +248,7 @@ def _settle(live: Live | None, kept: Remembered) -> None:
         with suppress(OSError):
             live.journal.close()
         kept.recent = live.journal.recent()
-        live.snapshots.settle()
+        live.snapshots.end()
         live.feed.close()
         kept.bad = live.bad.state()
 
@@ -257,7 +257,7 @@ def _rejoin(order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Reme
     """The run among ranks that meet anew. order: of this meeting. Every rank that trains on calls it, or it hangs."""
     place, note = order.place, partial(_note, order)
     run, state, folder = regained(
-        order.recipe, order.plan, place, order.run_dir, corpus, rendezvous, kept, order.shelf, order.trial, note
+        order, corpus, rendezvous, kept, note
     )  # fmt: skip
     live = _enter(order, run, corpus, state, folder)
     if place.rank == 0:  # a step that the others made and this one did not is theirs to tell

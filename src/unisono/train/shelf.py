@@ -4,7 +4,7 @@ A *snapshot* is what a rank holds of the run after one step. A shelf has room fo
 is written counts only when all of it is there: a rank that dies while it writes leaves the other as it was.
 
 Here the place is memory of the same host: files without a name, made and kept open by the process that starts ranks.
-Who takes a rank's place is given the same two. Memory of another host would be one more `Shelf`.
+Who takes a rank's place is given the same two. A copy on another host is the same bytes in files there (`abroad`).
 
     file     head · tensors, the widest elements first, without gaps · table (JSON: what is what, with sums)
     head     written last; wiped before anything else is written
@@ -32,6 +32,7 @@ _HEAD = struct.Struct("<8sqqqII")
 _MARK = b"unisnap1"
 _FIRST = 64  # where tensors begin: aligned for every dtype
 _AT_ONCE = 256  # buffers of one write: the kernel takes 1024
+_PART = 4 << 20  # bytes of a snapshot that are copied at once
 
 Write = Callable[[int, Sequence[Any], int], int]
 """(file, buffers, where) → bytes written, as os.pwritev."""
@@ -70,6 +71,28 @@ class MemoryShelf(Shelf):
 
     def __init__(self, files: Sequence[int], write: Write = os.pwritev) -> None:
         self._files, self._write = tuple(files), write
+
+    @classmethod
+    def new(cls) -> "MemoryShelf":
+        """On files of its own, which last as long as this process."""
+        return cls([os.memfd_create(f"snapshot {number}", os.MFD_CLOEXEC) for number in range(2)])
+
+    def close(self) -> None:
+        """Let its files go."""
+        for file in self._files:
+            os.close(file)
+
+    def newest(self) -> tuple[int, int]:
+        """The file of the newest snapshot, and its bytes; (-1, 0) where none is whole."""
+        file = max(self._files, key=self._step)
+        return (file, os.fstat(file).st_size) if self._step(file) >= 0 else (-1, 0)
+
+    def older(self) -> int:
+        """A file for a copy of another's snapshot, in the place of the older one, of which nothing is left."""
+        file = min(self._files, key=self._step)
+        self._wipe(file)
+        os.ftruncate(file, _HEAD.size)
+        return file
 
     def put(self, step: int, state: Mapping[str, Any], boxes: Sequence[Box]) -> None:
         file = min(self._files, key=self._step)
@@ -156,6 +179,12 @@ class MemoryShelf(Shelf):
         return Snapshot(
             step, table["state"], boxes, lambda: [_sum(as_bytes(box.tensor)) for box in boxes] == sums
         )
+
+
+def parts(nbytes: int) -> list[tuple[int, int]]:
+    """In which order a snapshot of so many bytes is copied: (where, how many), the head last."""
+    body = [(at, min(_PART, nbytes - at)) for at in range(_FIRST, nbytes, _PART)]
+    return [*body, (0, _FIRST)] if body else []
 
 
 def _sum(data: memoryview) -> int:

@@ -4,9 +4,10 @@ Each rank writes its own part, every N steps, the same steps on all. A thread wr
 the end of one update to the beginning of the next: an update that comes sooner waits. Of what changes in between
 (running statistics, what a policy keeps) the thread gets a copy.
 
-Without a wish, snapshots are kept where one rank alone holds a part of the run (`dp=1`) and the host's memory has room
-for them. Then N follows what a snapshot was measured to take of a rank's time, on the slowest rank: `SHARE` of the
-steps between two.
+Without a wish, snapshots are kept where one rank alone holds a part of the run (`dp=1`), or the ranks of one host of
+several do, and the host's memory has room for them. Then N follows what a snapshot was measured to take of a rank's
+time, on the slowest rank: `SHARE` of the steps between two. On several hosts each snapshot is copied to another one
+(`abroad`), for at most `LINKS` of the time.
 """
 
 import json
@@ -15,13 +16,15 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from unisono.observe.memory import available
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
+from unisono.train.abroad import Abroad, Copies
 from unisono.train.ahead import AheadUpdate
+from unisono.train.build import Place
 from unisono.train.checkpoint.boxes import Box
 from unisono.train.flow import unflushed
 from unisono.train.run import Run
@@ -32,6 +35,10 @@ SHARE = 0.005
 """Of a step's time, what snapshots may take where nobody says how often: with guard and lookout it stays under 2 %."""
 ROOM = 0.5
 """Of the memory that is free, what two snapshots of all ranks may fill where nobody asked for them."""
+LINKS = 0.1
+"""Of the time, for how much of it copies may be on their way to other hosts where nobody says how often."""
+_PARTED = 1.0
+"""Seconds for copies to end when their run does."""
 _TRIED = 3
 """Snapshots before the first measurement counts: two make the files, and memory that is new takes longer."""
 
@@ -55,26 +62,32 @@ class Snapshots:
     """Snapshots of a run under way. Every rank makes one, and calls it after the same steps. What is on the shelf of
     later steps than the run's is forgotten: it goes another way from here.
 
-    shelf: None where nobody keeps anything for this rank. every: steps between two, 0: none, None: as above. tell: what
-    is to be said. Raises UsageError L09, on all ranks, where they are asked for and cannot be kept.
+    place: this rank's. shelf: None where nobody keeps anything for this rank. every: steps between two, 0: none, None:
+    as above. tell: what is to be said. abroad: for copies on other hosts. Raises UsageError L09, on all ranks, where
+    snapshots are asked for and cannot be kept.
     """
 
     def __init__(
         self,
         run: Run,
         plan: Plan,
+        place: Place,
         shelf: Shelf | None,
         every: int | None,
         agree: Agree,
         tell: Callable[[str], None],
+        abroad: Abroad | None = None,
     ) -> None:
-        self.run, self._shelf, self._agree, self._tell = run, shelf, agree, tell
+        self.run, self._shelf, self._agree, self._tell, self._abroad = run, shelf, agree, tell, abroad
         self._beside = (
             plan.dp == 1 and plan.offload == "none"
         )  # no policy, and no home, that writes in between
         self._measured = every is None
         self.turned_back()
-        self.every = _first(run, plan, shelf, every, self._beside, agree)
+        self.every, hosts = _first(run, plan, place.host, shelf, every, self._beside, agree)
+        self._copies: Copies | None = None
+        if self.every and abroad is not None and len(set(hosts)) > 1:
+            self._copies = abroad.copies(place, hosts)
         self.stall = 0.0
         """Seconds that updates waited, since `told`."""
         self._count, self._due = 0, _TRIED
@@ -95,8 +108,10 @@ class Snapshots:
         if self._measured and self._count == self._due:
             self._weigh()
         if self.run.step - self._last >= self.every:
-            self._last, self._count = self.run.step, self._count + 1
-            self._take(state)
+            self._last = self.run.step
+            if self._copies is None or self._copied(self._copies):
+                self._count += 1
+                self._take(state)
 
     def settle(self) -> None:
         """Wait for the snapshot under way, if there is one: weights are about to change."""
@@ -112,11 +127,35 @@ class Snapshots:
             self._tell(f"no snapshots from now on: {self._failed}")
             self._shelf = None
 
+    def end(self) -> None:
+        """Nothing more is put aside: the run is over, or its ranks are about to meet anew, which ends copies too."""
+        self.settle()
+        if self._copies is not None:
+            self._copies.settle(_PARTED)
+
     def turned_back(self) -> None:
-        """The run goes on from an earlier step: what is on the shelf of later ones is forgotten."""
+        """The run goes on from an earlier step: what is kept of later ones is forgotten."""
         self._last = self.run.step
-        if self._shelf is not None:
-            self._shelf.drop(after=self._last)
+        for one in (self._shelf, self._abroad):
+            if one is not None:
+                one.drop(after=self._last)
+
+    def _copied(self, copies: Copies) -> bool:
+        """Whether all ranks have their copies of what was put aside last, so that it may be replaced: else this time
+        is left out. Every rank calls it."""
+        begun = time.perf_counter()
+        said = self._agree([copies.ready(), copies.failed or ("" if self._shelf else "no snapshots")])
+        if any(failed for _, failed in said):
+            first = next(rank for rank, (_, failed) in enumerate(said) if failed)
+            self._copies = None
+            if self.run.mesh.rank == 0:
+                self._tell(
+                    f"no copies of snapshots on other hosts from now on: rank {first}: {said[first][1]}"
+                )
+            return True
+        if self._count >= _TRIED:
+            self._costs.append(time.perf_counter() - begun)
+        return all(ready for ready, _ in said)
 
     def told(self) -> dict[str, float]:
         """For the metrics of a step: what it waited."""
@@ -144,17 +183,24 @@ class Snapshots:
         except OSError as error:
             self._failed = error
         self._cost = before + time.thread_time() - begun
+        if self._copies is not None:
+            self._copies.begin()
 
     def _weigh(self) -> None:
         """How many steps between two snapshots, by the rank that they cost most. Again after twice as many."""
-        step = statistics.median(self._steps)
-        cost = statistics.median(self._costs or [0.0]) / max(step, 1e-9)
-        self.every = max(1, math.ceil(max(self._agree(cost)) / SHARE))
+        step = max(statistics.median(self._steps), 1e-9)
+        cost = statistics.median(self._costs or [0.0]) / step / SHARE
+        if self._copies is not None and self._copies.seconds:
+            cost = max(cost, statistics.median(self._copies.seconds) / step / LINKS)
+            self._copies.seconds.clear()
+        self.every = max(1, math.ceil(max(self._agree(cost))))
         self._due, self._steps, self._costs = 2 * self._count, [], []
 
 
-def _first(run: Run, plan: Plan, shelf: Shelf | None, every: int | None, beside: bool, agree: Agree) -> int:
-    """Steps between two snapshots, for the beginning."""
+def _first(
+    run: Run, plan: Plan, host: int, shelf: Shelf | None, every: int | None, beside: bool, agree: Agree
+) -> tuple[int, list[int]]:
+    """Steps between two snapshots, for the beginning, and the host of each rank."""
     why = likely = ""
     if shelf is None:
         why = "nobody outlives the ranks here who could keep them"
@@ -165,11 +211,44 @@ def _first(run: Run, plan: Plan, shelf: Shelf | None, every: int | None, beside:
         fix = "leave launch.snapshot_every out; train.save_every keeps checkpoints"
         what = f"launch.snapshot_every={every}: {why}"
         raise UsageError(what, where="launch.snapshot_every", likely=likely, fix=fix, code="L09")
-    if every is not None or why or not beside:
-        return every or 0
+    if every == 0 or why:
+        return 0, []
     own = sum(box.tensor.numel() * box.tensor.element_size() for box in _own(run, beside, whole=False))
-    said = agree([own, available()])
-    return int(2 * sum(need for need, _ in said) <= ROOM * min(free for _, free in said))
+    part = [at for axis, at in sorted(run.mesh.at.items()) if axis != "dp"]
+    said = [Holding(*one) for one in agree([own, available(), host, part])]
+    hosts = [one.host for one in said]
+    if every is not None:
+        return every, hosts
+    return int(plan.offload == "none" and lonely(said) and fits(said)), hosts
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a rank says of itself: bytes of a snapshot, bytes of memory that are free, its host, its place on all axes
+    but that of replicas."""
+
+    nbytes: int
+    free: float
+    host: int
+    part: list[int]
+
+
+def lonely(ranks: Sequence[Holding]) -> bool:
+    """Whether one rank, or the ranks of one host of several, hold a part of the run that nobody else holds."""
+    several = len({one.host for one in ranks}) > 1
+    holders = [[other.host for other in ranks if other.part == one.part] for one in ranks]
+    return any(len(some) == 1 or (several and len(set(some)) == 1) for some in holders)
+
+
+def fits(ranks: Sequence[Holding]) -> bool:
+    """Whether there is room on every host for two snapshots of each of its ranks, and on several hosts for two copies
+    of each of the host before."""
+    hosts = sorted({one.host for one in ranks})
+    own = {host: 2 * sum(one.nbytes for one in ranks if one.host == host) for host in hosts}
+    before = dict(zip(hosts, [hosts[-1], *hosts], strict=False))
+    return all(
+        own[one.host] + (own[before[one.host]] if len(hosts) > 1 else 0) <= ROOM * one.free for one in ranks
+    )
 
 
 def _own(run: Run, beside: bool, whole: bool = True) -> list[Box]:

@@ -20,7 +20,8 @@ from unisono.launch.pace import margin
 from unisono.plan import Batch, Plan
 from unisono.spec.frames import is_memory
 from unisono.sync import POLICIES
-from unisono.train.build import model_of
+from unisono.train.abroad import Abroad
+from unisono.train.build import Place, model_of
 from unisono.train.checkpoint.find import by_age
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.load import load
@@ -28,7 +29,7 @@ from unisono.train.rank_order import RankOrder
 from unisono.train.resume import choose, identity
 from unisono.train.session import place_of, session
 from unisono.train.settled import SYNC, kept
-from unisono.train.shelf import MemoryShelf, Shelf
+from unisono.train.shelf import MemoryShelf
 from unisono.train.trial import trial_of
 from unisono.train.writing import locked
 from unisono.verbs.train.folder import make_run_dir
@@ -56,7 +57,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         return _join(ctx, told, corpus)
     resolved = agree(ctx, "order", lambda: _resolved(told, ctx.world), lambda it: facts_of(ctx, it, corpus))
     recipe, plan = resolved.recipe, resolved.plan
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
+    place = _place(ctx, recipe)
     with ExitStack() as held:
         chosen = _agree_on_folder(ctx, told, recipe, held)
         if chosen.done is not None:
@@ -79,6 +80,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
+        shelf = _shelf(ctx)
         order = RankOrder(
             recipe,
             plan,
@@ -91,7 +93,8 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             ctx.run_token,
             _last_bits(ctx),
             ctx.epoch,
-            shelf=_shelf(ctx),
+            shelf=shelf,
+            abroad=Abroad(shelf) if shelf is not None else None,
             trial=trial_of(told.chaos, run_dir, ctx.rank),
         )
         order.trial.reached("start")
@@ -114,10 +117,11 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
+    place, shelf = _place(ctx, recipe), _shelf(ctx)
     order = RankOrder(
         recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
-        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, _shelf(ctx), trial_of(told.chaos, run_dir, ctx.rank),
+        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, shelf, Abroad(shelf) if shelf is not None else None,
+        trial_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
     with ExitStack() as held:
@@ -127,7 +131,12 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
         return _train(order, corpus, room)
 
 
-def _shelf(ctx: RankContext) -> Shelf | None:
+def _place(ctx: RankContext, recipe: Recipe) -> Place:
+    place = place_of(ctx.rank, ctx.world, ctx.local_rank, ctx.backend, margin(recipe.launch.timeout))
+    return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
+
+
+def _shelf(ctx: RankContext) -> MemoryShelf | None:
     return MemoryShelf(ctx.shelf) if ctx.shelf else None
 
 
