@@ -159,6 +159,7 @@ class Watched(Blocks):
         super().__init__(*terms)
         from unisono.train.cadence import Clock
         from unisono.train.guard import install
+        from unisono.train.session import place_of
         from unisono.train.shelf import MemoryShelf
         from unisono.train.snapshots import Snapshots, among
 
@@ -179,8 +180,8 @@ class Watched(Blocks):
 
         shelf.put = timed
         self.snapshots = Snapshots(
-            run, self.resolved.plan, shelf, every, among(ctx.store, ctx.rank, ctx.world),
-            lambda text: ctx.channel.send("note", text=text),
+            run, self.resolved.plan, place_of(ctx.rank, ctx.world, ctx.local_rank, "gloo", 600.0), shelf, every,
+            among(ctx.store, ctx.rank, ctx.world), lambda text: ctx.channel.send("note", text=text),
         )  # fmt: skip
         # `launch.rank` gives each rank its lookout before this; here it is the blocks' affair.
         self.meetings = ctx.appear.func.__self__

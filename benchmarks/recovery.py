@@ -1,13 +1,16 @@
-"""What a lost rank costs: ours beside plain torchrun with DDP and torch's distributed checkpoints every 10 steps.
+"""What a lost rank costs: ours beside torchft, NVRx, and torchrun with DDP and torch's checkpoints every 10 steps.
 
-Both train the same model on the same samples on two ranks of one thread, in rounds that take turns; in each, rank 1 is
+All train the same model on the same samples on two ranks of one thread, in rounds that take turns; in each, rank 1 is
 killed (then: stopped) once. Printed are seconds from the fault to its detection and to the first step that had not been
-made before, and how many steps were made again. Then both run for a while with a kill every ten seconds; goodput is the
-steps that were made over those of a run of the same kind that is left alone. torchrun gets
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which most of its restarts hang or burn others.
+made before, and how many steps were made again. Then all run for a while with a kill every ten seconds; goodput is the
+batches that were trained on over those of a run of the same kind that is left alone: a step of torchft on half a batch
+is a half. The loops by hand are in benchmarks/recovery_peers.py. torchrun gets TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1,
+without which most of its restarts hang or burn others. torchft takes a replica for dead after one second instead of
+five. NVRx has eight spare processes and moves no state: its function goes back to a checkpoint, as torchrun does.
 
-python benchmarks/recovery.py                       # about eight minutes
-python benchmarks/recovery.py --rounds 1 --goodput 0
+pip install torchft==0.2.0 nvidia-resiliency-ext==0.4.1   # else they are left out
+python benchmarks/recovery.py                             # about half an hour
+python benchmarks/recovery.py --rounds 1 --minutes 0
 """
 
 import argparse
@@ -22,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +33,11 @@ from unisono.config import DataConfig, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.config.write import resolved_toml
 from unisono.programs.chaos import sequel
 
-SAVED = 10
 PATIENCE = 60.0
-"""Seconds after a fault in which torchrun may come back."""
+"""Seconds after a fault in which a side may come back."""
+PEERS = {"torchft": "torchft", "nvrx": "nvidia_resiliency_ext"}
+"""Sides that need a package that is not ours: its module."""
+INSTALL = {"torchft": "torchft==0.2.0", "nvrx": "nvidia-resiliency-ext==0.4.1"}
 STEPS = 1_000_000
 
 
@@ -49,51 +55,6 @@ def recipe(folder: Path) -> Recipe:
     )
 
 
-# torchrun's side: one rank.
-
-
-def play(folder: Path) -> None:
-    """A loop as one writes it by hand: DDP, AdamW, a checkpoint every SAVED steps, resumed where there is one."""
-    import torch
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
-    from peers import Task, adamw, batches, model_of
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.nn.parallel import DistributedDataParallel
-
-    from unisono.train.data.load import load
-    from unisono.train.session import place_of
-
-    dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
-    (folder / f"pid-{rank}").write_text(str(os.getpid()))
-    torch.set_num_threads(1)
-    told = resolve(recipe(folder), "dp=2", world).recipe
-    task = Task(told, 1, place_of(rank, world, rank, "gloo", 600.0), load(told.data, told.model))
-    model = DistributedDataParallel(model_of(task))
-    optimizer, get, made = adamw(model, told.train), batches(task), 0
-    saved = sorted(folder.glob("step-*/.metadata"))
-    if saved:
-        weights, moments = get_state_dict(model, optimizer)
-        dcp.load({"model": weights, "optim": moments}, checkpoint_id=saved[-1].parent)
-        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
-        made = int(saved[-1].parent.name.removeprefix("step-"))
-    with (folder / f"steps-{rank}.jsonl").open("a") as log:
-        while True:
-            inputs, targets = get(made)
-            loss = torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), told.train.clip or 1e9)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            made += 1
-            log.write(json.dumps({"t": time.monotonic(), "step": made}) + "\n")
-            log.flush()
-            if made % SAVED == 0:
-                weights, moments = get_state_dict(model, optimizer)
-                dcp.save({"model": weights, "optim": moments}, checkpoint_id=folder / f"step-{made:08d}")
-
-
 @dataclass(frozen=True)
 class Cost:
     """Of one fault: seconds until it was known and until a new step, None for not in time; steps made twice."""
@@ -107,10 +68,19 @@ class Cost:
 
 
 @contextmanager
-def torchrun(folder: Path) -> Iterator[subprocess.Popen]:
-    """The loop above on two ranks, restarted as often as it takes."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               "--max-restarts", "1000", __file__, "--play", str(folder)]  # fmt: skip
+def peer(side: str, folder: Path) -> Iterator[subprocess.Popen]:
+    """A loop of `recovery_peers` on two ranks, restarted as often as it takes."""
+    loop = [str(Path(__file__).with_name("recovery_peers.py")), side, str(folder)]
+    elastic = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1000",
+    ]
+    command = [sys.executable, *(elastic if side == "torchrun" else []), *loop]
     extra = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
     with _under(command, extra, folder) as process:
         yield process
@@ -168,25 +138,36 @@ def log_of(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def torchrun_fault(folder: Path, number: int) -> Cost:
+def peer_fault(side: str, folder: Path, number: int) -> Cost:
     """A signal to rank 1 five steps after a checkpoint."""
-    steps = folder / "steps-0.jsonl"
-    with torchrun(folder) as process:
-        due = lambda: [x for x in log_of(steps) if x["step"] >= 2 * SAVED + 5]
+    with peer(side, folder) as process:
+        due = lambda: [x for x in log_of(folder / "steps-0.jsonl") if x["step"] >= 25]
         if until(due, 120.0, process) is None:
             raise RuntimeError((folder / "output.txt").read_text()[-2000:])
         other, victim = _pids(folder)
         begun = time.monotonic()
         os.kill(victim, number)
-        detected = until(lambda: not Path(f"/proc/{other}").exists() or _zombie(other), PATIENCE, process)
-        known = time.monotonic() - begun if detected else None
-        made = log_of(steps)
-        most = max(line["step"] for line in made)
-        new = lambda: [line["t"] for line in log_of(steps) if line["step"] > most]
-        back = until(new, PATIENCE, process) if detected else None
+        knows = lambda: (
+            (not Path(f"/proc/{other}").exists() or _zombie(other))
+            if side == "torchrun"
+            else [x for x in log_of(folder / "known.jsonl") if x["t"] > begun]
+        )
+        known = time.monotonic() - begun if until(knows, PATIENCE, process) else None
+        before = [x for x in _made(folder) if x["t"] <= begun]
+        most = max(line["step"] for line in before)
+        new = lambda: [
+            x for x in _made(folder) if x["step"] > most + 1 or (x["t"] > begun and x["step"] > most)
+        ]
+        back = until(new, PATIENCE, process) if known else None
         if back is None:
             return Cost(known, None, 0)
-        return Cost(known, back[0] - begun, most - log_of(steps)[len(made)]["step"] + 1)
+        again = [x for x in _made(folder) if x["t"] > begun and x["step"] <= most]
+        return Cost(known, min(x["t"] for x in back) - begun, len({x["step"] for x in again}))
+
+
+def _made(folder: Path) -> list[dict[str, Any]]:
+    """Steps that ranks of a peer have told."""
+    return [line for path in sorted(folder.glob("steps-*.jsonl")) for line in log_of(path)]
 
 
 def _zombie(pid: int) -> bool:
@@ -215,25 +196,27 @@ def our_fault(folder: Path, number: int) -> Cost:
         return Cost(got["detected"], got["next"], max(0, got["at_step"] - 1 - min(met)))
 
 
-def made_in(seconds: float, folder: Path, ours: bool, kills: bool) -> int:
-    """Steps that a run has made so long after its first, with a kill every ten seconds or none."""
+def made_in(seconds: float, folder: Path, side: str, kills: bool) -> float:
+    """Whole batches that a run has trained on so long after its first, with a kill every ten seconds or none."""
     times = [10.0 * i for i in range(1, int(seconds // 10) + 1) if 10.0 * i < seconds] if kills else []
-    steps = lambda: log_of(
-        next((folder / "runs").glob("*/*/metrics.jsonl"), folder / "none")
-        if ours
-        else folder / "steps-0.jsonl"
+    ours = side == "ours"
+    steps = lambda: (
+        log_of(next((folder / "runs").glob("*/*/metrics.jsonl"), folder / "none")) if ours else _made(folder)
     )
     chaos = " ".join(f"kill:who={i % 2}:after={at:g}" for i, at in enumerate(times))
-    with unisono(folder, chaos) if ours else torchrun(folder) as process:
+    with unisono(folder, chaos) if ours else peer(side, folder) as process:
         if until(steps, 180.0, process) is None:
             raise RuntimeError((folder / "output.txt").read_text()[-2000:])
         begun = time.monotonic()
         for i, at in enumerate(() if ours else times):
             time.sleep(max(0.0, begun + at - time.monotonic()))
-            with suppress(ProcessLookupError):
-                os.kill(_pids(folder)[i % 2], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the store of NVRx is with rank 0, whose loss ends it
+                os.kill(_pids(folder)[1 if side == "nvrx" else i % 2], signal.SIGKILL)
         time.sleep(max(0.0, begun + seconds - time.monotonic()))
-        return max(line["step"] for line in steps())
+        shares: dict[int, float] = {}
+        for line in steps():
+            shares[line["step"]] = max(shares.get(line["step"], 0.0), line.get("share", 1.0))
+        return sum(shares.values())
 
 
 def shown(costs: list[Cost]) -> str:
@@ -251,34 +234,47 @@ def shown(costs: list[Cost]) -> str:
     return f"{times([c.detected for c in costs])}  {back}  {'-' if lost is None else f'{lost:g}':>10}"
 
 
+def _there(side: str, module: str) -> bool:
+    if find_spec(module) is None:
+        print(f"{side} is left out: no module {module} (pip install {INSTALL[side]})", flush=True)
+        return False
+    return True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--goodput", type=float, default=60.0, help="seconds of each run under kills")
     parser.add_argument(
-        "--goodput", type=float, default=60.0, help="seconds of each run under kills; 0 for none"
+        "--minutes", type=int, default=3, help="such runs of each side, with and without; 0: none"
     )
-    parser.add_argument("--play", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.play:
-        return play(given.play)
-    sides = {"ours": our_fault, "torchrun": torchrun_fault}
+    sides = ["ours", "torchrun", *(side for side, module in PEERS.items() if _there(side, module))]
     costs: dict[tuple[str, str], list[Cost]] = {}
     for _ in range(given.rounds):
         for number in (signal.SIGKILL, signal.SIGSTOP):
-            for side, fault in sides.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    costs.setdefault((number.name, side), []).append(fault(Path(folder), number))
+            for side in sides:
+                with tempfile.TemporaryDirectory() as name:
+                    folder = Path(name)
+                    cost = our_fault(folder, number) if side == "ours" else peer_fault(side, folder, number)
+                    costs.setdefault((number.name, side), []).append(cost)
     print(f"{'':<20} {'detected, s':>17}  {'next new step, s':>17}  {'steps lost':>10}")
     print(f"{'':<20} {'median':>8} {'max':>8}  {'median':>8} {'max':>8}  {'median':>10}")
     for (name, side), some in sorted(costs.items()):
         print(f"{name:<8} {side:<11} {shown(some)}", flush=True)
-    for side in sides if given.goodput else ():
-        made = []
-        for kills in (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                made.append(made_in(given.goodput, Path(folder), side == "ours", kills))
-        told = f"{made[1]} steps in {given.goodput:.0f} s with a kill every 10 s, {made[0]} without"
-        print(f"goodput  {side:<11} {made[1] / made[0]:.1%}: {told}", flush=True)
+    made: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for _ in range(given.minutes):
+        for side in sides:
+            pair = []
+            for kills in (False, True):
+                with tempfile.TemporaryDirectory() as name:
+                    pair.append(made_in(given.goodput, Path(name), side, kills))
+            made[side].append((pair[1], pair[0]))
+    for side, pairs in made.items() if given.minutes else ():
+        ratios = " ".join(f"{with_ / without:.1%}" for with_, without in pairs)
+        median = statistics.median(with_ / without for with_, without in pairs)
+        told = f"{pairs[0][0]:.0f} batches in {given.goodput:.0f} s with a kill every 10 s, {pairs[0][1]:.0f} without"
+        print(f"goodput  {side:<11} {median:.1%} of {ratios}; first {told}", flush=True)
     print(f"{given.rounds} rounds, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     return None
 
