@@ -24,7 +24,7 @@ from typing import Any
 
 SAVED = 10
 """Steps between two of torch's distributed checkpoints, where there are any."""
-SPARES = 8
+SPARES = 1
 """Processes of NVRx beside two: each that is killed takes the place of one."""
 HEART = 1000
 """Milliseconds of silence after which torchft's lighthouse takes a replica for dead; its default is 5000."""
@@ -38,10 +38,8 @@ def torchrun(folder: Path) -> None:
     _from_checkpoints(folder, dist.get_rank(), dist.get_world_size())
 
 
-def _from_checkpoints(
-    folder: Path, rank: int, world: int, alive: Callable[[], object] = lambda: None
-) -> None:
-    """The loop of a rank whose group is there. alive(): called each step."""
+def _from_checkpoints(folder: Path, rank: int, world: int) -> None:
+    """The loop of a rank whose group is there."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -61,7 +59,6 @@ def _from_checkpoints(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         made += 1
-        alive()
         _tell(folder / f"steps-{rank}.jsonl", step=made)
         if made % SAVED == 0:
             weights, moments = get_state_dict(model, optimizer)
@@ -69,7 +66,7 @@ def _from_checkpoints(
 
 
 def torchft(folder: Path) -> None:
-    """A lighthouse, two replicas, and a new process at once for each that ends."""
+    """A lighthouse, two replicas, and a new process at once for each that ends. One goes on alone meanwhile."""
     from torchft.coordination import LighthouseServer
 
     house = LighthouseServer(
@@ -89,6 +86,7 @@ def torchft_replica(folder: Path) -> None:
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     number, within = int(os.environ["NUMBER"]), timedelta(seconds=5)
+    late = timedelta(seconds=1)  # a sum over one that has died ends no sooner
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model, inner, get, _ = _task(folder, number, 2)
 
@@ -97,7 +95,7 @@ def torchft_replica(folder: Path) -> None:
         inner.load_state_dict(state["optim"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=within), min_replica_size=1, timeout=within, rank=0, world_size=1,
+        pg=ProcessGroupGloo(timeout=late), min_replica_size=1, timeout=within, rank=0, world_size=1,
         state_dict=lambda: {"model": model.state_dict(), "optim": inner.state_dict()}, load_state_dict=load,
         store_addr="127.0.0.1", store_port=store.port, replica_id=f"replica_{number}", hostname="127.0.0.1",
     )  # fmt: skip
@@ -139,7 +137,7 @@ def nvrx_rank(folder: Path) -> None:
         ),
         monitor_thread_interval=quick(), monitor_process_interval=quick(), heartbeat_interval=quick(),
         progress_watchdog_interval=quick(), last_call_wait=quick(), heartbeat_timeout=timedelta(seconds=5),
-        soft_timeout=timedelta(seconds=2), hard_timeout=timedelta(seconds=3),
+        soft_timeout=timedelta(seconds=5), hard_timeout=timedelta(seconds=8),
     )  # fmt: skip
     def train(call: inprocess.CallWrapper | None = None) -> None:
         number, rank = next(rounds), int(os.environ["RANK"])
@@ -151,13 +149,13 @@ def nvrx_rank(folder: Path) -> None:
             "gloo", store=dist.PrefixStore(f"round/{epoch}", store), rank=rank, world_size=2,
             timeout=timedelta(seconds=30),
         )  # fmt: skip
-        _from_checkpoints(folder, rank, 2, call.ping if call is not None else lambda: None)
+        _from_checkpoints(folder, rank, 2)
 
     train()
 
 
 def _task(folder: Path, rank: int, world: int) -> tuple[Any, Any, Any, float]:
-    """(model, optimiser, inputs and targets of a step, norm to which gradients are clipped) of a rank; notes its pid."""
+    """(model, optimiser, inputs and targets of a step, greatest norm of gradients) of a rank; notes its pid."""
     import torch
     from peers import Task, adamw, batches, model_of
     from recovery import recipe

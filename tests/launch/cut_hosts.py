@@ -1,6 +1,6 @@
 """Hosts of a lab that are cut off one after the other and given back, while a run goes on: does it end as undisturbed?
 
-python -m tests.launch.cut_hosts                  # four hosts, each of the others once
+python -m tests.launch.cut_hosts                  # four hosts, each once; the first, with the supervisor, last
 python -m tests.launch.cut_hosts --rate 100mbit --plan "dp=4 sync=canonical" --json
 
 Needs root, ip and tc. Leaves with 1 where the run ends otherwise than one on this machine alone, or a cut was not seen.
@@ -83,7 +83,7 @@ def cut(network: LabNetwork, host: int, up: bool) -> None:
 
 
 def played(network: LabNetwork, folder: Path, words: list[str], steps: int) -> dict[str, Any]:
-    """The run in the lab, with every host but the first cut off once."""
+    """The run in the lab, with every host cut off once. The first is alone then: the supervisor is there."""
     count = len(network.hosts)
     names = [links.host_name(number) for number in range(count)]
     addresses = [links.address(number) for number in range(count)]
@@ -96,8 +96,8 @@ def played(network: LabNetwork, folder: Path, words: list[str], steps: int) -> d
         LAB_DOORS=doors,
     )
     apart = steps // (2 * count)
-    for host in range(1, count):
-        wait_for(folder, 2 * apart * host - apart, run)
+    for number, host in enumerate([*range(1, count), 0], 1):
+        wait_for(folder, 2 * apart * number - apart, run)
         at = steps_made(folder)
         cut(network, host, up=False)
         wait_for(folder, at + apart // 2, run)

@@ -27,6 +27,7 @@ WHAT, WHERE, RANK, TURN = os.environ.get("HANG", "nothing:nowhere:0:0").split(":
 WIDTH = 8
 SHARED = ("shapes", "fewer", "dtype", "message")  # faults in which every rank has its part
 PATIENT = os.environ.get("HANG_PATIENT")
+ONCE = os.environ.get("HANG_ONCE")  # who takes the culprit's place does not hang in its turn
 turns: dict[str, int] = {}
 if PATIENT:
     Lookout._obey = lambda *told: None
@@ -37,7 +38,7 @@ def due(where: str) -> bool:
     if where != WHERE or not dist.is_initialized() or (dist.get_rank() != int(RANK) and WHAT not in SHARED):
         return False
     turns[where] = turns.get(where, 0) + 1
-    if turns[where] != int(TURN):
+    if turns[where] != int(TURN) or (ONCE and os.path.exists("began")):
         return False
     with open("began", "w") as file:
         file.write(str(time.time()))

@@ -139,10 +139,10 @@ def weights(summary: dict[str, object]) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("plan", "number"),
     [
-        ("dp=4 sync=canonical", signal.SIGKILL),
+        pytest.param("dp=4 sync=canonical", signal.SIGKILL, marks=pytest.mark.slow),
         ("dp=2 pp=2 sync=canonical", signal.SIGKILL),
         ("dp=2 shard=2 sync=canonical", signal.SIGSTOP),
-        ("pp=2 sync=canonical", signal.SIGKILL),
+        pytest.param("pp=2 sync=canonical", signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
 def test_a_lost_rank_changes_no_bit(tmp_path: Path, plan: str, number: int):
