@@ -83,9 +83,9 @@ class Snapshots:
             plan.dp == 1 and plan.offload == "none"
         )  # no policy, and no home, that writes in between
         self._measured = every is None
+        self._copies: Copies | None = None
         self.turned_back()
         self.every, hosts = _first(run, plan, place.host, shelf, every, self._beside, agree)
-        self._copies: Copies | None = None
         if self.every and abroad is not None and len(set(hosts)) > 1:
             self._copies = abroad.copies(place, hosts)
         self.stall = 0.0
@@ -136,6 +136,8 @@ class Snapshots:
     def turned_back(self) -> None:
         """The run goes on from an earlier step: what is kept of later ones is forgotten."""
         self._last = self.run.step
+        if self._copies is not None:  # one under way would lie there afterwards
+            self._copies.settle()
         for one in (self._shelf, self._abroad):
             if one is not None:
                 one.drop(after=self._last)
