@@ -205,7 +205,10 @@ def _command(order: random.Random) -> list[str]:
         else:
             words.insert(at, order.choice((order.choice(JUNK), *_flag(order))))
     dry = [] if words[:1] in (["config"], ["report"], ["--version"]) else ["--dry-run"]
-    return [word.replace("\0", "").replace(".py", ".toml")[:LETTERS] for word in words] + dry
+    words = [word.replace("\0", "").replace(".py", ".toml")[:LETTERS] for word in words]
+    if words[:1] == ["lab"]:  # what follows a second "--" is the command's
+        return ["lab", *dry, *words[1:]]
+    return words + dry
 
 
 LETTERS = 100_000

@@ -21,7 +21,7 @@ from unisono.spec.words import LONGEST
 
 PREFIX = "UNISONO_"
 _CHAIN = 32  # files of which each extends the next
-_MANY = 200  # unknown keys after which no more are looked up
+MANY = 200  # unknown keys after which no more are looked up
 SHORT = {"model": "model.kind"}  # flags that stand for the key that says most of their section
 
 
@@ -143,7 +143,7 @@ def _extended(path: Path, base: Any, where: str, problems: list[Problem], chain:
 def _put(layer: Layer, name: str, value: Any, origin: str, problems: list[Problem]) -> None:
     if name in keys() or name.startswith("model."):  # perhaps a key of a user's own kind
         layer[name] = Setting(tuple(value) if isinstance(value, list) else value, origin)
-    elif len(problems) < _MANY:
+    elif len(problems) < MANY:
         problems.append(unknown(name, origin))
 
 

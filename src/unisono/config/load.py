@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from unisono.config.fields import SECTIONS, key_of, keys
 from unisono.config.layers import (
+    MANY,
     Flag,
     Layer,
     Setting,
@@ -86,7 +87,8 @@ def _settle_own(layer: Layer, problems: list[Problem]) -> None:
         value, origin = layer[name].value, layer[name].origin
         field = own.get(name.partition(".")[2])
         if field is None:
-            problems.append(unknown(name, origin))
+            if len(problems) < MANY:
+                problems.append(unknown(name, origin))
             del layer[name]
         elif isinstance(value, Words):
             del layer[name]

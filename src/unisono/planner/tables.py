@@ -15,6 +15,8 @@ from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.errors import UsageError
 
 _FIELDS = ("value", "origin", "source")
+MOST = 1e30
+"""The largest constant, in the unit of its key: prices made of it are still numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,10 @@ class Table:
         if key not in self.values and default is not None:
             return default, Source("given", "default")
         value, source = self.constant(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise self.wrong(f"{key}={value!r} is not a number of 0 or more", key, f"{key} = 1.0")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+            raise self.wrong(
+                f"{key}={value!r} is not a number of 0 or more, up to {MOST:g}", key, f"{key} = 1.0"
+            )
         return value * unit, source
 
     def constant(self, key: str) -> tuple[Any, Source]:

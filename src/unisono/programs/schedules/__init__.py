@@ -138,7 +138,7 @@ class VShaped(Schedule):
 class Looped(Schedule):
     """A schedule with several stages a rank, dealt in turn: stage s on row s mod ranks."""
 
-    v: int = Field(2, ge=1, description="stages of each rank")
+    v: int = Field(2, ge=1, le=1024, description="stages of each rank")
 
     def placement(self, ranks: int) -> tuple[int, ...]:
         return tuple(stage % ranks for stage in range(ranks * self.v))
