@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from unisono.train.build import Place
 from unisono.train.shelf import MemoryShelf, Snapshot, parts
@@ -50,17 +51,15 @@ class Abroad:
         for ward in self._wards:
             ward.drop(after)
 
-    def copies(self, place: Place, hosts: Sequence[int]) -> "Copies":
-        """For the ranks that have met. Every one calls it, or it hangs."""
+    def copies(self, place: Place, store: Any, hosts: Sequence[int]) -> "Copies":
+        """For the ranks that have met. store: of this meeting. Every one calls it, or it hangs."""
         keeper = keepers(hosts)
         wards = [rank for rank, to in enumerate(keeper) if to == place.rank]
         while len(self._wards) > len(wards):
             self._wards.pop().close()
         self._wards += [MemoryShelf.new() for _ in wards[len(self._wards) :]]
-        pg: Any = dist.new_group(
-            list(range(place.world)), timeout=place.timeout, backend="gloo", use_local_synchronization=True,
-            group_desc="snapshots",
-        )  # fmt: skip
+        # Not by `new_group`: it names a group by how many a rank has made before, in which stages differ.
+        pg = ProcessGroupGloo(dist.PrefixStore("copies", store), place.rank, place.world, place.timeout)
         return Copies(pg, self._own, keeper[place.rank], dict(zip(wards, self._wards, strict=True)))
 
 

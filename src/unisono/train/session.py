@@ -216,6 +216,7 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     snapshots = Snapshots(
         run, order.plan, place, order.shelf, recipe.launch.snapshot_every,
         among(order.store, place.rank, place.world), lambda text: order.line.send("note", text=text), order.abroad,
+        order.store,
     )  # fmt: skip
     # All ranks must have read what is there before any writes over it.
     run.mesh.world.barrier()

@@ -63,8 +63,8 @@ class Snapshots:
     later steps than the run's is forgotten: it goes another way from here.
 
     place: this rank's. shelf: None where nobody keeps anything for this rank. every: steps between two, 0: none, None:
-    as above. tell: what is to be said. abroad: for copies on other hosts. Raises UsageError L09, on all ranks, where
-    snapshots are asked for and cannot be kept.
+    as above. tell: what is to be said. abroad, store: for copies on other hosts. Raises UsageError L09, on all ranks,
+    where snapshots are asked for and cannot be kept.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Snapshots:
         agree: Agree,
         tell: Callable[[str], None],
         abroad: Abroad | None = None,
+        store: Any = None,
     ) -> None:
         self.run, self._shelf, self._agree, self._tell, self._abroad = run, shelf, agree, tell, abroad
         self._beside = (
@@ -87,7 +88,7 @@ class Snapshots:
         self.turned_back()
         self.every, hosts = _first(run, plan, place.host, shelf, every, self._beside, agree)
         if self.every and abroad is not None and len(set(hosts)) > 1:
-            self._copies = abroad.copies(place, hosts)
+            self._copies = abroad.copies(place, store, hosts)
         self.stall = 0.0
         """Seconds that updates waited, since `told`."""
         self._count, self._due = 0, _TRIED
