@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.ranks import World
-from unisono.train.abroad import Abroad, Copies, keepers
+from unisono.train.abroad import Abroad, Copying, keepers
 from unisono.train.build import Place
 from unisono.train.checkpoint.boxes import Box
 from unisono.train.rejoin import merged
@@ -101,7 +101,7 @@ def cut_short(ctx: Any) -> list[Any]:
     return [_kept(abroad), copies.failed]
 
 
-def break_after(copies: Copies, sends: int) -> None:
+def break_after(copies: Copying, sends: int) -> None:
     """The process leaves in the middle: so many messages went out."""
     inner: Any = copies._pg
 

@@ -91,6 +91,7 @@ def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references():
     assert all(plan.micros is None for plan in every())
 
 
+@pytest.mark.slow
 def test_every_axis_has_three_ranks_somewhere_where_the_recipe_has_room_for_them():
     recipe = load(Path(__file__).parents[2] / "examples/proof.toml").recipe
     plans = covering(recipe)

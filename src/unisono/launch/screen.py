@@ -27,7 +27,8 @@ def changed(event: Mapping[str, Any]) -> str:
     if "met" in event:
         return f"all ranks have met again, after step {event['met']}"
     if event.get("why"):
-        return f"going on with {event['ranks']} ranks under {event['plan']}: {event['why']}"
+        several = "s" * (event["ranks"] != 1)
+        return f"going on with {event['ranks']} rank{several} under {event['plan']}: {event['why']}"
     who = {one: f"the {one}" if one == "helper" else f"rank {one}" for one in event["lost"]}
     lost = "; ".join(f"{who[one]} was lost ({how})" for one, how in event["lost"].items())
     new = f"new processes for {listed(event['born'])}" if event["born"] else "no process is new"

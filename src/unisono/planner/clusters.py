@@ -8,7 +8,8 @@ from unisono.plan.grammar import meant
 from unisono.planner.machines.cluster import DTYPES, TOPOLOGIES, Cluster, Device, Link, Loader
 from unisono.planner.machines.host_file import host_from
 from unisono.planner.source import Source
-from unisono.planner.tables import MOST, Table, bundled, from_file, inherited, is_file, likeness
+from unisono.planner.tables import Table, bundled, from_file, inherited, is_file, likeness
+from unisono.spec.doubtful import LARGEST
 from unisono.spec.errors import UsageError
 from unisono.spec.words import whole
 
@@ -193,7 +194,9 @@ def _ceiling(own: Table) -> tuple[tuple[tuple[int, float], ...], Source]:
     value, source = own.constant("ceiling_gb_s")
     sizes = value if isinstance(value, dict) else {"0": value}
     numbers = [
-        v for v in sizes.values() if isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= MOST
+        v
+        for v in sizes.values()
+        if isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= LARGEST
     ]
     if not sizes or len(numbers) < len(sizes) or not all(whole(size) is not None for size in sizes):
         fix = "ceiling_gb_s = 200, or { 2 = 190, 8 = 225 } by the group's members"

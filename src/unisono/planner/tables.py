@@ -11,12 +11,10 @@ from typing import Any
 from unisono.config.toml import key_lines, line_of
 from unisono.plan.grammar import meant
 from unisono.planner.source import ORIGINS, Source
-from unisono.spec.doubtful import TEXT, read_text, toml_of
+from unisono.spec.doubtful import LARGEST, TEXT, read_text, toml_of
 from unisono.spec.errors import UsageError
 
 _FIELDS = ("value", "origin", "source")
-MOST = 1e30
-"""The largest constant, in the unit of its key: prices made of it are still numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +76,9 @@ class Table:
         if key not in self.values and default is not None:
             return default, Source("given", "default")
         value, source = self.constant(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
             raise self.wrong(
-                f"{key}={value!r} is not a number of 0 or more, up to {MOST:g}", key, f"{key} = 1.0"
+                f"{key}={value!r} is not a number of 0 or more, up to {LARGEST:g}", key, f"{key} = 1.0"
             )
         return value * unit, source
 

@@ -16,6 +16,8 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 TEXT = 1 << 20
 """Bytes of a text that somebody wrote by hand; a longer one is something else."""
+LARGEST = 1e30
+"""A number that somebody wrote by hand, in whatever unit: products of some of them are still numbers."""
 _DEEPEST = 64  # tables within tables: Python's reader takes the square of that, or more than its stack has
 _TOKEN = re.compile(
     r'''"""(?:[^\\"]|\\.|"(?!""))*+(?:""")?|\'\'\'(?:[^']|'(?!''))*+(?:\'\'\')?'''

@@ -51,7 +51,7 @@ class Abroad:
         for ward in self._wards:
             ward.drop(after)
 
-    def copies(self, place: Place, store: Any, hosts: Sequence[int]) -> "Copies":
+    def copies(self, place: Place, store: Any, hosts: Sequence[int]) -> "Copying":
         """For the ranks that have met. store: of this meeting. Every one calls it, or it hangs."""
         keeper = keepers(hosts)
         wards = [rank for rank, to in enumerate(keeper) if to == place.rank]
@@ -60,10 +60,10 @@ class Abroad:
         self._wards += [MemoryShelf.new() for _ in wards[len(self._wards) :]]
         # Not by `new_group`: it names a group by how many a rank has made before, in which stages differ.
         pg = ProcessGroupGloo(dist.PrefixStore("copies", store), place.rank, place.world, place.timeout)
-        return Copies(pg, self._own, keeper[place.rank], dict(zip(wards, self._wards, strict=True)))
+        return Copying(pg, self._own, keeper[place.rank], dict(zip(wards, self._wards, strict=True)))
 
 
-class Copies:
+class Copying:
     """Snapshots that go to other hosts, one after the other, beside the run's steps. pg: a Gloo group of all ranks, for
     nothing else. keeper: the rank that this one sends to. wards: from whom it receives, and where to."""
 

@@ -22,7 +22,7 @@ from typing import Any
 from unisono.observe.memory import available
 from unisono.plan import Plan
 from unisono.spec.errors import UsageError
-from unisono.train.abroad import Abroad, Copies
+from unisono.train.abroad import Abroad, Copying
 from unisono.train.ahead import AheadUpdate
 from unisono.train.build import Place
 from unisono.train.checkpoint.boxes import Box
@@ -84,7 +84,7 @@ class Snapshots:
             plan.dp == 1 and plan.offload == "none"
         )  # no policy, and no home, that writes in between
         self._measured = every is None
-        self._copies: Copies | None = None
+        self._copies: Copying | None = None
         self.turned_back()
         self.every, hosts = _first(run, plan, place.host, shelf, every, self._beside, agree)
         if self.every and abroad is not None and len(set(hosts)) > 1:
@@ -143,7 +143,7 @@ class Snapshots:
             if one is not None:
                 one.drop(after=self._last)
 
-    def _copied(self, copies: Copies) -> bool:
+    def _copied(self, copies: Copying) -> bool:
         """Whether all ranks have their copies of what was put aside last, so that it may be replaced: else this time
         is left out. Every rank calls it."""
         begun = time.perf_counter()
