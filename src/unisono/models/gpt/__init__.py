@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from unisono.models.hf.names import Layout
 
 # What each layout of transformers means in our settings. Both can have biases or none, tied weights or not.
+_HEADS = 1024  # the most that a message proposes
 _LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "gpt2": {"positions": "learned", "norm": "layer", "activation": "gelu"},
     "llama": {"positions": "rotary", "norm": "rms", "activation": "swiglu"},
@@ -76,7 +77,7 @@ class GPTConfig(ModelConfig):
     def problems(self) -> Iterator[Problem]:
         heads, width = self.n_head, self.d_model
         if width % heads:
-            fits = [n for n in range(1, width + 1) if width % n == 0 and n <= 4 * heads]
+            fits = [n for n in range(1, min(width, 4 * heads, _HEADS) + 1) if width % n == 0]
             what = f"n_head {heads} does not divide d_model {width}"
             fix = f"n_head one of {' '.join(map(str, fits))}"
             yield Problem("C06", what, "model.n_head, model.d_model", fix)
