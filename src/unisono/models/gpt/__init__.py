@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from unisono.models.hf.names import Layout
 
-# What each layout of transformers means in our settings. Both can have biases or none, tied weights or not.
 _HEADS = 1024  # the most that a message proposes
+# What each layout of transformers means in our settings. Both can have biases or none, tied weights or not.
 _LAYOUTS: Mapping[str, Mapping[str, str]] = {
     "gpt2": {"positions": "learned", "norm": "layer", "activation": "gelu"},
     "llama": {"positions": "rotary", "norm": "rms", "activation": "swiglu"},
