@@ -125,7 +125,8 @@ class Hosted:
     def end(self) -> dict[str, Any]:
         out = self.process.stdout.read()
         assert self.process.wait(100) == 0, "".join(self.heard)
-        return json.loads(out)
+        told = json.loads(out)
+        return told | {"checkpoint": str(self.folder / told["checkpoint"])}
 
 
 def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
@@ -147,8 +148,6 @@ def test_a_host_dies_another_comes_and_the_bits_stay(tmp_path: Path) -> None:
     assert told["restarts"] == 1 and told["ranks"] == 2
     assert not list(tmp_path.glob("hosts/runs/*/*/door.json")), "the door is shut"
     alone = Hosted(tmp_path / "alone", *plan).end()
-    for one, name in ((told, "hosts"), (alone, "alone")):
-        one["checkpoint"] = str(tmp_path / name / one["checkpoint"])
     assert weights(told) == weights(alone)
     history = [
         json.loads(line)
@@ -184,6 +183,4 @@ def test_what_only_a_lost_host_held_is_found_on_another(tmp_path: Path) -> None:
     assert spare.wait(30) == 0
     assert not run.said("going on from"), "no checkpoint, not the beginning: " + "".join(run.heard)
     alone = Hosted(tmp_path / "alone", *plan).end()
-    for one, name in ((told, "hosts"), (alone, "alone")):
-        one["checkpoint"] = str(tmp_path / name / one["checkpoint"])
     assert weights(told) == weights(alone)

@@ -83,11 +83,14 @@ def test_a_small_cluster_is_kept_to():
     assert max(plan.world for plan in covering(RECIPE, ranks=2)) == 2
 
 
-def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references():
+@pytest.mark.parametrize(
+    ("ranks", "degrees"), [(4, {1, 2, 3, 4}), pytest.param(8, {1, 2, 3, 4, 8}, marks=pytest.mark.slow)]
+)
+def test_plans_have_few_sizes_of_micro_batches_so_that_they_share_references(ranks: int, degrees: set[int]):
     free = RECIPE.model_copy(update={"train": TrainConfig(global_batch=24)})
-    plans = candidates(free, ranks=4)
+    plans = candidates(free, ranks)
     assert {plan.replicas * (plan.micros or 0) for plan in plans} == {8, 12}
-    assert {plan.dp for plan in plans if plan.sync == "canonical"} == {1, 2, 3, 4}
+    assert {plan.dp for plan in plans if plan.sync == "canonical"} == degrees
     assert all(plan.micros is None for plan in every())
 
 
@@ -99,8 +102,9 @@ def test_every_axis_has_three_ranks_somewhere_where_the_recipe_has_room_for_them
     assert all({1, 2, 3} <= degrees for degrees in found.values()), found
 
 
-def test_bf16_is_there_where_its_bound_shows_something():
-    found = candidates(RECIPE.model_copy(update={"train": TrainConfig(global_batch=8, micro_batch=1)}), 4)
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+def test_bf16_is_there_where_its_bound_shows_something(ranks: int):
+    found = candidates(RECIPE.model_copy(update={"train": TrainConfig(global_batch=8, micro_batch=1)}), ranks)
     in_bf16 = [plan for plan in found if plan.precision == "bf16"]
     assert in_bf16 and all(plan.tp * plan.cp == 1 for plan in in_bf16)
     assert {plan.precision for plan in found if plan.tp > 1} == {"fp32"}

@@ -38,7 +38,7 @@ ROOM = 0.5
 LINKS = 0.1
 """Of the time, for how much of it copies may be on their way to other hosts where nobody says how often."""
 _PARTED = 1.0
-"""Seconds for copies to end when their run does."""
+"""Seconds for copies to end when ranks meet anew."""
 _TRIED = 3
 """Snapshots before the first measurement counts: two make the files, and memory that is new takes longer."""
 
@@ -129,7 +129,7 @@ class Snapshots:
             self._shelf = None
 
     def end(self) -> None:
-        """Nothing more is put aside: the run is over, or its ranks are about to meet anew, which ends copies too."""
+        """Nothing more is put aside: the ranks are about to meet anew, which ends copies too."""
         self.settle()
         if self._copies is not None:
             self._copies.settle(_PARTED)

@@ -80,7 +80,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
         plan, said = _agree_on_recomputation(ctx, recipe, plan, room, corpus)
         if said and ctx.rank == 0:
             ctx.channel.send("note", text=said)
-        shelf = _shelf(ctx)
+        shelf, abroad = _shelves(ctx)
         order = RankOrder(
             recipe,
             plan,
@@ -94,7 +94,7 @@ def main(ctx: RankContext, argument: dict[str, Any], corpus: Corpus) -> dict[str
             _last_bits(ctx),
             ctx.epoch,
             shelf=shelf,
-            abroad=Abroad(shelf) if shelf is not None else None,
+            abroad=abroad,
             trial=trial_of(told.chaos, run_dir, ctx.rank),
         )
         order.trial.reached("start")
@@ -117,10 +117,10 @@ def _join(ctx: RankContext, told: TrainOrder, corpus: Corpus) -> dict[str, Any]:
     recipe, run_dir = told.recipe, told.run_dir  # resolved, and settled among those that began
     if run_dir is None:
         raise ValueError("a rank that joins others is told their run folder")
-    place, shelf = _place(ctx, recipe), _shelf(ctx)
+    place, (shelf, abroad) = _place(ctx, recipe), _shelves(ctx)
     order = RankOrder(
         recipe, told.plan, run_dir, None, replace(place, scratch=run_dir), ctx.store, ctx.channel, ctx.host,
-        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, shelf, Abroad(shelf) if shelf is not None else None,
+        ctx.run_token, _last_bits(ctx), ctx.epoch, ctx.rendezvous, shelf, abroad,
         trial_of(told.chaos, run_dir, ctx.rank),
     )  # fmt: skip
     room = properties(place.device).get("memory") or host_bytes(ctx.local_world)
@@ -136,8 +136,10 @@ def _place(ctx: RankContext, recipe: Recipe) -> Place:
     return replace(place, host=ctx.rank - ctx.local_rank)  # ranks of one host follow each other
 
 
-def _shelf(ctx: RankContext) -> MemoryShelf | None:
-    return MemoryShelf(ctx.shelf) if ctx.shelf else None
+def _shelves(ctx: RankContext) -> tuple[MemoryShelf | None, Abroad | None]:
+    """Where this rank's snapshots lie, and their copies elsewhere; none where nobody outlives it."""
+    own = MemoryShelf(ctx.shelf) if ctx.shelf else None
+    return own, Abroad(own) if own is not None else None
 
 
 def _train(order: RankOrder, corpus: Corpus, room: float) -> dict[str, Any]:
