@@ -78,6 +78,8 @@ def _dispatch(words: list[str], settings: Settings) -> int:
     if at is None:
         return _no_verb(words)
     name, rest = words[at], words[:at] + words[at + 1 :]
+    if name in ("help", "version") and name not in VERBS.names():  # as other programs have them
+        return _dispatch([*rest, f"--{name}"], settings)
     asks_help = "-h" in _own(rest) or "--help" in _own(rest)
     if name in later():
         return _not_yet(name, asks_help)
@@ -124,7 +126,7 @@ def _not_yet(name: str, asks_help: bool) -> int:
 
 
 def _no_verb(words: list[str]) -> int:
-    if "--version" in words:
+    if {"--version", "-V"} & set(words):
         from unisono import __version__
 
         print(f"unisono {__version__}")

@@ -105,8 +105,7 @@ def test_a_value_comes_apart() -> None:
         ("precision=fp8", "P04", "not known"),
         ("dp", "P05", "key=value"),
         ("dp=", "P05", "key=value"),
-        ("sync=local_sgd", "P05", "lacks its option h"),
-        ("sync=local_sgd:h=0", "P05", "whole number"),
+        ("dp=２", "P03", "digits that look like 0 to 9"),
         ("codec=topk:ratio=2", "P05", "less than or equal to 1"),
         ("codec=topk:ratio=0.1+xx", "P05", "+xx"),
         ("precision=fp32:x=1", "P05", "no such options"),
@@ -161,6 +160,17 @@ def test_every_value_of_the_contract_is_played_or_refused_as_later(key: str) -> 
         plan = dataclasses.replace(Plan(dp=2), **{key: name + NEEDED.get(name, "")})
         codes = {p.code for p in plan.check()}
         assert codes == (set() if name in played(key) else {"P10"}), name
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_no_remedy_proposes_what_is_refused_next(key: str) -> None:
+    """Whatever is misspelt, the words of the remedy and the near one are those that a run can play."""
+    for name in (*known(key), "x"):
+        with pytest.raises(ConfigProblems) as caught:
+            Plan.parse(f"{key}={name}q")
+        said = f"{caught.value.problems[0].what} {caught.value.problems[0].fix}"
+        words = set(said.replace("?", " ").replace(f"{key}={name}q", "").split())
+        assert not words & (set(known(key)) - set(played(key))), said
 
 
 @pytest.mark.parametrize("text", ["codec=sign", "sync=gossip", "sync=local_sgd:h=4"])

@@ -408,7 +408,7 @@ RUNS = [
     run("report runs/tiny/a/checkpoints/step-000002", "C03", "is a checkpoint, not a run", "step-000002", "runs/tiny/a"),
     run("train --resume none", "C03", "no such run folder", "none", "runs/NAME/ID"),
     run("train --resume runs/tiny/b", "C03", "no such run folder", "runs/tiny/b", "runs/NAME/ID"),
-    run("train --resume r.toml", "C03", "no such run folder", "r.toml", "runs/NAME/ID"),
+    run("train --resume r.toml", "C03", "is a file, not the folder of a run", "r.toml", "runs/NAME/ID"),
     run("train --resume mixed", "C03", "holds no run", "mixed", "runs/NAME/ID"),
     run("train --resume runs/tiny/a", "K06", "no whole checkpoint", "runs/tiny/a", "without --resume"),
     run("train --resume runs", "K06", "no whole checkpoint", "runs/tiny/a", "without --resume"),

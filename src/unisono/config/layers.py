@@ -16,6 +16,7 @@ from typing import Any
 from unisono.config.fields import SECTIONS, TOP, Key, from_text, keys, suggestion
 from unisono.config.toml import faults, key_lines, line_of
 from unisono.spec.doubtful import TEXT, read_text, toml_of
+from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import Problem
 from unisono.spec.words import LONGEST
 
@@ -68,6 +69,12 @@ def file_layer(path: Path, problems: list[Problem], chain: tuple[str, ...] = ())
                 continue
             for leaf, inner in value.items():
                 _put(layer, f"{name}.{leaf}", inner, where(name, leaf), problems)
+        elif name == "plan" and isinstance(value, dict):
+            words = " ".join(f"{key}={text}" for key, text in value.items())
+            what = "the plan is one line of words, not a section"
+            problems.append(
+                Problem("C01", what, where(name), f'plan = "{words}", before the first [section]')
+            )
         elif isinstance(value, dict):
             close = get_close_matches(name[:LONGEST], SECTIONS, n=1, cutoff=0.5)
             hint = f"; did you mean [{close[0]}]?" if close else ""
@@ -149,6 +156,13 @@ def _put(layer: Layer, name: str, value: Any, origin: str, problems: list[Proble
 
 def unknown(name: str, origin: str) -> Problem:
     """The problem of a key that no recipe has."""
+    section, _, leaf = name.partition(".")
+    if "." in leaf or leaf == section:
+        what = f"unknown key {name}: inside [{section}] keys stand without its name"
+        own = leaf.removeprefix(section).removeprefix(".") or "key"
+        return Problem("C01", what, origin, f"{own} = value, below [{section}]")
+    if remedy := remedy_for(name):
+        return Problem("C01", f"unknown key {name}", origin, remedy)
     close = suggestion(name)
     hint = f"; did you mean {close}?" if close else ""
     about = (

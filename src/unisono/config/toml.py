@@ -73,7 +73,7 @@ def _said(what: str, lines: list[str], line: int) -> tuple[str, str]:
     if "too" in what or "digits" in what:
         return what[:1].lower() + what[1:], "a shorter value"
     if "Expected '='" in what or (what == "Invalid statement" and not equals):
-        return f"{lines[line - 1].strip()!r} has no '='", "key = value"
+        return f"{lines[line - 1].strip()!r} has no '='", _as_toml(lines[line - 1].strip())
     if value.lower() in ("true", "false"):
         return f"{value} is written in small letters", f"{key} = {value.lower()}"
     if "Unclosed" in what or value.count("[") > value.count("]"):
@@ -85,6 +85,15 @@ def _said(what: str, lines: list[str], line: int) -> tuple[str, str]:
     if value[:1] == ".":
         return f"{value} is no number", f"{key} = 0{value}"
     return f"{value or lines[line - 1].strip()} is no value", f'strings stand in quotes: {key} = "value"'
+
+
+def _as_toml(line: str) -> str:
+    """How TOML writes what a line says in JSON or YAML."""
+    if line[:1] in "{}":
+        return "this is JSON: TOML writes [section] on a line of its own, and key = value below it"
+    if yaml := re.match(r"-?\s*([\w-]+):\s*(.*)$", line):
+        return f"this is YAML: TOML writes {f'{yaml[1]} = {yaml[2]}' if yaml[2] else f'[{yaml[1]}]'}"
+    return "key = value"
 
 
 def _record(lines: dict[Path, int], path: Path, known: int, number: int) -> None:

@@ -18,6 +18,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from unisono.plan.grid import Grid
+from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import Problem, UsageError
 from unisono.spec.finder import apart, family_in, names_in, split
 from unisono.spec.words import meant, whole
@@ -49,19 +50,10 @@ _TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "offload=params": _AWAY,
     "offload=activations": _AWAY,
 }
-# What the contract knows and this version only prices, or refuses: each name with the option that it must have.
-LATER: Mapping[str, Mapping[str, str]] = {
-    "schedule": {},
-    "cp_kind": {},
-    "sync": {
-        "delayed": "", "local_sgd": "h", "diloco": "h", "gossip": "", "quorum": "k", "ssp": "s", "async": "",
-        "hogwild": "", "adaptive": "",
-    },
-    "collective": {},
-    "codec": {
-        "cast": "", "int8": "", "qsgd": "", "sign": "",
-    },
-}  # fmt: skip
+# Names of the contract that this version does not play yet, whatever their options.
+LATER: Mapping[str, tuple[str, ...]] = {
+    "sync": ("delayed", "local_sgd", "diloco", "gossip", "quorum", "ssp", "async", "hogwild", "adaptive"),
+}
 MOST = 10_000_000
 """Largest number in a plan; larger ones are slips of a finger, or of a script."""
 NAMED = tuple(key for key in KEYS if key not in (*SIZES, "blocks"))
@@ -70,8 +62,6 @@ MARKS: Mapping[str, tuple[str, ...]] = {"offload": ("activations",)}
 MARKED: Mapping[str, str] = {"codec": "unisono.codecs._marks"}
 """Of a key whose members may have marks: the package where these lie, one a file."""
 
-_COUNTS = ("v", "h", "k", "s", "r")
-_WORD = re.compile(r"[a-z0-9_]+")
 _OWN = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
 
 
@@ -88,7 +78,7 @@ def played(key: str) -> tuple[str, ...]:
 def known(key: str) -> tuple[str, ...]:
     """All names of a plan's key: those that are played first."""
     here = played(key)
-    others = (*names_in(PACKAGES[key]), *LATER[key]) if key in PACKAGES else tuple(LATER.get(key, ()))
+    others = (*(names_in(PACKAGES[key]) if key in PACKAGES else ()), *LATER.get(key, ()))
     return here + tuple(name for name in dict.fromkeys(others) if name not in here)
 
 
@@ -130,7 +120,7 @@ def member(key: str, text: str) -> Any:
     """The member that a plan's value names, with its options; None for a word that has none: one without a family, or
     one that this version lacks. Raises UsageError."""
     name = choice(text).name
-    if key not in PACKAGES or (name in LATER[key] and name not in names_in(PACKAGES[key])):
+    if key not in PACKAGES or (name in LATER.get(key, ()) and name not in names_in(PACKAGES[key])):
         return None
     return family_in(PACKAGES[key]).read(text if key in MARKED else apart(text)[0], f"plan.{key}")
 
@@ -145,8 +135,7 @@ def problem_of(key: str, text: str) -> Problem | None:
     got = choice(text)
     later = got.name not in played(key) if found is None else getattr(found, "later", False)
     if later or (got.marks and not marks_of(key)):
-        what = f"{key}={text} is not yet in this version"
-        return Problem("P10", what, f"plan.{key}", f"{key}=" + " or ".join(played(key)))
+        return _not_yet(key, text, f"plan.{key}")
     return None
 
 
@@ -154,6 +143,9 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
     """What is wrong with a number of the plan, if anything: its type first, then its range."""
     if key == "micros" and value is None:
         return None
+    if isinstance(value, str) and value.isdigit() and not value.isascii():
+        what = f"{key}={value} is written in digits that look like 0 to 9 and are others"
+        return Problem("P03", what, where, f"write {key}={int(value) if value.isdecimal() else 2}")
     if isinstance(value, bool) or not isinstance(value, int):
         return Problem(
             "P03", f"{key}={value} is not a whole number", where, f"write {key}=N, N a whole number"
@@ -189,7 +181,7 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     """What is wrong with a named value of the plan: an unknown name, a malformed option. Of a member in a user's file
     only the form is looked at: reading a plan runs no code of a user's."""
     if not isinstance(text, str) or not text or any(c.isspace() for c in text):
-        return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(known(key))}"),)
+        return (Problem("P03", f"{key}={text!r} is not a word", where, f"one of: {' '.join(played(key))}"),)
     got, (body, marks) = choice(text), apart(text)
     problems = [
         Problem("P05", f"{key}={text}: +{mark} is not known", where, _marks_fix())
@@ -200,11 +192,15 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
     if key in PACKAGES and _OWN.fullmatch(got.name):
         return tuple(problems)
     if got.name not in known(key):
-        what = f"{key}={text} is not known{meant(got.name, known(key))}"
-        own = ", or FILE.py:NAME" if key in PACKAGES else ""
-        return (Problem("P04", what, where, f"one of: {' '.join(known(key))}{own}"),)
+        one_of = f"one of: {' '.join(played(key))}{', or FILE.py:NAME' if key in PACKAGES else ''}"
+        remedy = remedy_for(got.name) if key == "precision" else ""
+        hint = "" if remedy else meant(got.name, played(key))
+        what = f"{key}={text} is not known{hint}"
+        return (Problem("P04", what, where, f"{one_of}{'; ' if remedy else ''}{remedy}"),)
     if takes := _TAKES.get(f"{key}={got.name}"):
         problems += _word_problems(f"{key}={text}", got, takes, where)
+    elif got.name in LATER.get(key, ()) and got.name not in names_in(PACKAGES[key]):
+        pass  # `Plan.check` refuses the name, whatever its options
     elif ":" in body and (not got.options or key not in PACKAGES):
         what = f"{key}={text}: {got.name} takes no such options"
         problems.append(Problem("P05", what, where, f"write {key}={got.name}"))
@@ -213,9 +209,12 @@ def value_problems(key: str, text: object, where: str) -> tuple[Problem, ...]:
             family_in(PACKAGES[key]).read(text if key in MARKED and not problems else body, where)
         except UsageError as error:
             problems.append(Problem(error.code, f"{key}={text}: {error.what}", where, error.fix))
-    else:
-        problems += _later_problems(key, text, got, where)
     return tuple(problems)
+
+
+def _not_yet(key: str, text: str, where: str) -> Problem:
+    what = f"{key}={text} is not yet in this version"
+    return Problem("P10", what, where, f"{key}=" + " or ".join(played(key)))
 
 
 def _marks_fix() -> str:
@@ -239,26 +238,3 @@ def _word_problems(
         else:
             continue
         yield Problem("P05", what, where, fix)
-
-
-def _later_problems(key: str, text: str, got: Choice, where: str) -> list[Problem]:
-    """Options of a name that has no member yet."""
-    problems = []
-    needed = LATER.get(key, {}).get(got.name)
-    if needed and needed not in got.options:
-        what = f"{key}={text} lacks its option {needed}"
-        problems.append(Problem("P05", what, where, f"for example {key}={got.name}:{needed}=8"))
-    for option, value in got.options.items():
-        bad = (option in _COUNTS and not whole(value)) or (option == "ratio" and not _is_share(value))
-        if bad or not value or (option and not _WORD.fullmatch(option)):
-            kind = "a share in (0, 1]" if option == "ratio" else "a whole number of at least 1"
-            what = f"{key}={text}: {option}={value} is not {kind}"
-            problems.append(Problem("P05", what, where, f"give {option} as {kind}"))
-    return problems
-
-
-def _is_share(text: str) -> bool:
-    try:
-        return 0.0 < float(text) <= 1.0
-    except ValueError:
-        return False

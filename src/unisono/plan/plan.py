@@ -10,11 +10,13 @@ from typing import Any, Self
 
 from unisono.plan import checks
 from unisono.plan.checks import Batch, Devices, RecipeLike
-from unisono.plan.grammar import KEYS, NAMED, SIZES, meant, size_problem, value_problems
+from unisono.plan.grammar import KEYS, NAMED, SIZES, size_problem, value_problems
 from unisono.plan.grid import grid_of
 from unisono.plan.options import Arithmetic, Wires, arithmetic_of, chunks_of, options_problem, wires_of
 from unisono.plan.ranges import ALIKE, text_problems
+from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
+from unisono.spec.words import nearest
 
 __all__ = ["Batch", "Plan"]
 
@@ -156,11 +158,21 @@ class Plan:
             )
         return replace(self, dp=world // self.inner)
 
+    def idle(self) -> list[str]:
+        """What the text says and nothing follows from: `schedule=zbv says nothing with pp=1`."""
+        return [
+            f"{key}={self.text(key)} says nothing with {axis}=1"
+            for key, axis in _AXES.items()
+            if key in self.said and getattr(self, axis) == 1
+        ]
+
     def check(self, recipe: RecipeLike | None = None, cluster: Devices | None = None) -> list[Problem]:
         """All problems at once: not in this version, meaningless, not fitting the recipe or the cluster."""
         return checks.check(self, recipe, cluster)
 
 
+_AXES = {"zero": "shard", "schedule": "pp", "cp_kind": "cp", "collective": "dp"}
+"""Keys that say how an axis is played, and that axis."""
 OPTIONED = ("zero", "tp", "precision")
 DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Plan) if f.name in KEYS}
 
@@ -174,7 +186,7 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             what = f"{word!r} is not of the form key=value"
             known = word.partition(":")[0] in KEYS and word not in KEYS
             example = word.replace(":", "=", 1) if known else "dp=2 pp=2 micros=8"
-            problems.append(Problem("P05", what, where, f'for example "{example}"'))
+            problems.append(Problem("P05", what, where, remedy_for(word) or f'for example "{example}"'))
         elif (
             key != "blocks"
             and len(parts := re.split("[,;](?=[a-z_]+=)", word)) > 1
@@ -183,8 +195,10 @@ def _read(words: Iterable[str], where: str) -> tuple[dict[str, Any], list[Proble
             what = f"{word!r}: the words of a plan are separated by blanks"
             problems.append(Problem("P05", what, where, f'"{" ".join(parts)}"'))
         elif key not in KEYS:
-            what = f"unknown plan key {key}{meant(key, KEYS)}"
-            problems.append(Problem("P01", what, where, f"keys of a plan: {' '.join(KEYS)}"))
+            near, remedy = nearest(key, KEYS), remedy_for(key)
+            hint = f"; did you mean {near}?" if near and not (remedy and near[0] != key[0]) else ""
+            fix = remedy if remedy and not hint else f"keys of a plan: {' '.join(KEYS)}"
+            problems.append(Problem("P01", f"unknown plan key {key}{hint}", where, fix))
         elif key in values:
             what = f"{key} is given twice: {key}={values[key]} and {word}"
             problems.append(Problem("P02", what, where, "keep one of them"))

@@ -55,11 +55,11 @@ def read_regular(path: str | Path, limit: int, follow: bool = False) -> bytes | 
 
 def read_text(path: str | Path, limit: int) -> str:
     """The text of a file that a user names, a link or not. Raises OSError, also for one of more than `limit` bytes, and
-    UnicodeDecodeError."""
+    UnicodeDecodeError. The mark that editors put before UTF-8 is no part of it."""
     data = read_regular(path, limit, follow=True)
     if data is None:
         raise OSError(errno.EFBIG, f"more than {limit} bytes are too many", str(path))
-    return data.decode("utf-8").replace("\r\n", "\n")
+    return data.decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def parse(text: bytes) -> Any:

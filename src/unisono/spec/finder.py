@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import of_user
 from unisono.spec.runs import run_around
@@ -82,8 +83,9 @@ class Finder(Generic[C]):
             return member
         names = self.names()
         if name not in names:
+            remedy = f"; {known}" if self.noun == "sink" and (known := remedy_for(name)) else ""
             raise UsageError(
-                f"there is no {self.noun} {name!r}{meant(name, names)}",
+                f"there is no {self.noun} {name!r}{remedy or meant(name, names)}",
                 where=where or self.key,
                 fix=f"one of: {' '.join(names)}, or FILE.py:NAME",
                 code=self.codes[0],

@@ -27,6 +27,13 @@ def run_folder(path: str | Path) -> Path:
             fix=f"the run's folder: {folder.parents[1]}",
             code="C03",
         )
+    if folder.is_file():
+        raise UsageError(
+            f"{path} is a file, not the folder of a run",
+            where=str(path),
+            fix=f"unisono train {path} makes a run; then runs/NAME, or runs/NAME/ID",
+            code="C03",
+        )
     if not folder.is_dir():
         near = get_close_matches(folder.name, _folders(folder.parent), n=1, cutoff=0.5)
         fix = f"did you mean {folder.with_name(near[0])}?" if near else "name a folder like runs/NAME/ID"

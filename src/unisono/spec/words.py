@@ -106,12 +106,15 @@ def listed(items: Sequence[object], most: int = 6) -> str:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The word that was probably meant, or ""; among near ones, one with the same first letter."""
+    """The word that was probably meant, or ""; among near ones, one with the same first letter. The dashes before flags
+    say nothing: `--lr` is not near to `--rank`."""
     if len(word) > LONGEST:
         return ""
-    close = get_close_matches(word.lower(), list(words), n=3, cutoff=0.5)
-    same = [c for c in close if c[0] == word[:1].lower()]
-    return (same or close or [""])[0]
+    plain = {known.lstrip("-"): known for known in words}
+    letters = word.lstrip("-").lower()
+    close = get_close_matches(letters, list(plain), n=3, cutoff=0.5)
+    same = [c for c in close if c[0] == letters[:1]]
+    return plain.get((same or close or [""])[0], "")
 
 
 def meant(word: str, words: Iterable[str]) -> str:

@@ -7,14 +7,15 @@ ranks play of it, and imports torch, is in files called `rank`.
 import argparse
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
 from unisono.spec.settings import Settings
-from unisono.spec.words import meant
+from unisono.spec.words import nearest
 
 Result = Mapping[str, Any] | None
 
@@ -36,22 +37,41 @@ class CommandCall:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are errors of ours, with the nearest flag."""
+    """argparse whose mistakes are errors of ours, with the nearest flag.
+
+    recipe_keys, plan_words: what else the verb takes, `--train.lr` and `--plan "dp=2"`, to be named in remedies."""
+
+    recipe_keys: Collection[str] = ()
+    plan_words: Collection[str] = ()
 
     def __init__(self, **given: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
 
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, where=self.prog, fix=f"{self.prog} --help", code="C04")
+    def error(self, message: str, fix: str = "") -> NoReturn:
+        raise UsageError(message, where=self.prog, fix=fix or f"{self.prog} --help", code="C04")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses; an unknown flag is answered with the nearest one. Raises UsageError."""
         args, left = self.parse_known_args(list(words))
         if not left:
             return args
-        flags = [name for action in self._actions for name in action.option_strings]
         word = left[0].partition("=")[0]
-        self.error(f"unknown {'flag' if word.startswith('-') else 'argument'} {word}{meant(word, flags)}")
+        if not word.startswith("-"):
+            self.error(f"unknown argument {word}")
+        flags = [name for action in self._actions for name in action.option_strings]
+        plain = word.lstrip("-").replace("-", "_")
+        if plain in self.plan_words:
+            value = left[0].partition("=")[2] or (
+                left[1] if left[1:] and not left[1].startswith("-") else "2"
+            )
+            self.error(f"{word} is a word of the plan", fix=f'--plan "{plain}={value}"')
+        if keys := [key for key in self.recipe_keys if key.rpartition(".")[2] == plain]:
+            self.error(f"unknown flag {word}; did you mean --{' or --'.join(keys)}?")
+        if remedy := remedy_for(word):
+            self.error(f"unknown flag {word}", fix=remedy)
+        leaves = {key.rpartition(".")[2]: f"--{key}" for key in self.recipe_keys}
+        near = nearest(word, [*flags, *leaves])
+        self.error(f"unknown flag {word}" + (f"; did you mean {leaves.get(near, near)}?" if near else ""))
 
 
 class Verb(ABC):

@@ -32,9 +32,13 @@ class RecipeVerb(Verb):
 
     def read(self, words: Sequence[str], settings: Settings, environ: Mapping[str, str]) -> CommandCall:
         from unisono.config import split_flags
+        from unisono.config.fields import keys as all_keys
+        from unisono.plan.grammar import KEYS
 
         keys, rest = split_flags(words, top=self.top)
-        return CommandCall(settings, self.parser().read(rest), environ, keys)
+        parser = self.parser()
+        parser.recipe_keys, parser.plan_words = all_keys(), KEYS
+        return CommandCall(settings, parser.read(rest), environ, keys)
 
 
 def loaded(

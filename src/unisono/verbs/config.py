@@ -56,6 +56,8 @@ class ConfigVerb(RecipeVerb):
             say(config.resolved_toml(resolved).rstrip("\n"))
             return {"recipe": config.as_json(recipe), "plan": str(plan), "origins": resolved.origins}
         say(f"ok  plan {plan} on {plan.world} ranks, {batch}")
+        for line in given.plan.idle():
+            call.settings.note(f"note  {line}")
         return {"ok": True, "plan": str(plan), "ranks": plan.world, "batch": batch}
 
 

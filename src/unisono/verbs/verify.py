@@ -1,18 +1,19 @@
 """`unisono verify`: plans proved against one device, or a recorded step replayed."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unisono.observe.files import write_whole
-from unisono.spec.errors import UsageError
+from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import PROOF, run_folder
 from unisono.verbs import CommandCall, Parser, Result
 from unisono.verbs._recipe import RecipeVerb, loaded
 
 if TYPE_CHECKING:
-    from unisono.config import Recipe
+    from unisono.config import Recipe, Resolved
     from unisono.plan import Plan
     from unisono.verify.prover import Proof
 
@@ -53,7 +54,6 @@ class VerifyVerb(RecipeVerb):
     def run(self, call: CommandCall) -> Result:
         from unisono import config
         from unisono.config.resolve import on_any_ranks
-        from unisono.plan import Plan
 
         args = call.args
         if args.conformance:
@@ -68,22 +68,73 @@ class VerifyVerb(RecipeVerb):
         if args.plan or args.all:
             keys += [("plan", "dp=1")]  # the recipe's own plan is not asked about
         given = loaded(call, args.file, keys=keys, demo=args.demo)
-        wanted = [Plan.parse(text, where="flag --plan") for text in args.plan]
-        wanted = wanted or ([] if args.all else [given.plan])
         recipe = on_any_ranks(given.recipe)
-        plans = [config.resolve(recipe, plan, None, given.origins).plan for plan in wanted]
+        plans, refused = _accepted(args.plan, lambda plan: config.resolve(recipe, plan, None, given.origins))
+        if not args.plan and not args.all:
+            plans = [config.resolve(recipe, given.plan, None, given.origins).plan]
         if call.settings.dry_run:
             what = f"{args.steps} steps, {recipe.train.dtype}"
             facts = {"plans": [str(p) for p in plans], "all": args.all, "steps": args.steps}
-            return call.would(facts, *(f"would verify  {p}  on {p.world} ranks, {what}" for p in plans))
+            lines = [f"would verify  {p}  on {p.world} ranks, {what}" for p in plans]
+            return call.would(facts, *lines, *(row.line() for row in refused))
         if args.all:
             from unisono.verify.cover import covering
 
             plans = covering(recipe)  # in the order in which they are proven
-        return (_static if args.static else _prove)(call, recipe, plans)
+        found = (_static if args.static else _prove)(call, recipe, plans)
+        for row in refused:
+            call.settings.say(row.line())
+        results = [*found["results"], *(row.as_dict() for row in refused)]
+        return {**found, "results": results, "pass": found["pass"] and not refused}
+
+    def code(self, result: Result) -> int:
+        """3 where a plan does not hold, else 2 where one was refused."""
+        rows = result.get("results", []) if result else []
+        if any(row.get("refused") for row in rows) and all(
+            row.get("pass") or row.get("refused") for row in rows
+        ):
+            return UsageError.exit
+        return super().code(result)
 
 
-def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A plan of several that cannot be played, so that the others are proven without it."""
+
+    plan: str
+    error: UnisonoError
+
+    def line(self) -> str:
+        """As the table shows it, with the remedy."""
+        told = self.error.as_dict()
+        return f"{self.plan}  refused: {told['code']} {told['what']}\n    try     {told['try']}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Its row of --json: a row of a proof, and why there is none."""
+        return {
+            "plan": self.plan, "ranks": None, "fidelity": None, "bit_identical": False, "max_rel_err": None,
+            "first_divergence": None, "pass": False, "refused": self.error.as_dict(),
+        }  # fmt: skip
+
+
+def _accepted(
+    texts: Sequence[str], resolve: "Callable[[Plan], Resolved]"
+) -> "tuple[list[Plan], list[Refusal]]":
+    """The plans of `--plan` that can be played, and the others. Raises UnisonoError where none can."""
+    from unisono.plan import Plan
+
+    plans, refused = [], []
+    for text in texts:
+        try:
+            plans.append(resolve(Plan.parse(text, where="flag --plan")).plan)
+        except UnisonoError as error:
+            refused.append(Refusal(text, error))
+    if refused and not plans:
+        raise refused[0].error
+    return plans, refused
+
+
+def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
     """A line for each plan and each of its problems, and the object of --json."""
     from unisono.config import resolve
     from unisono.train.data.load import load
@@ -103,7 +154,7 @@ def _static(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
     return {"results": [proof.as_dict() for proof in proofs], "pass": all(proof.passed for proof in proofs)}
 
 
-def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> Result:
+def _prove(call: CommandCall, recipe: "Recipe", plans: "list[Plan]") -> dict[str, Any]:
     """The table, a line for each plan as its proof ends, and the object of --json."""
     from unisono.verify.prover import KINDS, ProofRanks, prove
 

@@ -62,7 +62,8 @@ def read(text: str, ranks: int, steps: int) -> Script:
     word = (text.split(":", 1)[0].split() or [""])[0]
     if word == "random":
         return _drawn(text, ranks, steps)
-    is_inline = word in FAULTS and not Path(text).is_file()
+    # `explode:who=1` is a fault misspelt, not a file; the name of a file has an ending, or lies in a folder.
+    is_inline = not Path(text).is_file() and (word in FAULTS or not re.search(r"[./\\]", word))
     rows = list(_words(text) if is_inline else _file(Path(text)))
     problems: list[Problem] = []
     faults = [fault for row in rows if (fault := _fault(row, ranks, steps, problems)) is not None]

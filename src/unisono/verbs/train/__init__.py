@@ -89,6 +89,12 @@ class TrainVerb(RecipeVerb):
             given = _fitted(call, given, ranks)
         resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
         text, chaos = config.resolved_toml(resolved), _faults(call, resolved)
+        for line in resolved.plan.idle():
+            call.settings.note(f"note  {line}")
+        if args.hosts is not None:
+            from unisono.verbs.train.spreading import hosts_of
+
+            hosts_of(args.hosts, resolved.plan.world)
         if call.settings.dry_run:
             return (
                 _would_train(call, resolved, text, resume)
