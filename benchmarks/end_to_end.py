@@ -112,7 +112,7 @@ def played(nursery: Nursery, doors: Sequence[str], way: str, planned: int, made:
     }  # fmt: skip
     outcome = nursery.run(told, len(doors), 1, timeout=600.0, backend="gloo")
     if outcome.error is not None or outcome.results[0] is None:
-        raise SystemExit(outcome.error.render() if outcome.error else "stopped")
+        raise SystemExit(outcome.why())
     got: Any = outcome.results[0]
     return {"way": way, "planned": planned, "steps": made, "whole": planned == made, **got}
 

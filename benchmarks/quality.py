@@ -140,7 +140,7 @@ def played(nursery: Nursery, way: str, seed: int, steps: int) -> dict[str, Any]:
     if outcome.error is not None or outcome.results[0] is None:
         if outcome.error is not None and outcome.error.code and outcome.error.code.startswith(("P", "C")):
             return {"refused": outcome.error.what}
-        raise SystemExit(outcome.error.render() if outcome.error else "stopped")
+        raise SystemExit(outcome.why())
     got: Any = outcome.results[0]
     return {
         "way": way, "seed": seed, "steps": steps, "loss": got["points"][-1][1], "load": got["load"],

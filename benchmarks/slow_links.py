@@ -139,7 +139,7 @@ def cell(
         }  # fmt: skip
         outcome = nursery.run(asked, hosts, 1, timeout=900.0, backend="gloo")
     if outcome.error is not None or outcome.results[0] is None:
-        raise SystemExit(outcome.error.render() if outcome.error else "stopped")
+        raise SystemExit(outcome.why())
     got: Any = outcome.results[0]
     rows = [row_of(name, got, rate, hosts, size) for name in got["took"]]
     turns = len(got["took"][DDP]["seconds"])

@@ -189,7 +189,7 @@ def in_ranks(nursery: Nursery, ranks: int, given: dict[str, Any]) -> list[float]
     }  # fmt: skip
     outcome = nursery.run(argument, ranks, threads=1, timeout=300.0, backend="gloo")
     if outcome.error is not None:
-        raise SystemExit(f"{outcome.error}\n{outcome.trace}")
+        raise SystemExit(outcome.why())
     return [result["value"] for result in outcome.results if result is not None]
 
 

@@ -117,7 +117,7 @@ def command() -> int:
                     given = {"hosts": list(hosts), "times": options.times}
                     outcome = nursery.run(given, ranks, 1, timeout=300.0, backend="gloo")
                 if outcome.error is not None:
-                    raise SystemExit(f"{outcome.error.render()}\n{outcome.trace}")
+                    raise SystemExit(outcome.why())
                 lines(megabits, ranks, [each for each in outcome.results if each is not None])
     return 0
 

@@ -35,4 +35,5 @@ for epoch in range(4):
         losses.append(loss.item())
     mean = sum(losses[-len(data) :]) / len(data)
     mean = job.mean(mean)  # to print: over the samples of all ranks, not this one's alone
-    print(f"epoch {epoch}  loss {mean:.4f}")
+    if job.is_main:
+        print(f"epoch {epoch}  loss {mean:.4f}")

@@ -23,7 +23,8 @@ OURS = re.compile(r"^.*(?:\bunisono\b|\bjob\b).*\n", re.MULTILINE)
 def without_our_lines(text: str) -> tuple[str, int]:
     """A script without its docstring and without the lines that speak of us; how many those were."""
     body = text.split('"""\n', 1)[1]
-    return OURS.sub("", body), len(OURS.findall(body))
+    alone = body.replace("    if job.is_main:\n        ", "    ")  # what it guards stays
+    return OURS.sub("", alone), len(OURS.findall(body))
 
 
 @pytest.mark.timeout(120)
@@ -31,7 +32,7 @@ def test_three_lines_make_no_difference(world: World) -> None:
     """Taken away they leave a script for one device; its losses are those of two ranks on the same global batches."""
     text = (EXAMPLES / "own_loop.py").read_text()
     alone, taken = without_our_lines(text)
-    assert taken == 4  # the three, and one for what is printed
+    assert taken == 5  # the three, and two for what is printed
     (one,) = world(scenes.script, 1, group=False, text=alone)
     two = world(scenes.script, 2, text=text)
     assert len(one["losses"]) == 44
@@ -49,7 +50,7 @@ def test_own_loop_on_two_ranks_ends_well(tmp_path: Path) -> None:
         said = [(rank.stdout.read(), rank.stderr.read(), rank.wait()) for rank in ranks]
     assert [code for _, _, code in said] == [0, 0], said
     printed = [re.findall(r"epoch 3  loss (\d\.\d{4})", out) for out, _, _ in said]
-    assert len(printed[0]) == 1 and printed[0] == printed[1], "both ranks print the loss of all samples"
+    assert [len(one) for one in printed] == [1, 0], "the first rank prints, and it alone"
 
 
 @pytest.mark.slow
@@ -62,9 +63,9 @@ def test_own_loop_under_torchrun(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
-    # Both ranks write to one pipe: a line's end of the one may come after the other's line.
-    printed = re.findall(r"epoch 3  loss (\d\.\d{4})", done.stdout)
-    assert len(printed) == 2 and len(set(printed)) == 1, "both ranks print the loss of all samples"
+    assert len(re.findall(r"epoch 3  loss (\d\.\d{4})", done.stdout)) == 1, (
+        "the first rank prints, and it alone"
+    )
 
 
 @pytest.mark.slow

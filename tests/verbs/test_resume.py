@@ -247,3 +247,30 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("dp=4", "micro_batch 2 x micros 1 x replicas 4"),  # 4 rows of each do not make 8: half of them
+        ("dp=2 micros=2", "micro_batch 2 x micros 2 x replicas 2"),
+        ("dp=1", "micro_batch 4 x micros 2 x replicas 1"),  # the old size fits, and stays
+        ("dp=8", "micro_batch 1 x micros 1 x replicas 8"),
+    ],
+)
+def test_micro_batches_follow_another_plan(
+    plan: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The size that a run derived belongs to its plan; the global batch stays."""
+    sizes = ["--train.global_batch", "8", "--train.micro_batch", "4"]
+    assert (
+        cli.main(["config", "show", "--plan", "dp=2", "--model", "mlp", "--data.source", "digits", *sizes])
+        == 0
+    )
+    (tmp_path / "config.resolved.toml").write_text(capsys.readouterr().out)
+    (tmp_path / "metrics.jsonl").touch()
+    resume = ["train", "--resume", str(tmp_path), "--dry-run", "--plan", plan]
+    assert cli.main(resume) == 0
+    assert f"global_batch 8 = {words}" in capsys.readouterr().out
+    if plan == "dp=4":  # what the command itself says stays said
+        assert cli.main([*resume, "--train.micro_batch", "4"]) == 2

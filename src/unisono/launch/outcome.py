@@ -21,6 +21,12 @@ class Outcome:
     exit: int
     stopped: str = ""
 
+    def why(self) -> str:
+        """What ended a run that did not end well, as a terminal shows it: the error, and the rank's own traceback."""
+        if self.error is None:
+            return f"stopped before its end (exit code {self.exit})"
+        return "\n".join(filter(None, (self.error.trace or self.error.shown, self.error.render())))
+
 
 def ended(results: list[dict[str, Any] | None], error: UnisonoError | None, stopped: str) -> Outcome:
     """The outcome of a run of which all ranks are gone."""

@@ -39,6 +39,7 @@ class SampleVerb(Verb):
             return call.would(
                 {"run_dir": str(run)}, f"would draw {args.tokens} tokens from {checkpoint or run}"
             )
+        call.settings.note(f"drawing {args.tokens} tokens (importing torch) ...")
         from unisono.train import sample
 
         drawn = sample.from_run(run, checkpoint, args.prompt, args.tokens, args.temperature, args.seed)

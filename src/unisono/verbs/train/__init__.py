@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unisono.plan.batch import batch_of
 from unisono.plan.grammar import families
 from unisono.spec.errors import UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG, run_folder
@@ -85,6 +88,8 @@ class TrainVerb(RecipeVerb):
             for line in why:
                 call.settings.note(line)
         ranks = _ranks(call, given)
+        if resume is not None and file == str(resume / CONFIG):
+            given = _with_micro_batches(call, given, ranks)
         if args.fit_micro_batch:
             given = _fitted(call, given, ranks)
         resolved = config.resolve(given.recipe, given.plan, ranks, given.origins)
@@ -119,6 +124,28 @@ class TrainVerb(RecipeVerb):
         return run.run(
             order, call.settings, resolved.origins, early, demo=args.demo, ward=ward, hosts=args.hosts
         )
+
+
+def _with_micro_batches(call: CommandCall, given: "Loaded", ranks: int | None) -> "Loaded":
+    """The recipe of a run that goes on under another plan, with micro-batches that fit this one: the old size where it
+    does, else the largest part of it. A size that flags or variables say stays."""
+    train, origin = given.recipe.train, given.origins["train.micro_batch"]
+    if origin.startswith(("flag", "env")) or not train.micro_batch:
+        return given
+    with suppress(UsageError):  # a plan that does not fill the ranks: told where it is resolved
+        plan = given.plan.fill(ranks)
+        if batch_of(plan, train)[1] is None:
+            return given
+        share = train.global_batch // (plan.replicas * (plan.micros or 1))
+        size = share if plan.micros else gcd(train.micro_batch, share)
+        fitted = train.model_copy(update={"micro_batch": size})
+        if size and batch_of(plan, fitted)[1] is None:
+            call.settings.note(
+                f"note  micro_batch {size} instead of {train.micro_batch}, which this plan cannot take"
+            )
+            origins = {**given.origins, "train.micro_batch": f"derived: {batch_of(plan, fitted)[0]}"}
+            return replace(given, recipe=given.recipe.model_copy(update={"train": fitted}), origins=origins)
+    return given
 
 
 def _ranks(call: CommandCall, given: "Loaded") -> int | None:
