@@ -11,8 +11,8 @@ ARGS ?=
 .PHONY: help setup demo test test-all test-gpu check fmt bench accuracy clean
 
 help:
-	@echo "make demo      train a small GPT on 4 processes, in about a minute; ends with a report"
-	@echo "make test      the tests, in about five minutes on two cores (ARGS='-k plan' for some)"
+	@echo "make demo      train a small GPT on 4 processes, in one to three minutes; ends with a report"
+	@echo "make test      the tests, in ten to twenty minutes on two cores (ARGS='-k plan' for some)"
 	@echo "make test-all  and the slow ones      make test-gpu  those that need a GPU"
 	@echo "make check     format, lint, types, floors      make fmt  put the format right"
 	@echo "make bench     tokens per second, beside plain PyTorch"

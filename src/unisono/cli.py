@@ -31,7 +31,7 @@ LATER = {
 }
 
 EXAMPLES = """\
-unisono train --demo                       train a small GPT on 4 processes, in about a minute
+unisono train --demo                       train a small GPT on 4 processes, in one to three minutes
 unisono train my.toml --plan "dp=2 pp=2"   train a recipe under a plan
 unisono verify --demo --plan tp=2          prove a plan against one device
 unisono report runs/demo/ID                draw where the time and the bytes went
@@ -40,7 +40,7 @@ unisono doctor                             look over this machine"""
 CODES = """\
 exit codes: 0 ok, 1 user code raised, 2 usage or configuration, 3 verify mismatch,
 4 doctor found a fault, 5 out of memory, 6 hang, 75 saved: start me again,
-77 skipped: what it takes is not here, 130 Ctrl-C"""
+77 skipped: what it takes is not here, 130 Ctrl-C, 128+n killed by signal n"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
