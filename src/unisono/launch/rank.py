@@ -115,7 +115,7 @@ class _Meetings:
         self.store, self.watch = store, watch
         self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
-        self._held = list[socket.socket]()
+        self._held, self._present, self._turns = list[socket.socket](), meeting.present, 0
         self._lock = threading.Lock()
         self._at = self._called = meeting.epoch
 
@@ -136,12 +136,15 @@ class _Meetings:
             if epoch <= self._at:
                 return
             if epoch > self._called:
-                self._called = epoch
+                self._called, self._turns = epoch, 0
                 self.lookout.dismiss()
                 self.store.end()
                 while self._held:  # of the meeting before: all have left that
                     self._held.pop().close()
             self._held += parting.cut()
+            self._turns += 1
+            if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
+                parting.hang_up(self._present)
 
     def anew(self, meeting: RankMeeting) -> SocketStore | None:
         """The store of a meeting, with a lookout over it; None where ranks have been called to a later one."""
@@ -151,6 +154,7 @@ class _Meetings:
             self._held += parting.cut()  # again: some may have been made since
             parting.forget()
             self.store, self._at = self.store.anew(_keys(meeting.epoch)), meeting.epoch
+            self._present = meeting.present
             _tell_environment(meeting)
             self.lookout = self.looks(meeting)
             if self._appears is not None:
