@@ -8,10 +8,14 @@ accepts connections would end the process.
 """
 
 import os
+import re
 import socket
+import stat
+import struct
 import time
-from collections.abc import Container
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -19,36 +23,84 @@ READ = 0.5
 """Seconds at most in which Gloo's thread reads that a connection has ended, and closes it."""
 LOOK = 0.001
 """Seconds between two looks at whether it has."""
+_INT = 0xFFFFFFFF  # of an epoll entry, what Python fills: the rest is as it was in memory
+_NUMBER = struct.Struct("=q")
+_WATCHED = re.compile(r"^tfd: *(\d+) .* data: *([0-9a-f]+) .* ino:([0-9a-f]+)", re.MULTILINE)
 
 
-def sockets() -> frozenset[int]:
-    """Descriptors of this process's TCP sockets."""
-    found = set[int]()
+def connections() -> list[tuple[int, socket.socket]]:
+    """The TCP connections of this process's Gloo groups: the descriptor of each, and a copy to close."""
+    found = dict[int, socket.socket]()
+    for watched in _groups():
+        for fd, sock in watched.items():
+            if _listens(sock) or fd in found:
+                sock.close()
+            else:
+                found[fd] = sock
+    return list(found.items())
+
+
+def hang_up(size: int) -> None:
+    """Free who waits, while a group of at most `size` ranks is made, for a rank that will not connect: connect in its
+    place, and leave. Gloo hands a connection to whoever waits for the number that comes over it first, which is below
+    the size of the group."""
+    for watched in _groups():
+        for sock in watched.values():
+            with suppress(OSError), sock:
+                for number in range(size if _listens(sock) else 0):
+                    with socket.socket(sock.family) as own:
+                        own.settimeout(READ)
+                        own.connect(sock.getsockname())
+                        own.sendall(_NUMBER.pack(number))
+
+
+def _groups() -> Iterator[dict[int, socket.socket]]:
+    """Of each group of this process, the sockets that Gloo watches: by descriptor, copies to close.
+
+    They are in one epoll set, with the socket on which Gloo listened for the others. For each Gloo keeps a pointer,
+    where Python's own servers keep the descriptor's number. So what the user's code has connected, to a database, a
+    tracker or a store of files, is none of these.
+    """
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError, ValueError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:") and _family(int(name)) in (
-                socket.AF_INET,
-                socket.AF_INET6,
-            ):
-                found.add(int(name))
-    return frozenset(found)
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                watched = _copies(Path(f"/proc/self/fdinfo/{name}").read_text())
+                if any(map(_listens, watched.values())):
+                    yield watched
+                else:
+                    for sock in watched.values():
+                        sock.close()
 
 
-def _family(fd: int) -> int:
-    with socket.socket(fileno=os.dup(fd)) as sock:
-        return sock.family
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def cut(spared: Container[int] = ()) -> list[socket.socket]:
-    """Shut down what comes in over this process's TCP connections. spared: descriptors of those that are no group's.
+def _copies(info: str) -> dict[int, socket.socket]:
+    """Of the TCP sockets that an epoll set watches by a pointer. info: what the kernel tells of the set."""
+    copies = dict[int, socket.socket]()
+    for fd, data, inode in _WATCHED.findall(info):
+        with suppress(OSError):
+            copy = os.dup(int(fd))
+            seen = os.fstat(copy)
+            known = seen.st_ino == int(inode, 16)  # else its number is another's by now
+            if known and stat.S_ISSOCK(seen.st_mode) and int(fd) != int(data, 16) & _INT:
+                copies[int(fd)] = socket.socket(fileno=copy)
+            else:
+                os.close(copy)
+    tcp = (socket.AF_INET, socket.AF_INET6)
+    for fd in [fd for fd, sock in copies.items() if sock.family not in tcp]:
+        copies.pop(fd).close()
+    return copies
+
+
+def cut() -> list[socket.socket]:
+    """Shut down what comes in over the connections of this process's groups.
 
     Returns those that Gloo has closed: hold them until the other ranks have left the group too. Others are shut down as
     a whole.
     """
-    held = list[tuple[int, socket.socket]]()
-    for fd in sockets():
-        with suppress(OSError):
-            held += [(fd, socket.socket(fileno=os.dup(fd)))] if fd not in spared else []
+    held = connections()
     cut_off = [(fd, sock) for fd, sock in held if _shut(sock, socket.SHUT_RD)]
     until = time.monotonic() + READ
     while time.monotonic() < until and any(_is_open(fd, sock) for fd, sock in cut_off):

@@ -24,6 +24,8 @@ LATEST = 60.0
 """Seconds in which the supervisor says that ranks meet anew, if they do."""
 STUCK = 4.0
 """Seconds for which a main thread that is called to a meeting may stand still."""
+AGAIN = 0.05
+"""Seconds between two looks at whether a main thread that is called to a meeting has come."""
 
 
 class Channel(ABC):
@@ -79,6 +81,27 @@ class NullChannel(Channel):
         return False
 
 
+class _Stillness:
+    """For how long the main thread has stood still since it was called to a meeting: nothing frees a send that Gloo has
+    forgotten. One that computes has its time, and so has one at a disk."""
+
+    def __init__(self, pace: StepPace) -> None:
+        self._pace, self._main = (
+            pace,
+            os.getpid(),
+        )  # of the main thread, which a fork leaves unknown to Python
+        self._epoch, self._seen, self._since, self._begun = -1, "", 0.0, 0.0
+
+    def lasts(self, epoch: int) -> bool:
+        """Whether that is too long. epoch: to which it was called."""
+        now, lately = time.monotonic(), ran(self._main)
+        if epoch != self._epoch:
+            self._epoch, self._begun, self._seen = epoch, now, ""
+        if lately != self._seen or process_state(self._main) == "D":
+            self._seen, self._since = lately, now
+        return now - self._since >= STUCK or now - self._begun >= self._pace.deadline()
+
+
 class SocketChannel(Channel):
     """The line of a forked rank: JSON frames over a stream socket pair.
 
@@ -98,66 +121,58 @@ class SocketChannel(Channel):
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
         self._left = False  # the supervisor has
-        # This rank's epoch, the latest, and the one that `away` was for.
+        # This rank's epoch, the latest that it was called to, and the latest for which it was freed.
         self._epoch = self._called = self._freed = 0
         self._meeting: RankMeeting | None = None  # of the latest
-        self._away: Callable[[], None] = lambda: None
+        self._away: Callable[[int], None] = lambda epoch: None
         self._anew: Callable[[RankMeeting], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
 
-    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[RankMeeting], Any]) -> None:
-        """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
-        other ranks; called by a thread beside, as soon as one was lost. anew(meeting): the store of it."""
+    def recover(self, epoch: int, away: Callable[[int], None], anew: Callable[[RankMeeting], Any]) -> None:
+        """From now on this rank can meet the others anew. epoch: in which it begins. away(epoch): frees whatever waits
+        for other ranks; called by a thread beside as soon as one was lost, and again until the main thread goes to the
+        meeting of that epoch. anew(meeting): the store of it, for the main thread; None where a later one is called."""
         self._epoch = self._called = self._freed = epoch
         self._away, self._anew = away, anew
         threading.Thread(target=self._hear_on, name="unisono-hear", daemon=True).start()
 
     def _hear_on(self) -> None:
-        while select.select([self._sock], [], [])[0]:
-            with self._lock:
-                self._left = not self._listen(socket.MSG_DONTWAIT)
-                called = self._called
-            if called > self._freed:
-                self._away()
-                threading.Thread(target=self._give_place, args=(called,), daemon=True).start()
+        poll, still = select.poll(), _Stillness(self._pace)
+        poll.register(self._sock, select.POLLIN)
+        while True:
+            if poll.poll(1000 * AGAIN if self._called > self._epoch else None):
+                with self._lock:
+                    self._left = not self._listen(socket.MSG_DONTWAIT)
+            called = self._called
+            late = called > self._epoch
+            if late:
+                self._away(called)
             with self._lock:
                 self._freed = called
                 self._news.notify_all()
                 if self._left or "leave" in self._heard:
                     return
-
-    def _give_place(self, epoch: int) -> None:
-        """Let a new process take this one's place if its main thread does not come to the rendezvous, but stands still:
-        nothing frees a send that Gloo has forgotten. One that computes has its time, and so has one at a disk."""
-        main, begun = (
-            os.getpid(),
-            time.monotonic(),
-        )  # of the main thread, which a fork leaves unknown to Python
-        seen, since = ran(main), begun
-        come = lambda: self._epoch >= epoch or self._left or "leave" in self._heard
-        while True:
-            with self._lock:
-                if self._news.wait_for(come, STUCK / 8):
-                    return
-            now, lately = time.monotonic(), ran(main)
-            if lately != seen or process_state(main) == "D":
-                seen, since = lately, now
-            if now - since >= STUCK or now - begun >= self._pace.deadline():
+            if late and still.lasts(called):  # a new process takes this one's place
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def rendezvous(self, error: BaseException) -> Rendezvous | None:
         mine = not isinstance(error, PeerGone | Paused) and not is_echo(type(error).__name__, str(error))
         if self._anew is None or (mine and self._called == self._epoch):
             return None
-        self.send("paused" if isinstance(error, Paused) else "lost", epoch=self._epoch)
-        with self._lock:
-            self._news.wait_for(lambda: self._freed > self._epoch or self._left, LATEST)
-            if self._freed == self._epoch or self._meeting is None:
-                return None
-            self._epoch, meeting = self._freed, self._meeting
-            self._news.notify_all()
-        return Rendezvous(meeting, self._anew(meeting))
+        while True:
+            self.send("paused" if isinstance(error, Paused) else "lost", epoch=self._epoch)
+            with self._lock:
+                self._news.wait_for(lambda: self._is_freed() or self._left, LATEST)
+                if not self._is_freed() or self._meeting is None:
+                    return None
+                self._epoch, meeting = self._called, self._meeting
+            if (store := self._anew(meeting)) is not None:
+                return Rendezvous(meeting, store)
+
+    def _is_freed(self) -> bool:
+        """Whether this rank may go to the latest meeting: one after the other may have been called meanwhile."""
+        return self._epoch < self._freed == self._called
 
     def moves(self) -> bool:
         if self._anew is None:

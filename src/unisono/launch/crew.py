@@ -100,7 +100,7 @@ class Crew:
         """New processes take the seats that are empty, and all ranks meet. joins: those that live keep their processes;
         else all are started anew. Returns the ranks that are new."""
         epoch = recovery.change(spread.ranks, anew=not joins, planned=planned)
-        self.board.interrupt()
+        self.board.store.meet()
         if not joins:
             for seat in self.seats:
                 seat.kill()

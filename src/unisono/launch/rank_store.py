@@ -2,7 +2,8 @@
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -27,9 +28,11 @@ class _Line:
     answers: dict[bytes, list[bytes]] = field(default_factory=dict)
     last: int = 0
 
-    def ask(self, op: bytes, fields: Sequence[bytes]) -> bytes:
-        """Send a request; returns the name of its answer."""
+    def ask(self, op: bytes, fields: Sequence[bytes], over: Callable[[], bool]) -> bytes:
+        """Send a request; returns the name of its answer. Raises DistStoreError once it is over."""
         with self.sending:
+            if over():
+                raise DistStoreError("the ranks meet anew")
             self.last += 1
             id = str(self.last).encode()
             try:
@@ -85,8 +88,11 @@ class SocketStore(Store):
         return SocketStore(self._line, self._limit, prefix)
 
     def end(self) -> None:
-        """Answer nobody from now on. (Who waits already is answered by the supervisor.)"""
-        self._over = True
+        """Answer nobody from now on. Who waits already is answered at once; by the supervisor, who knows them all."""
+        if not self._over:
+            self._over = True  # first: a request comes before the next one, or is none any more
+            with suppress(DistStoreError):
+                self._line.ask(b"leave", (), lambda: False)
 
     @property
     def timeout(self) -> timedelta:
@@ -106,7 +112,7 @@ class SocketStore(Store):
         return self._ask(b"get", self._key(key), self._seconds(self._limit))[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._ask(b"wait", self._seconds(timeout or self._limit), *map(self._key, keys))
+        self._ask(b"wait", self._seconds(self._limit if timeout is None else timeout), *map(self._key, keys))
 
     def add(self, key: str, value: int) -> int:
         return int(self._ask(b"add", self._key(key), str(value).encode())[0])
@@ -131,9 +137,7 @@ class SocketStore(Store):
         return repr(limit.total_seconds()).encode()
 
     def _ask(self, op: bytes, *fields: bytes) -> list[bytes]:
-        if self._over:
-            raise DistStoreError("the ranks meet anew")
-        status, *rest = self._line.answer(self._line.ask(op, fields))
+        status, *rest = self._line.answer(self._line.ask(op, fields, lambda: self._over))
         if status == store.LATE:
             raise DistStoreError(f"nobody set {rest[0].decode(errors='replace')} in time")
         if status == store.BAD:

@@ -33,9 +33,10 @@ class StoreServer:
 
     clock: Callable[[], float] = time.monotonic
     values: dict[bytes, bytes] = field(default_factory=dict)
-    _waits: dict[bytes, list[_Wait]] = field(default_factory=dict)
+    _waits: dict[bytes, list[_Wait]] = field(default_factory=dict)  # that are not over, by missing key
     _deadlines: list[tuple[float, int, _Wait]] = field(default_factory=list)
     _count: int = 0
+    _tidied: int = 0
 
     def handle(self, who: int, fields: list[bytes]) -> list[tuple[int, list[bytes]]]:
         """Answers that this request causes, to anyone, as (who, fields). One that makes no sense is answered so, and
@@ -66,6 +67,8 @@ class StoreServer:
             return [(who, [id, OK, str(len(self.values)).encode()])]
         if op == b"compare_set":
             return self._compare_set(who, id, *rest)
+        if op == b"leave":
+            return self.leave(who)  # nobody waits for an answer to that
         return [(who, [id, BAD, b"no such operation: " + op[:40]])]
 
     def _put(self, key: bytes, value: bytes) -> list[tuple[int, list[bytes]]]:
@@ -73,7 +76,7 @@ class StoreServer:
         answers = []
         for wait in self._waits.pop(key, ()):
             wait.missing.discard(key)
-            if not wait.missing and not wait.over:
+            if not wait.missing:
                 answers.append(self._done(wait))
         return answers
 
@@ -90,7 +93,20 @@ class StoreServer:
             self._waits.setdefault(key, []).append(wait)
         self._count += 1  # ties in time must not compare waits
         heapq.heappush(self._deadlines, (self.clock() + seconds, self._count, wait))
+        if len(self._deadlines) > 2 * self._tidied + 64:  # most were answered long before their time
+            self._deadlines = [one for one in self._deadlines if not one[2].over]
+            heapq.heapify(self._deadlines)
+            self._tidied = len(self._deadlines)
         return []
+
+    def _give_up(self, wait: _Wait) -> None:
+        wait.over = True
+        for key in wait.missing:
+            rest = [one for one in self._waits[key] if one is not wait]
+            if rest:
+                self._waits[key] = rest
+            else:
+                del self._waits[key]
 
     def _add(self, who: int, id: bytes, key: bytes, amount: int) -> list[tuple[int, list[bytes]]]:
         try:
@@ -113,20 +129,20 @@ class StoreServer:
         while self._deadlines and (self._deadlines[0][2].over or self._deadlines[0][0] <= self.clock()):
             wait = heapq.heappop(self._deadlines)[2]
             if not wait.over:
-                wait.over = True
+                self._give_up(wait)
                 answers.append((wait.who, [wait.id, LATE, b", ".join(sorted(wait.missing))]))
         return answers
 
-    def interrupt(self) -> list[tuple[int, list[bytes]]]:
-        """Answers to all requests that wait: ranks meet anew, and what they wait for may never come."""
-        answers = []
-        for _, _, wait in self._deadlines:
-            if not wait.over:
-                wait.over = True
-                answers.append((wait.who, [wait.id, ANEW]))
-        self._deadlines.clear()
-        self._waits.clear()
-        return answers
+    def leave(self, who: int) -> list[tuple[int, list[bytes]]]:
+        """Answers to all for which one waits, who leaves the meeting, or is gone: what it waits for may never come."""
+        waits = [wait for _, _, wait in self._deadlines if wait.who == who and not wait.over]
+        for wait in waits:
+            self._give_up(wait)
+        return [(who, [wait.id, ANEW]) for wait in waits]
+
+    def meet(self) -> None:
+        """Ranks meet anew: nobody reads any more what was said before."""
+        self.values.clear()
 
     def next_deadline(self) -> float | None:
         """When `expire` next has something to do, on `clock`."""

@@ -182,8 +182,10 @@ class Supervision:
             case "drained":
                 if seat.rank == 0:  # whose part comes last
                     self._judge(Stopped(event["text"]))
-            case "hang":
+            case "hang" if self.recovery is None or event["epoch"] == self.recovery.epoch:
                 self._hung(crossing.revive(event["error"], None, self.host))
+            case "hang":  # of ranks that have met anew since
+                pass
             case "lost":
                 self._missed(event["epoch"])
             case "paused":

@@ -56,6 +56,7 @@ class Switchboard:
         """A rank's lines end here."""
         for file in (seat.events, seat.store, seat.output):
             self.forget(file)
+        self.store.leave(seat.number)
         if self._seats.pop(seat.number, None) is not None:
             seat.close()
 
@@ -77,10 +78,6 @@ class Switchboard:
     def mind_the_time(self) -> None:
         """Answer the store's requests whose time is over."""
         self._reply(self.store.expire())
-
-    def interrupt(self) -> None:
-        """Answer all requests that wait: ranks meet anew."""
-        self._reply(self.store.interrupt())
 
     def close(self) -> None:
         for seat in list(self._seats.values()):

@@ -88,7 +88,12 @@ def session(order: RankOrder, corpus: Corpus) -> dict[str, Any]:
             try:
                 if rendezvous is not None:
                     order = order.at(rendezvous)
-                    _settle(live, kept)
+                    if live is not None:
+                        ending, live = (
+                            live,
+                            None,
+                        )  # once: another rank may be lost before this one trains again
+                        _settle(ending, kept)
                     if order.place.rank >= order.place.world:
                         handed_over(order, rendezvous, kept)
                         return {"left": True}
@@ -141,6 +146,7 @@ def _play(live: Live, corpus: Corpus) -> dict[str, Any]:
         live.journal.flush(must=True)
     live.saver.close(5.0 if stopped else None)  # who was asked to stop may be killed soon
     live.feed.close()
+    live.val.close()
     end(live)
     tokens = (run.step - first) * live.targets
     summary = {
@@ -243,15 +249,15 @@ def _enter(order: RankOrder, run: Run, corpus: Corpus, state: Mapping[str, Any],
     return live
 
 
-def _settle(live: Live | None, kept: Remembered) -> None:
-    """End what a run has beside itself, before its ranks meet anew. live: None on a rank that is new."""
-    if live is not None:
-        with suppress(OSError):
-            live.journal.close()
-        kept.recent = live.journal.recent()
-        live.snapshots.end()
-        live.feed.close()
-        kept.bad = live.bad.state()
+def _settle(live: Live, kept: Remembered) -> None:
+    """End what a run has beside itself, before its ranks meet anew."""
+    with suppress(OSError):
+        live.journal.close()
+    kept.recent = live.journal.recent()
+    live.snapshots.end()
+    live.feed.close()
+    live.val.close()
+    kept.bad = live.bad.state()
 
 
 def _rejoin(order: RankOrder, rendezvous: Rendezvous, corpus: Corpus, kept: Remembered) -> Live:

@@ -67,7 +67,7 @@ class PlayedTrial(Trial):
         self._launch = sum(line["event"] == "script" for line in lines)
         self._open = [(i, f) for i, f in enumerate(script.faults) if f.player() == rank and i not in played]
         self._first = min((line["t"] for line in lines if line["event"] == "met"), default=None)
-        self._spared, self._cut_off = parting.sockets(), list[socket.socket]()
+        self._cut_off = list[socket.socket]()
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._waiting: list[tuple[int, Fault]] = []
@@ -134,7 +134,7 @@ class PlayedTrial(Trial):
         self._slow_until, self._times = time.monotonic() + fault.seconds, fault.times
 
     def _cut(self, fault: Fault) -> None:
-        self._cut_off += parting.cut(self._spared)
+        self._cut_off += parting.cut()
 
     def _flip(self, fault: Fault) -> None:
         if self._run is None:
