@@ -114,18 +114,19 @@ def nested(order: random.Random) -> bytes:
     wide, deep = order.choice((2, 10, 63, 64)), order.choice((2, 5, 8, 40))
     inner = order.choice((b"N", _number(7), _text("a"), _number(1 << 60), b")", _tensor(order)))
     kind = order.choice("tld")
-    made = inner + b"q\x00"
+    made = inner + b"q\x000"
     for level in range(deep):
         again = b"h" + bytes([level])
         if kind == "d":
             made += b"}(" + b"".join(_text(chr(97 + i)) + again for i in range(min(wide, 20))) + b"u"
         else:
             made += b"(" + again * wide + (b"t" if kind == "t" else b"l")
-        made += b"q" + bytes([level + 1])
+        made += b"q" + bytes([level + 1]) + b"0"
     top = b"h" + bytes([deep])
+    made += top
     return order.choice((
         made, b"}" + made + b"Ns", b"}" + made + b"Ns}" + (top + b"Ns") * 20, b"\x8f(" + made + b"\x90", b"(" + made + b"\x91",
-        _named("builtins frozenset") + b"(" + made + b"ltR", _named("collections OrderedDict") + b"((" + made + b"NtltR",
+        _named("builtins frozenset") + b"(" + made + b"l\x85R", _named("collections OrderedDict") + b"(" + made + b"N\x86l\x85R",
         _named("torch Size") + made + b"\x85R", _call("torch._utils _rebuild_tensor_v2", STORAGE, _number(0), made, b")"),
     ))  # fmt: skip
 

@@ -30,7 +30,7 @@ from unisono.train.foreign.inert import plain_pickle, saved, tensors_in
 from unisono.train.foreign.machine import simple
 
 pytestmark = pytest.mark.timeout(120)
-A = 400_000
+A = 2_000_000
 """Letters of something long."""
 
 
@@ -76,25 +76,20 @@ def file_of(path: Path, program: bytes) -> Path:
 
 def tuples(wide: int, deep: int) -> bytes:
     """A tuple of tuples, each of them there `wide` times."""
-    made = b"Nq\x00"
-    return made + b"".join(
-        b"(" + b"h" + bytes([i]) + (b"h" + bytes([i])) * (wide - 1) + b"tq" + bytes([i + 1])
-        for i in range(deep)
-    )
+    levels = (b"(" + (b"h" + bytes([i])) * wide + b"tq" + bytes([i + 1]) + b"0" for i in range(deep))
+    return b"Nq\x000" + b"".join(levels) + b"h" + bytes([deep])
 
 
+LONG = text("k" * A) + b"q\x000"
 AGAIN = {
     "a tuple as a key": b"}" + tuples(63, 7) + b"Ns",
     "tuples in a set": b"\x8f(" + tuples(63, 7) + b"\x90",
-    "tuples in a frozenset": b"cbuiltins\nfrozenset\n(" + tuples(63, 7) + b"ltR",
-    "a tuple as a size": b"ctorch\nSize\n" + tuples(64, 40) + b"\x85R",
-    "one long key": b"}" + text("k" * A) + b"q\x00Ns" + (b"h\x00" + b"Ns") * 30_000,
-    "keys alike": text("k" * A) + b"q\x000}" + text("k" * A) + b"Ns" + b"h\x00Ns" * 60_000,
-    "one long number": text("9" * A) + b"q\x000" + b"cbuiltins\nfloat\nq\x010" + b"h\x01h\x00\x85R0" * 3_000 + b"}",
+    "tuples in a frozenset": b"cbuiltins\nfrozenset\n(" + tuples(63, 7) + b"l\x85R",
+    "tuples of an ordered dictionary": b"ccollections\nOrderedDict\n(" + tuples(63, 7) + b"N\x86l\x85R",
+    "keys alike": LONG + b"}" + text("k" * A) + b"Ns" + b"h\x00Ns" * 60_000,
+    "one long number": b"}" + text("9" * A) + b"q\x000" + b"cbuiltins\nfloat\nq\x010" + b"h\x01h\x00\x85R0" * 9_000,
     "one long call": b"(" + b"N" * A + b"tq\x000" + b"cmade\nup\nq\x010" + b"(" + b"h\x01h\x00R" * 2_000 + b"l",
-    "sizes of long numbers": b"(" + (b"\x8a\xff" + b"\x01" * 255) * 60 + b"tq\x000" + b"ctorch\nSize\nq\x010" + b"h\x01h\x00\x85R0" * 9_000 + b"}",
-    "a long name": text("m" * A) + b"q\x000" + text("m" * A) + b"q\x010" + b"h\x00h\x00\x930" + b"h\x01h\x01\x930" * 20_000 + b"}",
-    "one long place": text("m" * A) + b"q\x000" + b"(" + text("storage") + b"ctorch\nFloatStorage\nh\x00" + text("cpu") + b"K\x06tq\x010" + b"h\x01Q0" * 20_000 + b"}",
+    "names alike": LONG + text("k" * A) + b"q\x010" + b"}h\x00h\x00\x930" + b"h\x01h\x01\x930" * 60_000,
 }  # fmt: skip
 
 
