@@ -103,7 +103,49 @@ def _bombs(order: random.Random) -> bytes:
         lambda: b"\x8b" + struct.pack("<i", 0x7FFFFFFF),
         lambda: b"I" + b"9" * 200_000 + b"\n",
         lambda: _number(1 << 2000),
+        lambda: nested(order),
+        lambda: again_and_again(order),
     ))()  # fmt: skip
+
+
+def nested(order: random.Random) -> bytes:
+    """Tuples, lists or dictionaries within each other, each there many times: few bytes, and a tree without end. It is
+    a key, a part of one, a tensor's size, or what holds the weights."""
+    wide, deep = order.choice((2, 10, 63, 64)), order.choice((2, 5, 8, 40))
+    inner = order.choice((b"N", _number(7), _text("a"), _number(1 << 60), b")", _tensor(order)))
+    kind = order.choice("tld")
+    made = inner + b"q\x000"
+    for level in range(deep):
+        again = b"h" + bytes([level])
+        if kind == "d":
+            made += b"}(" + b"".join(_text(chr(97 + i)) + again for i in range(min(wide, 20))) + b"u"
+        else:
+            made += b"(" + again * wide + (b"t" if kind == "t" else b"l")
+        made += b"q" + bytes([level + 1]) + b"0"
+    top = b"h" + bytes([deep])
+    made += top
+    return order.choice((
+        made, b"}" + made + b"Ns", b"}" + made + b"Ns}" + (top + b"Ns") * 20, b"\x8f(" + made + b"\x90", b"(" + made + b"\x91",
+        _named("builtins frozenset") + b"(" + made + b"l\x85R", _named("collections OrderedDict") + b"(" + made + b"N\x86l\x85R",
+        _named("torch Size") + made + b"\x85R", _call("torch._utils _rebuild_tensor_v2", STORAGE, _number(0), made, b")"),
+    ))  # fmt: skip
+
+
+def again_and_again(order: random.Random) -> bytes:
+    """One thing that is long, and again and again a few bytes that ask for all of it."""
+    times = order.choice((100, 30_000))
+    long, short = order.choice((
+        (_text("9" * 400_000), _named("builtins int") + b"h\x00\x85R0"),
+        (_text("9" * 400_000), _named("builtins float") + b"h\x00\x85R0"),
+        (_text("k" * 400_000), b"}h\x00Ns0"),
+        (_text("k" * 400_000) + b"0" + _text("k" * 400_000) + b"q\x000}" + _text("k" * 400_000) + b"Ns", b"h\x00Ns"),
+        (_text("k" * 400_000), b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nh\x00X\x03\x00\x00\x00cpuK\x06tQ0"),
+        (b"(" + b"N" * 100_000 + b"t", b"cmade\nup\nh\x00R0"),
+        (b"(" + b"N" * 100_000 + b"t", b"cmade\nup\nh\x00R"),
+        (b"(" + _number(1 << 2000) * 200 + b"t", b"ctorch\nSize\nh\x00\x85R0"),
+        (_text("m" * 100_000), b"h\x00h\x00\x930"),
+    ))  # fmt: skip
+    return b"}" + long + b"q\x000" + short * times
 
 
 def snippet(order: random.Random) -> bytes:

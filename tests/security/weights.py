@@ -232,7 +232,7 @@ def _megatron(order: random.Random) -> dict[str, bytes | str]:
 
 
 @cache
-def _dcp() -> tuple[bytes, bytes]:
+def dcp() -> tuple[bytes, bytes]:
     """(.metadata, the file of one tensor)."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.checkpoint.metadata import (
@@ -255,7 +255,7 @@ def _dcp() -> tuple[bytes, bytes]:
 
 
 def _one_dcp(order: random.Random) -> dict[str, bytes | str]:
-    metadata, data = _dcp()
+    metadata, data = dcp()
     match order.randrange(4):
         case 0:
             metadata = bytes_changed(metadata, order)
@@ -348,7 +348,7 @@ def play_config(data: bytes | str) -> str:
 
 
 def _ready() -> None:
-    good_file(), _safetensors(), _dcp()
+    good_file(), _safetensors(), dcp()
     torch.set_num_threads(1)
     makers: Iterator[Callable[[random.Random], Any]] = iter(
         (_folder, _pickles, _zero, _universal, _megatron, _one_dcp)

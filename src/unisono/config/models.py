@@ -231,6 +231,13 @@ class LaunchConfig(BaseModel):
         min_length=1,
         description="what runs a command on another host of --hosts: these words, the host, the command",
     )
+    host_timeout: float = Field(
+        default=5.0,
+        ge=0.5,
+        allow_inf_nan=False,
+        description="seconds without a byte from another host, after which it is lost; a host that hears nothing of the"
+        " supervisor for twice as long ends its ranks, and calls again",
+    )
     grace: Positive = Field(
         default=10.0, description="seconds from a SIGTERM or SIGUSR1 to the end of the run, saved"
     )

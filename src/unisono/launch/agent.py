@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import link, tls, wire
-from unisono.launch.far_host import BEAT, lane_of
+from unisono.launch.far_host import BEAT, GONE, lane_of
 from unisono.launch.hosts import OwnProcess
 from unisono.launch.lanes import Lanes
 from unisono.launch.link import Broken, HostLink, Refused
@@ -26,8 +26,6 @@ from unisono.launch.seats import ends
 from unisono.launch.signals import Signals
 from unisono.spec.errors import UsageError
 
-SILENT = 2.0
-"""Seconds without a word of the supervisor, after which its link counts as broken."""
 AGAIN = 0.3
 """Seconds between two calls."""
 _ANSWER = 5.0
@@ -58,6 +56,7 @@ class Agent:
     _start: str = ""
     _looked: float = 0.0
     _where: str = ""
+    _silent: float = 2 * GONE
 
     def run(self) -> None:
         """Serve until the run is over. Raises Refused for a wrong token, ConnectionError where nobody answers."""
@@ -88,6 +87,7 @@ class Agent:
         while time.monotonic() < until:
             try:
                 door = self.door()
+                self._silent = float(door.get("silent", self._silent))
                 self._where = f"{door['address']}:{door['port']}"
                 return Lanes(call(door, {"name": self.name, "room": self.room, "cores": cores()}))
             except Refused:
@@ -104,7 +104,7 @@ class Agent:
 
     def _serve(self, lanes: Lanes) -> None:
         """Raises Broken, Ended."""
-        heard, said = time.monotonic(), 0.0
+        said = 0.0
         with selectors.DefaultSelector() as selector:
             for file in (lanes, self._control, self._signals):
                 selector.register(file, selectors.EVENT_READ, file)
@@ -115,15 +115,14 @@ class Agent:
                     raise Ended
                 if lanes in ready:
                     for message in lanes.turn():
-                        heard = now
                         self._obey(lanes, message)
                 if self._control in ready:
                     self._hear_helper(lanes)
-                if now - said >= BEAT:
+                if now - said >= BEAT and not lanes.link.owed:
                     said = now
                     lanes.say({"op": "beat"})
-                if now - heard > SILENT:
-                    raise Broken(f"silent for {SILENT:g} s")
+                if now - lanes.link.heard > self._silent:
+                    raise Broken(f"silent for {self._silent:g} s")
                 if now - self._looked >= LOOK_EVERY:
                     self._looked = now
                     self._look(lanes)
@@ -148,7 +147,7 @@ class Agent:
             case "kill" if (rank := self._ranks.get(message["seat"])) is not None:
                 rank.process.kill(message["signal"])
             case "probe":
-                lanes.say({"op": "probed"})
+                lanes.say({"op": "probed", "number": message["number"]})
             case "end":
                 raise Ended
 

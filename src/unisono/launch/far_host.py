@@ -9,13 +9,12 @@ from typing import Any
 from unisono.launch.hosts import Message, Process, RankHost
 from unisono.launch.lanes import Lanes
 from unisono.launch.link import Broken, HostLink
+from unisono.launch.link_probe import LinkProbe
 
 BEAT = 0.15
 """Seconds between two signs of life of an agent, and of the supervisor."""
-GONE = 0.8
-"""Seconds of silence after which a host is gone."""
-_PROBES = (1, 1, 1, 1 << 19)
-"""Bytes of messages by which a link is measured."""
+GONE = 5.0
+"""Seconds without a byte after which a host is gone, where nobody says another number (`launch.host_timeout`)."""
 LINES = 3  # of a rank: store, events, output
 
 
@@ -45,7 +44,7 @@ class FarProcess(Process):
 
 @dataclass
 class FarHost(RankHost):
-    """heard: when something last came, in seconds of a monotonic clock."""
+    """gone: seconds without a byte from it, after which it is lost."""
 
     far = True
 
@@ -54,13 +53,12 @@ class FarHost(RankHost):
     cores: int
     link: HostLink
     address: str = ""
+    gone: float = GONE
     lanes: Lanes = field(init=False)
-    heard: float = field(default_factory=time.monotonic)
     _said: float = 0.0
     _over: bool = False
     _ranks: dict[int, FarProcess] = field(default_factory=dict)
-    _probed: list[float] = field(default_factory=list)
-    _asked: float = 0.0
+    _probe: LinkProbe = field(default_factory=LinkProbe)
 
     def __post_init__(self) -> None:
         self.lanes = Lanes(self.link)
@@ -88,14 +86,14 @@ class FarHost(RankHost):
         except Broken:
             self._over = True
             return None
-        self.heard = time.monotonic()
         found = list[tuple[Message, list[int]]]()
         for message in said:
             match message.get("op"):
                 case "beat":
                     pass
                 case "probed":
-                    self._measured()
+                    self._ask(self._probe.answered(message["number"], time.monotonic()))
+                    self.delay, self.rate = self._probe.delay, self._probe.rate
                 case "stopped" if (rank := self._ranks.get(message["seat"])) is not None:
                     rank.stopped = message["stopped"]
                 case _:
@@ -103,28 +101,20 @@ class FarHost(RankHost):
         return found
 
     def probe(self) -> None:
-        """Measure the link, while it has nothing else to carry: seconds of a small message and back, and of a large."""
-        self._probed.clear()
-        self._ask(1)
+        """Measure the link, while it has nothing else to carry."""
+        self._ask(self._probe.begin(time.monotonic()))
 
-    def _ask(self, nbytes: int) -> None:
-        self._asked = time.monotonic()
-        self.say({"op": "probe", "data": "x" * nbytes})
-
-    def _measured(self) -> None:
-        self._probed.append(time.monotonic() - self._asked)
-        if len(self._probed) < len(_PROBES):
-            self._ask(_PROBES[len(self._probed)])
-            return
-        small, large = min(self._probed[:-1]), self._probed[-1]
-        self.delay, self.rate = small / 2, 8 * _PROBES[-1] / max(large - small, 1e-4)
+    def _ask(self, lengths: Sequence[int]) -> None:
+        for nbytes in lengths:
+            self.say({"op": "probe", "number": self._probe.number, "data": "x" * nbytes})
 
     def beat(self, now: float) -> bool:
-        """Give the agent a sign of life when one is due. Returns whether the host is still there."""
-        if now - self._said >= BEAT:
+        """Give the agent a sign of life when one is due; what waits to be sent is one. Returns whether the host is
+        still there."""
+        if now - self._said >= BEAT and not self.link.owed:
             self._said = now
             self.say({"op": "beat"})
-        return not self._over and now - self.heard < GONE
+        return not self._over and now - self.link.heard < self.gone
 
     def process(self, message: Message, files: Sequence[int]) -> Process:
         self._ranks[message["seat"]] = rank = FarProcess(message["pid"], message["seat"], self)

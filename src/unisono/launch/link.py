@@ -17,6 +17,7 @@ import json
 import secrets
 import socket
 import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,9 @@ MOST = 1 << 24
 """Bytes of one frame."""
 BACKLOG = 8 << 20
 """Bytes that wait to be sent, from which on nobody should send more."""
+AT_ONCE = 1 << 22
+"""Bytes that are taken in before what they say is heard: the other side may send without end."""
+_PIECE = 1 << 18
 _SEAL = 16
 LATER = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """What a socket raises that would have to wait."""
@@ -107,12 +111,14 @@ def parse(payload: bytes) -> dict[str, Any]:
 @dataclass
 class HostLink:
     """A connection after both sides have proven themselves. sock: from here on it never blocks. seals, opens: keys of
-    what goes and of what comes."""
+    what goes and of what comes. heard: when a byte last came, by the monotonic clock: a large frame over a slow link
+    takes its time, and whoever sends it lives."""
 
     sock: socket.socket
     seals: bytes = field(repr=False)
     opens: bytes = field(repr=False)
     owed: bytearray = field(default_factory=bytearray)
+    heard: float = field(default_factory=time.monotonic)
     _in: bytearray = field(default_factory=bytearray)
     _sent: int = 0
     _got: int = 0
@@ -150,21 +156,29 @@ class HostLink:
         return False
 
     def receive(self) -> list[bytes]:
-        """Frames that have come whole. Raises Broken."""
-        over = True
+        """Frames that have come whole, of at most about `AT_ONCE` bytes. Raises Broken."""
+        over, room = False, AT_ONCE
         try:
-            while data := self.sock.recv(
-                1 << 18
-            ):  # to the last byte: TLS may hold some that nobody is told of
+            # While TLS holds some: of those nobody is told that they can be read.
+            while room > 0 or self._held():
+                if not (data := self.sock.recv(_PIECE)):
+                    over = True
+                    break
                 self._in += data
+                room -= len(data)
+                self.heard = time.monotonic()
         except LATER:
-            over = False
+            pass
         except OSError as error:
             raise Broken(str(error)) from error
         frames = self._cut()
         if over and not frames:
             raise Broken("the other side closed the connection")
         return frames
+
+    def _held(self) -> bool:
+        """Whether TLS has decoded bytes that were not read."""
+        return isinstance(self.sock, ssl.SSLSocket) and self.sock.pending() > 0
 
     def _cut(self) -> list[bytes]:
         frames, at = list[bytes](), 0
@@ -175,10 +189,8 @@ class HostLink:
             stop = at + wire.HEAD.size + length
             if len(self._in) < stop:
                 break
-            seal, payload = (
-                bytes(self._in[at + wire.HEAD.size :][:_SEAL]),
-                bytes(self._in[at + wire.HEAD.size + _SEAL : stop]),
-            )
+            sealed = at + wire.HEAD.size
+            seal, payload = bytes(self._in[sealed : sealed + _SEAL]), bytes(self._in[sealed + _SEAL : stop])
             if not hmac.compare_digest(seal, _hash(self.opens, self._got, payload)):
                 raise Broken("a frame that the other side did not send so, or not now")
             self._got += 1

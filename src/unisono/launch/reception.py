@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.launch import link, wire
-from unisono.launch.far_host import FarHost
+from unisono.launch.far_host import GONE, FarHost
 from unisono.launch.link import HostLink, Refused
 from unisono.launch.tls import certificate
 
@@ -39,7 +39,8 @@ class _Knock:
 @dataclass
 class Reception:
     """token: of the run. address: by which other hosts reach this one. refused(text): hears of strangers. tls: what is
-    said goes through it; `certificate` is the hash by which hosts know it."""
+    said goes through it; `certificate` is the hash by which hosts know it. gone: seconds of silence of a host, after
+    which it is lost; its agent waits twice as long for the supervisor."""
 
     token: str = field(repr=False)
     address: str
@@ -47,16 +48,17 @@ class Reception:
     refused: Callable[[str], None] = lambda text: None
     tls: ssl.SSLContext | None = None
     certificate: str = ""
+    gone: float = GONE
     _knocks: dict[int, _Knock] = field(default_factory=dict)
     _selector: selectors.EpollSelector = field(default_factory=selectors.EpollSelector)
 
     @classmethod
-    def at(cls, address: str, private: bool = False) -> "Reception":
+    def at(cls, address: str, private: bool = False, gone: float = GONE) -> "Reception":
         """On a free port of an address of this host. private: over TLS. Raises OSError, UsageError U-L12."""
         tls, known = certificate() if private else (None, "")
         family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((address, 0), family=family, backlog=KNOCKS)
-        return cls(secrets.token_hex(32), address, listener, tls=tls, certificate=known)
+        return cls(secrets.token_hex(32), address, listener, tls=tls, certificate=known, gone=gone)
 
     def __post_init__(self) -> None:
         self.listener.setblocking(False)
@@ -74,6 +76,7 @@ class Reception:
             "port": self.port,
             "token": self.token,
             "certificate": self.certificate,
+            "silent": 2 * self.gone,
         }
 
     def write_door(self, run_dir: Path) -> None:
@@ -165,7 +168,7 @@ class Reception:
             knock.sock, self.token, knock.asked["nonce"], answered["nonce"], is_caller=False
         )
         room, cores = _count(said.get("room")), _count(said.get("cores"))
-        return FarHost(str(said.get("name"))[:100], room, cores, made, knock.address)
+        return FarHost(str(said.get("name"))[:100], room, cores, made, knock.address, self.gone)
 
     @contextlib.contextmanager
     def _or_refused(self, knock: _Knock) -> Iterator[None]:

@@ -28,6 +28,7 @@ TOKENIZER = (
 )  # fmt: skip
 FILE_BYTES = 5_000_000_000  # of one file, as transformers cuts a model
 _HEADER_LIMIT = 100 << 20
+DIMS = 64  # of a tensor, as torch has it
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -91,12 +92,16 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
             header = parse(opened.read(length))
             size = os.fstat(opened.fileno()).st_size - 8 - length
         header.pop("__metadata__", None)
+        room = size  # tensors do not overlap: else a header alone would make any number of any size
         for name, entry in header.items():
             first, end = entry["data_offsets"]
             dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-            if not all(type(n) is int and n >= 0 for n in (first, end, *shape)):
+            if len(shape) > DIMS or not all(
+                type(n) is int and 0 <= n < 1 << 63 for n in (first, end, *shape)
+            ):
                 raise ValueError(f"{name} has no shape")
-            if end - first != prod(shape) * dtype.itemsize or not 0 <= first <= end <= size:
+            room -= end - first
+            if end - first != prod(shape) * dtype.itemsize or not 0 <= first <= end <= size or room < 0:
                 raise ValueError(f"{name} does not lie in it; was it cut short?")
             yield name, _Stored(file, dtype, shape, 8 + length + first)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

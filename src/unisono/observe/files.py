@@ -1,5 +1,6 @@
 """Files that are whole or absent, also after a power cut: written aside, flushed to the disk, then renamed."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,14 @@ def write_whole(path: str | Path, content: bytes | str) -> Path:
         finally:
             os.close(fd)
     return Path(path)
+
+
+def whole_file(path: str | Path) -> bytes:
+    """All bytes of a regular file. Raises OSError, also for a pipe in the place of one, which would be waited for."""
+    found = Path(path)
+    if found.exists() and not found.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return found.read_bytes()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from unisono.observe.files import Appender, write_whole
+from unisono.observe.files import Appender, whole_file, write_whole
 
 # Made once: json.dumps with options makes one at every call, which costs as much as the encoding.
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
@@ -39,7 +39,7 @@ class JsonLines:
 def read_lines(path: str | Path) -> tuple[list[dict[str, Any]], int]:
     """The objects of a file of JSON lines, and how many lines were damaged. Raises OSError."""
     records, damaged = [], 0
-    for line in Path(path).read_bytes().splitlines():
+    for line in whole_file(path).splitlines():
         if not line.strip():
             continue
         try:

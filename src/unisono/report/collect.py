@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any, TypeVar
 from unisono.observe.metrics import read_lines, read_steps
 from unisono.observe.trace import Trace
 from unisono.observe.trace import read as read_trace
+from unisono.spec.doubtful import TEXT, read_text, toml_of
 from unisono.spec.runs import HISTORY
 from unisono.spec.words import is_number
 
 Record = dict[str, Any]
 T = TypeVar("T")
+_LARGEST = 64 << 20  # bytes of an object that a run writes once
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,9 @@ def collect(folder: str | Path) -> RunRecord:
     missing: list[str] = []
     steps = _metrics(root, missing)
     config_text = _try(
-        lambda: (root / "config.resolved.toml").read_text(), "", "config.resolved.toml", missing
+        lambda: read_text(root / "config.resolved.toml", TEXT), "", "config.resolved.toml", missing
     )
-    config = (
-        _try(lambda: tomllib.loads(config_text), {}, "config.resolved.toml", missing) if config_text else {}
-    )
+    config = _try(lambda: toml_of(config_text), {}, "config.resolved.toml", missing) if config_text else {}
     environment = _json(root / "env.json", missing)
     optional: list[str] = []
     return RunRecord(
@@ -212,7 +211,7 @@ def _number(path: Path) -> int:
 
 
 def _json(path: Path, missing: list[str]) -> Record:
-    value = _try(lambda: json.loads(path.read_text()), {}, path.name, missing)
+    value = _try(lambda: json.loads(read_text(path, _LARGEST)), {}, path.name, missing)
     if isinstance(value, dict):
         return value
     missing.append(f"{path.name} is damaged: it holds no object")

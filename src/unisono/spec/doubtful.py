@@ -7,6 +7,7 @@ import re
 import stat
 import tomllib
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,8 +118,7 @@ def visible(text: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:80]!r} is given twice")
     return made
 

@@ -97,7 +97,7 @@ def _lines(run_dir: Path) -> list[dict[str, Any]]:
     found = []
     with suppress(OSError):
         for text in (run_dir / FILE).read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 line = json.loads(text)
                 if isinstance(line, dict) and isinstance(line.get("at"), int | float) and "event" in line:
                     found.append(line)

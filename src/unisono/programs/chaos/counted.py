@@ -24,7 +24,7 @@ def read(run_dir: Path) -> list[dict[str, Any]]:
     lines = []
     for path in sorted((run_dir / FOLDER).glob("rank-*.jsonl")):
         for text in path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 lines.append(json.loads(text))
     return lines
 

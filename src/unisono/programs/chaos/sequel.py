@@ -67,7 +67,7 @@ def read(run_dir: Path) -> list[Line]:
         return []
     lines = []
     for text in texts:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(line := json.loads(text), dict):
                 lines.append(line)
     return lines

@@ -74,7 +74,7 @@ def raise_failures(folder: Path) -> None:
         try:
             told = json.loads((folder / name).read_bytes())
             raise PeerFailed(told["reason"], told["errno"], told["rank"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise PeerFailed(f"{name.removesuffix('.failed')} failed") from error
 
 

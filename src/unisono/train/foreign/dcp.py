@@ -3,7 +3,8 @@
 torch itself unpickles `.metadata`; here it is read as data. Of a tensor only those chunks are read that a box meets.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
 from unisono.train.foreign.inert import plain_pickle, saved
+from unisono.train.foreign.machine import listed, size, sizes
 
 METADATA = ".metadata"
 _OPTIMISERS = ("optim", "optimizer", "optimizers", "lr_scheduler", "scheduler")
@@ -38,7 +40,9 @@ class DcpWeights(Weights):
         try:
             self._chunks, self.shapes = _read(folder)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise unreadable(folder / METADATA, ValueError("it is no metadata of DCP's")) from error
+            raise unreadable(
+                folder / METADATA, ValueError(f"it is no metadata of DCP's ({error})")
+            ) from error
 
     def box(self, name: str, start: Shape, shape: Shape) -> Tensor:
         out: Tensor | None = None
@@ -69,20 +73,40 @@ def _read(folder: Path) -> tuple[dict[str, list[_Chunk]], dict[str, Shape]]:
         for name, about in metadata["state_dict_metadata"].items()
         if "chunks" in about.state and name.partition(".")[0] not in _OPTIMISERS
     }
-    places: dict[tuple[str, Shape], Any] = {}
+    places: dict[str, Any] = {}
     for index, info in metadata["storage_data"].items():
         if "fqn" in index.state and index.state["fqn"] in tensors:
-            places[index.state["fqn"], tuple(index.state["offset"] or ())] = info.state
+            places[_place(index.state["fqn"], index.state["offset"] or ())] = info.state
+    # A list of chunks that many tensors share is a few bytes of the pickle.
+    if sum(len(listed(about["chunks"])) for about in tensors.values()) > len(places):
+        raise ValueError("it names more chunks than places")
     chunks: dict[str, list[_Chunk]] = defaultdict(list)
     for name, about in tensors.items():
         for chunk in about["chunks"]:
-            start, shape = tuple(chunk.state["offsets"]), tuple(chunk.state["sizes"])
-            place = places[name, start]
+            start, shape = sizes(chunk.state["offsets"]), sizes(chunk.state["sizes"])
+            place = places[_place(name, start)]
             if place.get("transform_descriptors"):
                 raise ValueError("its chunks are compressed")
             file = folder / Path(place["relative_path"]).name
-            chunks[name].append(_Chunk(start, shape, file, place["offset"], place["length"]))
-    return chunks, {name: tuple(about["size"]) for name, about in tensors.items()}
+            chunks[name].append(_Chunk(start, shape, file, size(place["offset"]), size(place["length"])))
+    _check_lengths(chunk for some in chunks.values() for chunk in some)
+    return chunks, {name: sizes(about["size"]) for name, about in tensors.items()}
+
+
+def _place(name: str, start: Any) -> str:
+    """A chunk's key. A tuple would be none: its hash is no secret, and many can be found that have the same."""
+    return f"{name} {sizes(start)}"
+
+
+def _check_lengths(chunks: Iterable[_Chunk]) -> None:
+    """Raises ValueError where the chunks of a file have more bytes than it has: each would be read as often as it is
+    named."""
+    named = Counter[Path]()
+    for chunk in chunks:
+        named[chunk.file] += chunk.length
+    for file, length in named.items():
+        if file.is_file() and length > file.stat().st_size:
+            raise ValueError(f"the chunks of {file.name} have more bytes than it has")
 
 
 def is_dcp(folder: Path) -> bool:

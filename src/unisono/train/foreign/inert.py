@@ -23,10 +23,11 @@ from unisono.models.folder import unreadable
 from unisono.spec.doubtful import open_regular, read_regular
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import is_memory
-from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple
+from unisono.train.foreign.machine import Inert, Makes, PickleMachine, listed, simple, size, sizes
 
 _LARGEST = 1 << 30  # bytes of a pickle without tensors
-_BRANCHES = 100_000  # dictionaries within dictionaries
+_LETTERS = 1 << 24  # of all names of tensors, and one for each thing that is looked at
+_LONGEST = 4096  # letters of one name
 
 # Of Python's own modules, those whose names frameworks write into checkpoints; none is imported for that.
 _HARMLESS = frozenset(
@@ -46,16 +47,15 @@ _STORAGES = {
 }
 
 
-def _rebuilt(storage: Tensor, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
-    size, stride = listed(size), listed(stride)
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    if (
-        prod(size) > 16 * len(storage) + 4096
-    ):  # one that is spread by strides of 0, far beyond what anybody saves
+def _rebuilt(storage: Tensor, offset: Any, shape: Any, steps: Any, *_: Any) -> Tensor:
+    shape, steps = sizes(shape), sizes(steps)
+    last = size(offset) + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
+    # One that is spread by strides of 0, far beyond what anybody saves.
+    if prod(shape) > 16 * len(storage) + 4096:
         raise ValueError("a tensor is larger than what it is made of")
-    if offset < 0 or (0 not in tuple(size) and not 0 <= last < len(storage)):
+    if 0 not in shape and last >= len(storage):
         raise ValueError("a tensor does not lie in its storage")
-    return storage.as_strided(tuple(size), tuple(stride), storage.storage_offset() + offset)
+    return storage.as_strided(shape, steps, storage.storage_offset() + offset)
 
 
 def _same(tensor: Tensor, *_: Any) -> Tensor:
@@ -79,7 +79,7 @@ _MADE: Mapping[str, Callable[..., Any]] = {
     "builtins.float": lambda value=0.0: float(value),
     "builtins.complex": lambda real=0.0, imaginary=0.0: complex(real, imaginary),
     "collections.OrderedDict": _ordered,
-    "torch.Size": lambda sizes=(): tuple(listed(sizes)),
+    "torch.Size": lambda shape=(): sizes(shape),
     "torch._utils._rebuild_tensor_v2": _rebuilt,
     "torch._utils._rebuild_tensor": _rebuilt,
     "torch._utils._rebuild_parameter": _same,
@@ -106,8 +106,8 @@ class Unpickler(PickleMachine):
         full = f"{module}.{name}"
         if full in _MADE:
             return Makes(_MADE[full])
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        if module == "torch" and isinstance(vars(torch).get(name), torch.dtype):  # getattr might import
+            return vars(torch)[name]
         root = module.partition(".")[0]
         if root in sys.stdlib_module_names and root not in _HARMLESS and full not in _KEPT:
             raise _refused(self._where, full)
@@ -117,7 +117,7 @@ class Unpickler(PickleMachine):
         match pid:
             case ("storage", kind, str(key), _, int(elements)) if self._storage is not None:
                 dtype = _STORAGES.get(str(getattr(kind, "name", "")).rpartition(".")[2], torch.uint8)
-                return self._storage(key, dtype, elements)
+                return self._storage(simple(key), dtype, size(elements))
         raise ValueError("it refers to something beside the file")
 
 
@@ -143,31 +143,59 @@ def plain_pickle(path: Path) -> Any:
 def saved(path: Path, at: int = 0, length: int | None = None) -> Any:
     """What `torch.save` wrote into a file, or into `length` bytes of it from `at` on. Raises UsageError W01, W05."""
     with told(path), os.fdopen(open_regular(path, follow=True), "rb") as file:
-        part = _Part(file, at, path.stat().st_size - at if length is None else length)
+        size = os.fstat(file.fileno()).st_size
+        part = _Part(file, at, size - at if length is None else length)
         if not zipfile.is_zipfile(part):
             raise ValueError("it is not what torch.save writes since torch 1.6")
-        mapped = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
+        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
         with zipfile.ZipFile(part) as archive:
-            names = archive.namelist()
-            pickled = next(name for name in names if name.endswith("data.pkl"))
-            stem = pickled.removesuffix("data.pkl")
-            if archive.getinfo(pickled).compress_type != zipfile.ZIP_STORED:
-                raise ValueError("it is compressed, which torch.save never does")
+            storages = _Storages(archive, part, at, mapped)
+            return Unpickler(archive.read(storages.pickled), path, storages).load()
 
-            def storage(key: str, dtype: torch.dtype, elements: int) -> Tensor:
-                info = archive.getinfo(f"{stem}data/{key}")
-                if info.compress_type != zipfile.ZIP_STORED:
-                    raise ValueError("its tensors are compressed")
-                part.seek(info.header_offset)
-                head = part.read(30)
-                first = at + info.header_offset + 30 + int.from_bytes(head[26:28], "little")
-                first += int.from_bytes(head[28:30], "little")
-                raw = mapped[first : first + info.file_size]
-                if len(raw) < elements * dtype.itemsize:
-                    raise ValueError("a tensor is cut short")
-                return (raw if first % dtype.itemsize == 0 else raw.clone()).view(dtype)
 
-            return Unpickler(archive.read(pickled), path, storage).load()
+class _Storages:
+    """The tensors' numbers in an archive of `torch.save`, by their keys.
+
+    They are views of the mapped file. What does not lie where its elements may be read is copied, once for all that
+    refer to it, and no more than the file has bytes.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, part: "_Part", at: int, mapped: Tensor) -> None:
+        self._archive, self._part, self._at, self._mapped = archive, part, at, mapped
+        self._room = len(mapped)
+        self._found: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.pickled = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        self._stem = self.pickled.removesuffix("data.pkl")
+        self._stored(self.pickled)
+
+    def __call__(self, key: str, dtype: torch.dtype, elements: int) -> Tensor:
+        if (key, dtype) not in self._found:
+            self._found[key, dtype] = self._read(f"{self._stem}data/{key}", dtype)
+        found = self._found[key, dtype]
+        if len(found) < elements:
+            raise ValueError("a tensor is cut short")
+        return found
+
+    def _stored(self, name: str) -> zipfile.ZipInfo:
+        info = self._archive.getinfo(name)
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("it is compressed, which torch.save never does")
+        return info
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        info = self._stored(name)
+        self._part.seek(info.header_offset)
+        head = self._part.read(30)
+        first = self._at + info.header_offset + 30 + int.from_bytes(head[26:28], "little")
+        first += int.from_bytes(head[28:30], "little")
+        raw = self._mapped[first : first + info.file_size]
+        raw = raw[: len(raw) - len(raw) % dtype.itemsize]
+        if first % dtype.itemsize:
+            self._room -= len(raw)
+            if self._room < 0:
+                raise ValueError("its tensors have more bytes than it has")
+            raw = raw.clone()
+        return raw.view(dtype)
 
 
 class told:
@@ -214,17 +242,23 @@ class _Part(io.RawIOBase):
 
 
 def tensors_in(tree: Any) -> dict[str, Tensor]:
-    """All tensors of nested mappings under dotted names. Raises ValueError where these hold each other without end."""
+    """All tensors of nested mappings under dotted names. Raises ValueError where these hold each other without end, or
+    a tensor lies under what is no name."""
     found: dict[str, Tensor] = {}
-    below = [("", tree)]
-    looked = 0
+    below: list[tuple[str | None, Any]] = [("", tree)]
+    room = _LETTERS
     while below:
         prefix, at = below.pop()
         for key, value in at.items() if isinstance(at, Mapping) else ():
-            if isinstance(value, Tensor):
-                found[f"{prefix}{key}"] = value
-            elif isinstance(value, Mapping) and not isinstance(value, Inert):
-                below.append((f"{prefix}{key}.", value))
-        if (looked := looked + 1) > _BRANCHES:
-            raise ValueError("its dictionaries hold each other without end")
+            keeps = isinstance(value, Tensor | Mapping) and not isinstance(value, Inert)
+            name = f"{prefix}{key}" if keeps and prefix is not None and not isinstance(key, Inert) else None
+            room -= 1 + len(name or "")
+            if room < 0 or len(name or "") > _LONGEST:
+                raise ValueError("its dictionaries hold each other without end")
+            if isinstance(value, Mapping) and keeps:
+                below.append((name and f"{name}.", value))
+            elif isinstance(value, Tensor):
+                if name is None:
+                    raise ValueError("a tensor lies under a key that is no name")
+                found[name] = value
     return found

@@ -18,8 +18,10 @@ _INPYTHON: Any = pickle._Unpickler
 """Python's own machine, of which each instruction can be another: the one in C cannot be told what not to do."""
 _NAMES = 10_000  # different ones in one file
 _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), torch.dtype)
-_DEEPEST = 8  # tuples within the tuple that is a key: hashing more takes the stack
+_LONGEST = 4096  # letters of a key: each use of a longer one, of a few bytes, would compare them all
 _SMALL = 1 << 53  # numbers as keys: among larger ones many can be found that fall into one place
+_DIMS = 64  # of a tensor, as torch has it
+_COPIED = (list, dict, set, tuple, frozenset, str, bytes)
 
 
 class Inert(dict):
@@ -51,17 +53,35 @@ class Makes:
         self.make = make
 
 
-def simple(key: Any, depth: int = 0) -> Any:
-    """The key itself. Raises ValueError for one that cannot be compared with others in no time."""
-    if isinstance(key, tuple) and depth < _DEEPEST and len(key) < 64:
-        for part in key:
-            simple(part, depth + 1)
-        return key
+def simple(key: Any) -> Any:
+    """The key itself, or an inert thing that holds it. Raises ValueError for one that is not compared in no time.
+
+    A tuple is held: its parts may be tuples, each there many times, so that to look at all of them takes for ever; and
+    for its hash, which is no secret, many others can be found that have the same.
+    """
+    if isinstance(key, tuple):
+        return Inert(key)
+    if isinstance(key, str | bytes) and len(key) > _LONGEST:
+        raise ValueError(f"a key of {len(key)} letters")
     if isinstance(key, int | float) and not -_SMALL <= key <= _SMALL:
         raise ValueError("a number that is no key")
     if not isinstance(key, (*_PLAIN_KEYS, Inert, Makes)) and not _is_inert(key):
         raise ValueError(f"a key of type {type(key).__name__}")
     return key
+
+
+def sizes(items: Any) -> tuple[int, ...]:
+    """The sizes of a tensor. Raises ValueError for what are none: products of long numbers take all memory."""
+    if len(listed(items)) > _DIMS:
+        raise ValueError(f"a tensor of {len(items)} dims")
+    return tuple(map(size, items))
+
+
+def size(number: Any) -> int:
+    """The number itself. Raises ValueError for one that counts nothing: those of torch have 63 bits."""
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise ValueError("a size that is no number")
+    return number
 
 
 def listed(items: Any) -> Any:
@@ -80,9 +100,7 @@ class PickleMachine(_INPYTHON):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._room = len(
-            data
-        )  # elements that copies of containers may have: a pickle that means well writes each
+        self._room = len(data)  # elements that calls may copy: a pickle that means well writes each
         self._names: dict[tuple[str, str], Any] = {}
 
     @abstractmethod
@@ -94,7 +112,7 @@ class PickleMachine(_INPYTHON):
         """What a reference out of the pickle stands for."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._names:
+        if (simple(module), simple(name)) not in self._names:
             if len(self._names) >= _NAMES:
                 raise ValueError("it names more things than any program has")
             self._names[module, name] = self.found(module, name)
@@ -106,11 +124,12 @@ class PickleMachine(_INPYTHON):
     def _called(self, what: Any, given: Any) -> Any:
         if not isinstance(given, tuple):
             raise ValueError("a call without its arguments")
+        self._room -= len(given)
         if isinstance(what, Makes):
-            for one in given:
-                self._room -= len(one) if isinstance(one, list | dict | set | tuple | frozenset) else 0
-            if self._room < 0:
-                raise ValueError("it copies more than it holds")
+            self._room -= sum(len(one) for one in given if isinstance(one, _COPIED))
+        if self._room < 0:
+            raise ValueError("it copies more than it holds")
+        if isinstance(what, Makes):
             return what.make(*given)
         if _is_inert(what):
             return what(*given)

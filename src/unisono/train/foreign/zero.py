@@ -17,7 +17,7 @@ from unisono.models.folder import unreadable
 from unisono.models.weights import Shape, Weights
 from unisono.spec.words import whole
 from unisono.train.foreign.inert import saved, tensors_in
-from unisono.train.foreign.machine import listed
+from unisono.train.foreign.machine import sizes
 from unisono.train.foreign.made import MadeWeights, held
 
 _STATES = "*zero_pp_rank_*_mp_rank_*_optim_states.pt"
@@ -53,7 +53,8 @@ def open_zero(folder: Path) -> Weights:
     if not shards:
         return held(str(inside), tensors_in(about["module"]))
     try:
-        return MadeWeights(str(inside), _gathered(about, [saved(path) for path in shards]))
+        lengths = [path.stat().st_size for path in shards]
+        return MadeWeights(str(inside), _gathered(about, [saved(path) for path in shards], lengths))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise unreadable(inside, ValueError(f"ZeRO's parts are not as documented ({error})")) from error
 
@@ -79,7 +80,8 @@ def _universal_one(path: Path) -> Tensor:
     return tree["param"] if isinstance(tree, Mapping) else tree
 
 
-def _gathered(about: Mapping[str, Any], shards: list[Any]) -> Made:
+def _gathered(about: Mapping[str, Any], shards: list[Any], lengths: list[int]) -> Made:
+    """lengths: of the files of the shards, in bytes."""
     states = [shard["optimizer_state_dict"] for shard in shards]
     stage = states[0]["zero_stage"]
     stage = int(stage.given[0]) if hasattr(stage, "given") else int(stage)  # an enum of its own
@@ -89,17 +91,18 @@ def _gathered(about: Mapping[str, Any], shards: list[Any]) -> Made:
         for number, shapes in enumerate(about["param_shapes"]):
             line = [group[number] for group in groups]
             at = 0
-            for name, shape in shapes.items():
-                made[name] = tuple(listed(shape)), partial(_of_line, line, at, tuple(shape))
+            for name, shape in _each_once(shapes, made):
+                made[name] = shape, partial(_of_line, line, at, shape)
                 at += prod(shape)
             if at > sum(part.numel() for part in line):
                 raise ValueError("a group's line is too short")
     else:
-        lines = [_end_to_end(state["fp32_flat_groups"]) for state in states]
+        groups = [state["fp32_flat_groups"] for state in states]
+        lines = [_in_a_row(group, most) for group, most in zip(groups, lengths, strict=True)]
         at = 0
-        for name, shape in (pair for shapes in about["param_shapes"] for pair in shapes.items()):
-            part = -(-prod(listed(shape)) // len(lines))
-            made[name] = tuple(shape), partial(_of_parts, lines, at, part, tuple(shape))
+        for name, shape in (pair for shapes in about["param_shapes"] for pair in _each_once(shapes, made)):
+            part = -(-prod(shape) // len(lines))
+            made[name] = shape, partial(_of_parts, lines, at, part, shape)
             at += part
         if at > lines[0].numel():
             raise ValueError("a rank's line is too short")
@@ -112,8 +115,23 @@ def _gathered(about: Mapping[str, Any], shards: list[Any]) -> Made:
     return made
 
 
-def _end_to_end(parts: Any) -> Tensor:
+def _each_once(shapes: Mapping[str, Any], made: Made) -> Iterator[tuple[str, Shape]]:
+    """The shapes of weights that are not there yet. Raises ValueError: a few bytes may name the same ones again."""
+    for name, shape in shapes.items():
+        if name in made:
+            raise ValueError(f"{name} is there twice")
+        yield name, sizes(shape)
+
+
+def _in_a_row(parts: Any, most: int) -> Tensor:
+    """Flat tensors end to end. Raises ValueError for more bytes than `most`: a file may name one of them many times."""
     parts = [parts] if isinstance(parts, Tensor) else list(parts)
+    if sum(part.nbytes for part in parts) > most:
+        raise ValueError("its tensors have more bytes than its file")
+    return _end_to_end(parts)
+
+
+def _end_to_end(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

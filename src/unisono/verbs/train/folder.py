@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import shutil
-import tomllib
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from unisono.launch import alive
 from unisono.launch.guardian import Ward
 from unisono.observe import environment
 from unisono.observe.files import write_whole
+from unisono.spec.doubtful import toml_of
 from unisono.spec.errors import Interrupted, Stopped, UsageError
 from unisono.spec.runs import CHECKPOINTS, CONFIG
 from unisono.train import history
@@ -124,8 +124,8 @@ class Watched:
 def _differ(path: Path, text: str) -> bool:
     """Whether two resolved recipes say different things; where their values came from does not count."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) != tomllib.loads(text)
-    except (OSError, ValueError):
+        return toml_of(path.read_text(encoding="utf-8")) != toml_of(text)
+    except (OSError, ValueError, RecursionError):
         return True
 
 
@@ -133,7 +133,7 @@ def finished(run_dir: Path, steps: int) -> dict[str, Any] | None:
     """The summary of a run that has made `steps` steps and has the checkpoint of the last; None if it has not."""
     try:
         summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     done = isinstance(summary, dict) and isinstance(summary.get("steps"), int) and summary["steps"] >= steps
     if not done or ("checkpoint" in summary and not _whole(run_dir, str(summary["checkpoint"]))):
@@ -147,5 +147,5 @@ def _whole(run_dir: Path, path: str) -> bool:
     try:
         files = json.loads((checkpoint / "manifest.json").read_bytes())["files"]
         return all((checkpoint / name).stat().st_size == entry["bytes"] for name, entry in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False

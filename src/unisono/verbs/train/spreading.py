@@ -70,7 +70,7 @@ def company(order: TrainOrder, text: str, settings: Settings, other: Other) -> C
         raise UsageError(f"the plan takes {plan.world} ranks, and --hosts has room for {room}", where="--hosts, plan",
                          fix="more hosts, more ranks on some (a:4), or a smaller plan", code="L10")  # fmt: skip
     address = address_towards(guests[0].name if guests else socket.gethostname())
-    reception = Reception.at(address, recipe.launch.tls)
+    reception = Reception.at(address, recipe.launch.tls, recipe.launch.host_timeout)
     reception.refused = lambda text: settings.note(f"note  {text}")
     return Company(reception, own, Spreading(recipe, plan, other), guests)
 
