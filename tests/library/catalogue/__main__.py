@@ -55,7 +55,7 @@ def told(found: Sequence[Row], loops: int, plans: Sequence[str]) -> int:
     ):
         print(
             f"{what}: {len(those)}",
-            *(f"\n  {r.loop.name} under {r.plan}: {r.proof or r.said}" for r in those),
+            *(f"\n  {r.loop.name} under {r.plan}: {r.said if r.proof is None else r.proof}" for r in those),
         )
         wrong += len(those)
     return int(wrong > 0)

@@ -10,7 +10,7 @@ import torch
 from tests.library.catalogue import PLANS, Loop, distance, on_ranks
 from tests.threads import ThreadNursery, context
 from unisono.comm.threads import WorldEnded, run
-from unisono.library.loop_check import ENTRY, LoopVerdict, prove_loop_on
+from unisono.library.loop_check import ENTRY, LoopVerdict, Terms, playing
 from unisono.plan import Plan
 from unisono.spec.errors import UnisonoError
 
@@ -107,8 +107,10 @@ def _compared(one: Loop, plan: str, alone: dict[str, Any], ranks: list[dict[str,
 
 def proof(one: Loop, plan: str) -> LoopVerdict | str:
     """The prover's verdict, or how its play ended."""
+    call = {"module": one.function.__module__, "name": one.name, "file": __file__}
     with contextlib.redirect_stderr(io.StringIO()):
         try:
-            return prove_loop_on(ThreadNursery(ENTRY), one, Plan.parse(plan), STEPS)  # type: ignore[arg-type]
+            with playing(ThreadNursery(ENTRY), call, Terms(STEPS)) as verdict:  # type: ignore[arg-type]
+                return verdict(Plan.parse(plan))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
