@@ -24,18 +24,11 @@ def cause_of(
     bound: float,
     notes: Sequence[str],
 ) -> Cause:
-    """kind: of what is wrong, one of `loop_check.KINDS`, or "step". one, ranks: the step on one process and on each
-    rank. past: gradients of the step before, if there is one. wrong: names; of "step", how many steps were made by one
-    process and by each rank. notes: what the loop was told, which is likelier than anything that is found here."""
-    told = next((note for note in notes if note.startswith("U-J")), "")
-    if kind == "step":
-        alone, *made = wrong
-        ranks_made = listed([f"rank {rank} made {count}" for rank, count in enumerate(made)])
-        return Cause(
-            "steps", f"one process made {alone} steps, {ranks_made}: the loop decides by what a rank sees"
-        )
-    if told:
-        code, _, text = told.partition(": ")
+    """kind: of what is wrong, one of `loop_check.KINDS`. one, ranks: the step on one process and on each rank. past:
+    gradients of the step before, if there is one. wrong: names. notes: what the loop was told with a code, which is
+    likelier than anything that is found here."""
+    if notes:
+        code, _, text = notes[0].partition(": ")
         return Cause("told", f"{text.partition(';')[0]} ({code})")
     if kind == "grad":
         return _of_gradients(one, past, ranks, plan, wrong, bound)
@@ -48,6 +41,15 @@ def cause_of(
         return Cause("loss", "the ranks' losses do not make up that of the global batch, though gradients do")
     text = "gradients are those of one device and the update is not: a rate, a norm or a draw differs"
     return Cause("update", text)
+
+
+def steps_differ(made: Sequence[int]) -> Cause:
+    """made: how many steps one process made, then each rank."""
+    alone, *ranks = made
+    told = listed([f"rank {rank} {count}" for rank, count in enumerate(ranks)])
+    return Cause(
+        "steps", f"one process made {alone} steps, {told}: the loop decides by what a rank alone sees"
+    )
 
 
 def _drifted(ranks: Sequence[Tensors]) -> bool:

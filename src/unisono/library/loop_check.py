@@ -11,7 +11,7 @@ where that is more: a second play of it, whose gradients carry noise, says how m
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,9 +24,9 @@ from torch import Tensor
 from unisono.launch.nursery import Nursery, print_output
 from unisono.launch.supervise import OnEvent
 from unisono.library.gradient_check import home_of, path_of
-from unisono.library.loop_cause import cause_of
+from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import Interrupted, UsageError, VerifyMismatch
+from unisono.spec.errors import Interrupted, UsageError, UserCodeError, VerifyMismatch
 
 ENTRY = "unisono.library.loop_check_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
@@ -56,13 +56,15 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class Play:
     """What one play left. ranks: of each, its steps. ends: of each, its weights at the loop's own end, if it came to
-    it. made: steps of each rank. notes: what the loop was told. files: of a script, its own and what it imported."""
+    it. notes: what the loop was told. files: of a script, its own and what it imported. jobs: calls of `init`.
+    coarsest: of a noisy play, the coarsest dtype that anything was computed in."""
 
     ranks: Sequence[Sequence[Step]]
     ends: Sequence[Step | None] = ()
     notes: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     jobs: int = 1
+    coarsest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,8 @@ class LoopVerdict:
         if self.kind == "step":
             return f"step {step}, {name}"
         noun = {"grad": "the gradient of ", "param": "the update of ", "optim": "the optimiser's "}
-        error = self.worst.get(self.kind, float("inf"))
-        if self.kind == "grad" and step <= len(self.errors):
-            error = self.errors[step - 1]
+        at_step = self.kind == "grad" and step <= len(self.errors)
+        error = self.errors[step - 1] if at_step else self.worst.get(self.kind, float("inf"))
         size = f"{error:.1e}" if error < float("inf") else "missing"
         return f"step {step}, {noun.get(self.kind, '')}{name}: error {size} (bound {self.bound:.0e})"
 
@@ -160,8 +161,9 @@ def playing(
         played(one)
 
         @cache
-        def noise() -> Play:
-            return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
+        def noise() -> Play | None:
+            with suppress(UserCodeError):  # what looks at every operation may be more than the loop bears
+                return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
 
         def verdict(plan: Plan) -> LoopVerdict:
             several = play(nursery, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
@@ -189,7 +191,7 @@ def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, n
     told, *_ = (result or {} for result in outcome.results)
     steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
     ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
-    return Play(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"])
+    return Play(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])
 
 
 def _with_steps(one: Play, call: Call) -> None:
@@ -216,88 +218,112 @@ def _with_steps(one: Play, call: Call) -> None:
 
 def compare(one: Play, several: Play, plan: Plan, noise: Play | None = None) -> LoopVerdict:
     """What several ranks came to, beside one process. noise: the play of one process that says what rounding does."""
-    ones, bound = one.ranks[0], _bound(one)
-    worst: dict[str, float] = {}
-    errors: list[float] = []
-    first: tuple[int, str] | None = None
-    kind, cause = "grad", None
-    for number, (a, *ranks) in enumerate(_together(ones, several.ranks), start=1):
-        for each in KINDS:
-            found = [differences(of_kind(a, each), of_kind(rank, each)) for rank in _summed(ranks, each)]
-            error = max((e for rank in found for e in rank.values()), default=0.0)
-            if any(found):
-                worst[each] = max(worst.get(each, 0.0), error)
-            if each == "grad":
-                errors.append(error)
-            may = max(bound, ROUNDINGS * _of_noise(ones, noise, number, each))
-            names = dict.fromkeys(name for rank in found for name in rank)
-            wrong = [name for name in names if not all(rank.get(name, 0.0) <= may for rank in found)]
-            if wrong and first is None:
-                first, kind = (number, wrong[0]), each
-                past = [of_kind(step, "grad") for step in ones[: number - 1][-1:]]
-                cause = cause_of(each, a, past, ranks, plan, wrong, may, several.notes)
-    made = [len(steps) for steps in several.ranks]
-    if first is None and ({*made} != {len(ones)} or not (ones or any(one.ends))):
-        first, kind = (min(len(ones), *made) + 1, "a step that is missing"), "step"
-        cause = cause_of(kind, {}, (), (), plan, [f"{len(ones)}", *map(str, made)], bound, several.notes)
-    if first is None:
-        first, kind, cause = _at_the_end(one, several, plan, max(bound, _noise_at_the_end(one, noise)))
-    told = (None, None) if cause is None else (cause.name, cause.text)
+    bound = max(_bound(one), 0.0 if noise is None else _bound_of(noise.coarsest))
+    found = [*_differing(one, several), *_at_the_end(one, several), *_losses(one, several)]
+    rounding = {} if noise is None else _rounding(one, noise)
+    wrong = [d for d in found if d.wrong(max(bound, ROUNDINGS * rounding.get((d.step, d.kind), 0.0)))]
+    first = min(wrong, key=lambda d: (d.step, KINDS.index(d.kind)), default=None)
+    told = [note for note in several.notes if note.startswith("U-")]
+    cause, at = None, None
+    if first is not None:
+        names = first.wrong(max(bound, ROUNDINGS * rounding.get((first.step, first.kind), 0.0)))
+        past = [of_kind(step, "grad") for step in one.ranks[0][: first.step - 1][-1:]]
+        at, cause = (
+            (first.step, names[0]),
+            cause_of(first.kind, first.one, past, first.ranks, plan, names, bound, told),
+        )
+    elif (made := [len(steps) for steps in (one.ranks[0], *several.ranks)]) and (
+        len({*made}) > 1 or not found
+    ):
+        at, cause = (min(made) + 1, "a step that is missing"), steps_differ(made)
+    worst = {kind: max((d.largest for d in found if d.kind == kind), default=None) for kind in KINDS}
     return LoopVerdict(
-        first is None, tuple(errors), first, several.notes, *told, kind=kind, worst=worst, bound=bound,
-        plan=str(plan), ranks=plan.fill(1).world, steps=len(ones),
+        at is None, tuple(d.largest for d in found if d.kind == "grad"), at, several.notes,
+        cause and cause.name, cause and cause.text, first.kind if first else "step" if at else "grad",
+        {kind: error for kind, error in worst.items() if error is not None}, bound,
+        str(plan), plan.fill(1).world, len(one.ranks[0]),
     )  # fmt: skip
 
 
-def _together(ones: Sequence[Step], several: Sequence[Sequence[Step]]) -> Iterator[tuple[Step, ...]]:
-    return zip(ones, *several, strict=False)
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One kind of tensors in one step. one, ranks: the step there. errors: of each rank, by name."""
+
+    step: int
+    kind: str
+    one: Step
+    ranks: Sequence[Step]
+    errors: Sequence[Mapping[str, float]]
+
+    @property
+    def largest(self) -> float:
+        return max((e for rank in self.errors for e in rank.values()), default=0.0)
+
+    def wrong(self, bound: float) -> list[str]:
+        """Names of what is further off, or is no number."""
+        names = dict.fromkeys(name for rank in self.errors for name in rank)
+        return [name for name in names if not all(rank.get(name, 0.0) <= bound for rank in self.errors)]
 
 
-def _summed(ranks: Sequence[Step], kind: str) -> Sequence[Step]:
-    """Each rank's tensors; of losses, whose parts ranks have, the sum, where all have as many."""
-    if kind != "loss":
-        return ranks
-    losses = [of_kind(rank, "loss") for rank in ranks]
-    if any(own.keys() != losses[0].keys() for own in losses):
-        return []
-    return [{f"loss/{n}": torch.stack([own[n] for own in losses]).sum(0) for n in losses[0]}]
+def _differing(one: Play, several: Play) -> Iterator[Difference]:
+    for number, (a, *ranks) in enumerate(together(one.ranks[0], several.ranks), start=1):
+        yield from _of_kinds(number, a, ranks, ("grad", "param", "optim"))
 
 
-def _at_the_end(one: Play, several: Play, plan: Plan, may: float) -> tuple[Any, str, Any]:
-    """As `compare`, of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
-    if not (one.ends and one.ends[0] is not None) or any(end is None for end in several.ends):
-        return None, "grad", None
-    a, ranks = one.ends[0], [end for end in several.ends if end is not None]
-    found = [differences(of_kind(a, "param"), of_kind(rank, "param")) for rank in ranks]
-    wrong = [name for name in found[0] if not all(rank.get(name, 0.0) <= may for rank in found)]
-    if not wrong:
-        return None, "grad", None
-    cause = cause_of("param", a, (), ranks, plan, wrong, may, several.notes)
-    return (len(one.ranks[0]) + 1, wrong[0]), "param", cause
+def _at_the_end(one: Play, several: Play) -> Iterator[Difference]:
+    """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
+    ends = [end for end in (*one.ends, *several.ends) if end is not None]
+    if len(ends) == 1 + len(several.ranks):
+        yield from _of_kinds(len(one.ranks[0]) + 1, ends[0], ends[1:], ("param",))
 
 
-def _of_noise(ones: Sequence[Step], noise: Play | None, number: int, kind: str) -> float:
-    """The largest error of a kind that rounding alone has made until this step."""
-    if noise is None:
-        return 0.0
-    pairs = zip(ones[:number], noise.ranks[0], strict=False)
-    found = (differences(of_kind(a, kind), of_kind(b, kind)) for a, b in pairs)
-    return max((e for step in found for e in step.values() if e < float("inf")), default=0.0)
+def _losses(one: Play, several: Play) -> Iterator[Difference]:
+    """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
+    own, *ranks = [
+        [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
+        for steps in (one.ranks[0], *several.ranks)
+    ]
+    if all(len(losses) == len(own) for losses in ranks):
+        for (number, a), *parts in zip(own, *ranks, strict=True):
+            total = torch.stack([x for _, x in parts]).sum(0)
+            yield from _of_kinds(number, {"loss/the loss": a}, [{"loss/the loss": total}], ("loss",))
 
 
-def _noise_at_the_end(one: Play, noise: Play | None) -> float:
-    a, b = one.ends[0] if one.ends else None, noise.ends[0] if noise is not None and noise.ends else None
-    if a is None or b is None:
-        return 0.0
-    return ROUNDINGS * max(
-        (e for e in differences(of_kind(a, "param"), of_kind(b, "param")).values()), default=0.0
-    )
+def _of_kinds(number: int, a: Step, ranks: Sequence[Step], kinds: Sequence[str]) -> Iterator[Difference]:
+    for kind in kinds:
+        errors = [differences(of_kind(a, kind), of_kind(rank, kind)) for rank in ranks]
+        if any(errors):
+            yield Difference(number, kind, a, ranks, errors)
+
+
+def together(ones: Sequence[Step], several: Sequence[Sequence[Step]]) -> Iterator[tuple[Step, ...]]:
+    """Each step beside the next of the same parameters on every rank: optimisers that step as gradients arrive take
+    turns in an order of each rank's own, and of the last turns each side may have another part."""
+    waiting = [list(steps) for steps in several]
+    for one in ones:
+        updated = {key for key in one if key.startswith("param/")}
+        at = [next((i for i, step in enumerate(left) if updated <= step.keys()), None) for left in waiting]
+        if None not in at:
+            yield one, *(left.pop(i) for i, left in zip(at, waiting, strict=True) if i is not None)
+
+
+def _rounding(one: Play, noise: Play) -> dict[tuple[int, str], float]:
+    """(step, kind) -> the largest error that rounding alone has made until then."""
+    found: dict[tuple[int, str], float] = {}
+    for d in (*_differing(one, noise), *_at_the_end(one, noise), *_losses(one, noise)):
+        before = found.get((d.step - 1, d.kind), 0.0)
+        found[d.step, d.kind] = max(before, found.get((d.step, d.kind), 0.0), d.largest)
+    return found
 
 
 def _bound(one: Play) -> float:
     steps = [*one.ranks[0], *(end for end in one.ends if end is not None)]
     seen = {x.dtype for step in steps[:1] for key, x in step.items() if key.startswith(("grad/", "param/"))}
     return max((BOUNDS.get(d, COARSE) for d in seen if d.is_floating_point), default=BOUNDS[torch.float64])
+
+
+def _bound_of(dtype: str) -> float:
+    return BOUNDS.get(getattr(torch, dtype), COARSE) if dtype else 0.0
 
 
 def of_kind(tensors: Step, kind: str) -> dict[str, Tensor]:

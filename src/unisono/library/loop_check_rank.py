@@ -5,7 +5,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
 from unisono.library import gradient_check_rank, scratch
@@ -34,6 +36,22 @@ NOISE = 4.0  # of a gradient, in units of its dtype's last place: what another o
 
 class Enough(BaseException):
     """The loop has made its steps; no handler of the user's takes it for an error."""
+
+
+class Coarsest(TorchDispatchMode):
+    """While it is on, keeps the coarsest floating dtype that anything is computed in: Muon's step has bfloat16 inside,
+    and so has a forward under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps, self.name = 0.0, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).eps > self.eps:
+                self.eps, self.name = torch.finfo(x.dtype).eps, str(x.dtype).removeprefix("torch.")
+        return made
 
 
 class StepLog:
@@ -136,7 +154,7 @@ class StepLog:
         self._found = {}
         for name, p in self._named(optimizer):
             if p.grad is not None:
-                self._found[f"grad/{name}"] = whole(p.grad)
+                self._found[f"grad/{name}"] = whole(p.grad).detach().clone()  # a step may fill it anew
                 if id(p) in self._own:
                     self._found[f"own/{name}"] = self._own.pop(id(p))
         if self._noisy:
@@ -203,7 +221,8 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
     if ctx.world == 1 and not dist.is_initialized():  # other libraries look for it, wherever RANK is set
         dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
     log = StepLog(Path(argument["folder"]), ctx.rank, argument["steps"], argument["noisy"])
-    with staged(Stage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking():
+    dtypes = Coarsest() if argument["noisy"] else nullcontext()
+    with staged(Stage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
         try:
             if function is None:
                 run_script(argument["script"], argument["words"], argument["cwd"])
@@ -214,7 +233,8 @@ def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any
             pass
     own = _own_files(argument["script"]) if "script" in argument else []
     notes = [note for job in log.jobs for note in job.notes]
-    return {"notes": notes, "made": log.made, "jobs": len(log.jobs), "files": own}
+    coarsest = dtypes.name if isinstance(dtypes, Coarsest) else ""
+    return {"notes": notes, "jobs": len(log.jobs), "files": own, "coarsest": coarsest}
 
 
 def run_script(script: str, words: Sequence[str], cwd: str) -> None:

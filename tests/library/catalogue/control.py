@@ -135,7 +135,6 @@ def halting_never(job: Job) -> Iterator[float]:
 @loop("silent")
 def stop_early_on_local_loss(job: Job) -> Iterator[float]:
     model, optimizer, data = ready(job)
-    best = float("inf")
     for _ in range(6):
         for x, y in data:
             loss = F.cross_entropy(model(x), y)
@@ -143,9 +142,8 @@ def stop_early_on_local_loss(job: Job) -> Iterator[float]:
             loss.backward()
             optimizer.step()
             yield loss.item()
-            if loss.item() > best + 0.05:
+            if loss.item() < 1.05:
                 return
-            best = min(best, loss.item())
 
 
 @loop("open")
