@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import unisono
-from unisono.library.loop_check import LoopVerdict, judged
+from unisono.library.loop_check import LoopVerdict, Play, compare
 from unisono.plan import Plan
 
 pytestmark = pytest.mark.timeout(120)
@@ -63,6 +63,10 @@ def test_a_loss_that_the_graph_says_nothing_of() -> None:
     assert verdict.cause == "factor_of_axis" and "dp (2)" in str(verdict), verdict
     with pytest.raises(unisono.UnisonoError, match="one process"):
         verdict.check()
+
+
+def judged(one: Any, several: Any, notes: Any, plan: Plan) -> LoopVerdict:
+    return compare(Play([one]), Play(several, notes=notes), plan)
 
 
 def test_steps_that_are_missing_are_wrong() -> None:

@@ -21,6 +21,7 @@ from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_calls import Ledger
 from unisono.library.explain import explained
 from unisono.library.job import Job
+from unisono.library.stage import stage
 from unisono.observe.span import Recorder
 from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, Problem, UnisonoError, UsageError
@@ -71,6 +72,8 @@ def init(
     Raises UsageError (and ConfigProblems) for a plan that cannot be played here, with the line to start it with.
     """
     with explained():
+        played = stage()
+        plan, context = (plan, context) if played is None else (played.plan, played.context)
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
         problems = [*wanted.check(), *_not_here(wanted)]
         if problems:
@@ -85,7 +88,11 @@ def init(
         if place is not None and world > 1:
             context = rank_env.join(place, NullChannel(), timeout=timeout)
             _watch(context, place, StepPace(timeout), ledger, folder)
-        return _job(wanted, context, timedelta(seconds=margin(timeout)), place is not None, strict, ledger)
+        at_exit = place is not None
+        job = _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit, strict, ledger)
+        if played is not None:
+            played.see(job)
+        return job
 
 
 def _watch(

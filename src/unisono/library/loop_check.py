@@ -1,13 +1,19 @@
-"""A user's own loop, played by one process and by several: are the gradients of each step those of one process?
+"""A user's own loop, played by one process and by several: is each of its steps that of one process?
 
 What the first steps of a run cannot notice is seen here: losses in custom autograd functions, samples that meet in the
-model, draws that decide, data that ranks order for themselves. Errors are relative to the largest gradient of the
-model, so that noise in a gradient that should be zero is none.
+model, draws that decide, statistics of a batch, gradients that never met. `compare(play(one), play(several))` is the
+whole of it, for a function of `job` (`unisono.prove`) and for a script (`unisono prove`).
+
+Errors are relative to the largest of the model's gradients (losses, parameters, states of one kind), so that noise in
+a gradient that should be zero is none. A step is held to BOUNDS, or to what rounding does to this loop on one process,
+where that is more: a second play of it, whose gradients carry noise, says how much.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +21,61 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from unisono.launch.nursery import Nursery
-from unisono.library.gradient_check import home_of, path_of, run
+from unisono.launch.nursery import Nursery, print_output
+from unisono.launch.supervise import OnEvent
+from unisono.library.gradient_check import home_of, path_of
+from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import VerifyMismatch
-from unisono.spec.words import listed
-from unisono.verify.evidence import Evidence, RecordedBox
-from unisono.verify.gradients import are, explain
-from unisono.verify.solve import Cause, fit, plan_sizes
+from unisono.spec.errors import Interrupted, UsageError, UserCodeError, VerifyMismatch
 
 ENTRY = "unisono.library.loop_check_rank:main"
-BOUND = 1e-9  # of float64 in a few steps: a mistake is larger, rounding is 1e-13 or so
+KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
+BOUNDS = {
+    torch.float64: 1e-9,
+    torch.float32: 2e-4,
+}  # of a few steps: a mistake is larger, rounding 1e-13 or 1e-6
+COARSE = 5e-2  # of bfloat16 and float16
+ROUNDINGS = 50.0  # how much larger an error may be than what noise of rounding's size does
 TIMEOUT = 600.0
 
+Step = Mapping[str, Tensor]
+Call = Mapping[str, Any]
 
-Gradients = Mapping[str, Tensor]
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it.
+    timeout: seconds that a rank may keep the others waiting. hear: what is done with what ranks print."""
+
+    steps: int = 3
+    dtype: str = "float64"
+    timeout: float = TIMEOUT
+    hear: OnEvent = print_output
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What one play left. ranks: of each, its steps. ends: of each, its weights at the loop's own end, if it came to
+    it. notes: what the loop was told. files: of a script, its own and what it imported. jobs: calls of `init`.
+    coarsest: of a noisy play, the coarsest dtype that anything was computed in."""
+
+    ranks: Sequence[Sequence[Step]]
+    ends: Sequence[Step | None] = ()
+    notes: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    jobs: int = 1
+    coarsest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LoopVerdict:
-    """errors: of each step, the largest difference of a gradient over the model's largest, on any rank. first: (step,
-    gradient) of the first that is too large. cause: a stable name, explanation: one sentence; None if nothing is wrong.
-    notes: what the loop was told while it ran."""
+    """Whether a loop computes under a plan what it computes in one process.
+
+    errors: of each step, the largest difference of a gradient over the model's largest, on any rank. worst: of each of
+    KINDS, the largest relative error of any step; a kind that was not seen is absent. bound: what an error may be.
+    first: (step, tensor) of the first that is too large, and its kind. cause: a stable name, explanation: one sentence;
+    None if nothing is wrong. notes: what the loop was told while it ran.
+    """
 
     passed: bool
     errors: tuple[float, ...]
@@ -44,24 +83,56 @@ class LoopVerdict:
     notes: tuple[str, ...]
     cause: str | None = None
     explanation: str | None = None
+    kind: str = "grad"
+    worst: Mapping[str, float] = field(default_factory=dict)
+    bound: float = BOUNDS[torch.float64]
+    plan: str = ""
+    ranks: int = 0
+    steps: int = 0
 
     def __bool__(self) -> bool:
         return self.passed
 
     def __str__(self) -> str:
         if self.passed:
-            worst = max(self.errors, default=0.0)
-            return f"ok: {len(self.errors)} steps, largest error {worst:.1e} (bound {BOUND:.0e})"
-        step, name = self.first or (0, "nothing")
+            worst = max((*self.errors, *self.worst.values()), default=0.0)
+            return f"ok: {self.steps} steps, largest error {worst:.1e} (bound {self.bound:.0e})"
         told = "".join(f"\n  told: {note}" for note in self.notes if note.startswith("U-"))
-        size = f"{self.errors[step - 1]:.1e}" if 0 < step <= len(self.errors) else "missing"
         likely = f"; likely: {self.explanation} ({self.cause})" if self.cause else ""
-        return f"WRONG: step {step}, the gradient of {name}: error {size} (bound {BOUND:.0e}){likely}{told}"
+        return f"WRONG: {self.where()}{likely}{told}"
+
+    def where(self) -> str:
+        """The first that is wrong, in words."""
+        if self.first is None:
+            return "it could not be played"
+        step, name = self.first
+        if self.kind == "step":
+            return f"step {step}, {name}"
+        noun = {"grad": "the gradient of ", "param": "the update of ", "optim": "the optimiser's "}
+        at_step = self.kind == "grad" and step <= len(self.errors)
+        error = self.errors[step - 1] if at_step else self.worst.get(self.kind, float("inf"))
+        size = f"{error:.1e}" if error < float("inf") else "missing"
+        return f"step {step}, {noun.get(self.kind, '')}{name}: error {size} (bound {self.bound:.0e})"
 
     def check(self) -> None:
         """Raises VerifyMismatch V01 if anything is wrong."""
         if not self.passed:
             raise VerifyMismatch("the loop does not compute what it does in one process", where=str(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `--json` carries."""
+        return {
+            "plan": self.plan,
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "pass": self.passed,
+            "max_rel_err": {kind: self.worst.get(kind) for kind in KINDS},
+            "bound": self.bound,
+            "first_divergence": None if self.passed else self.where(),
+            "cause": self.cause,
+            "explanation": self.explanation,
+            "notes": list(self.notes),
+        }
 
 
 def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
@@ -72,98 +143,217 @@ def prove_loop(loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
 
 def prove_loop_on(nursery: Nursery, loop: Callable[..., Any], plan: Plan, steps: int) -> LoopVerdict:
     """As `prove_loop`, on processes forked from a nursery of this module's ENTRY."""
-    ranks = plan.fill(1).world
+    with playing(nursery, home_of(loop), Terms(steps)) as verdict:
+        return verdict(plan)
+
+
+@contextmanager
+def playing(
+    nursery: Nursery, call: Call, terms: Terms, played: Callable[[Play], None] = lambda one: None
+) -> Iterator[Callable[[Plan], LoopVerdict]]:
+    """A function from a plan to the verdict of the loop that `call` names: a function by `module`, `name` and `file`, a
+    script by `script`, `words` and `cwd`. It is played by one process at once, which `played` is shown.
+
+    Raises what the loop raises, and UsageError V05 where it has no steps to compare."""
     with tempfile.TemporaryDirectory(prefix="unisono-loop-") as name:
-        call = {**home_of(loop), "folder": name, "steps": steps}
-        run(nursery, {**call, "plan": "dp=1", "kind": "one"}, 1, TIMEOUT)
-        (told, *_) = run(nursery, {**call, "plan": str(plan), "kind": "all"}, ranks, TIMEOUT)
-        (one,), several = (
-            [[load_file(path) for path in sorted(Path(name).glob(f"{kind}-{r}-*"))] for r in range(size)]
-            for kind, size in (("one", 1), ("all", ranks))
+        one = play(nursery, call, Plan(), terms, Path(name, "one"))
+        _with_steps(one, call)
+        played(one)
+
+        @cache
+        def noise() -> Play | None:
+            with suppress(UserCodeError):  # what looks at every operation may be more than the loop bears
+                return play(nursery, call, Plan(), terms, Path(name, "noise"), noisy=True)
+
+        def verdict(plan: Plan) -> LoopVerdict:
+            several = play(nursery, call, plan, terms, Path(name, f"plan-{len(list(Path(name).iterdir()))}"))
+            found = compare(one, several, plan)
+            return found if found.passed else compare(one, several, plan, noise())
+
+        yield verdict
+
+
+def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False) -> Play:
+    """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
+    folder.mkdir()
+    ranks = plan.fill(1).world
+    argument = {
+        **call, "folder": str(folder), "steps": terms.steps, "dtype": terms.dtype, "plan": str(plan), "noisy": noisy
+    }  # fmt: skip
+    outcome = nursery.run(argument, ranks, 1, terms.hear, terms.timeout, "gloo")
+    if outcome.error is not None:
+        if outcome.error.trace:
+            outcome.error.add_note(outcome.error.trace)
+            outcome.error.add_note(outcome.error.render())
+        raise outcome.error
+    if outcome.stopped:
+        raise Interrupted("stopped by Ctrl-C")
+    told, *_ = (result or {} for result in outcome.results)
+    steps = [[load_file(path) for path in sorted(folder.glob(f"{r}-[0-9]*"))] for r in range(ranks)]
+    ends = [load_file(path) if (path := folder / f"{r}-end").exists() else None for r in range(ranks)]
+    return Play(steps, ends, tuple(told["notes"]), tuple(told["files"]), told["jobs"], told["coarsest"])
+
+
+def _with_steps(one: Play, call: Call) -> None:
+    """Raises UsageError V05."""
+    if not one.jobs:
+        what, fix = (
+            "it never calls unisono.init",
+            "job = unisono.init(), then job.prepare(model, optimizer, data)",
         )
-    return judged(one, several, tuple(told["notes"]), plan)
+    elif not one.ranks[0] and not one.ends[0]:
+        what, fix = (
+            "it never calls job.prepare",
+            "model, optimizer, data = job.prepare(model, optimizer, data)",
+        )
+    else:
+        return
+    raise UsageError(
+        f"there is nothing to prove: {what}",
+        where=call.get("script", call.get("name", "")),
+        fix=fix,
+        code="V05",
+    )
 
 
-def judged(
-    one: Sequence[Gradients], several: Sequence[Sequence[Gradients]], notes: tuple[str, ...], plan: Plan
-) -> LoopVerdict:
-    """one: of each step, the gradients by name, as `GradientLog` writes them. several: the same of each rank."""
-    errors: list[float] = []
-    first: tuple[int, str] | None = None
-    cause: Cause | None = None
-    ones = [_kind(step, "grad") for step in one]
-    for step, (a, *ranks) in enumerate(zip(ones, *several, strict=False), start=1):
-        found = [differences(a, _kind(rank, "grad")) for rank in ranks]
-        errors.append(max((e for rank in found for e in rank.values()), default=0.0))
-        wrong = [name for name in found[0] if not all(rank.get(name, 0.0) <= BOUND for rank in found)]
-        if wrong and first is None:
-            first = step, wrong[0]
-            cause = _cause(a, ones[: step - 1][-1:], ranks, plan, wrong)
-    made = min((len(one), *map(len, several)))
-    if first is None and (made < max(len(one), *map(len, several)) or not one):
-        first = made + 1, "a step that is missing"
-    told = (None, None) if cause is None else (cause.name, cause.text)
-    return LoopVerdict(first is None, tuple(errors), first, notes, *told)
+def compare(one: Play, several: Play, plan: Plan, noise: Play | None = None) -> LoopVerdict:
+    """What several ranks came to, beside one process. noise: the play of one process that says what rounding does."""
+    bound = max(_bound(one), 0.0 if noise is None else _bound_of(noise.coarsest))
+    found = [*_differing(one, several), *_at_the_end(one, several), *_losses(one, several)]
+    rounding = {} if noise is None else _rounding(one, noise)
+    wrong = [d for d in found if d.wrong(max(bound, ROUNDINGS * rounding.get((d.step, d.kind), 0.0)))]
+    first = min(wrong, key=lambda d: (d.step, KINDS.index(d.kind)), default=None)
+    told = [note for note in several.notes if note.startswith("U-")]
+    cause, at = None, None
+    if first is not None:
+        names = first.wrong(max(bound, ROUNDINGS * rounding.get((first.step, first.kind), 0.0)))
+        past = [of_kind(step, "grad") for step in one.ranks[0][: first.step - 1][-1:]]
+        at, cause = (
+            (first.step, names[0]),
+            cause_of(first.kind, first.one, past, first.ranks, plan, names, bound, told),
+        )
+    elif (made := [len(steps) for steps in (one.ranks[0], *several.ranks)]) and (
+        len({*made}) > 1 or not found
+    ):
+        at, cause = (min(made) + 1, "a step that is missing"), steps_differ(made)
+    worst = {kind: max((d.largest for d in found if d.kind == kind), default=None) for kind in KINDS}
+    return LoopVerdict(
+        at is None, tuple(d.largest for d in found if d.kind == "grad"), at, several.notes,
+        cause and cause.name, cause and cause.text, first.kind if first else "step" if at else "grad",
+        {kind: error for kind, error in worst.items() if error is not None}, bound,
+        str(plan), plan.fill(1).world, len(one.ranks[0]),
+    )  # fmt: skip
 
 
-def differences(a: Gradients, b: Gradients) -> dict[str, float]:
-    """name -> the largest difference over the largest gradient of all; infinite where one has none."""
-    largest = max((float(x.abs().max()) for x in a.values() if x.numel()), default=0.0) or 1.0
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One kind of tensors in one step. one, ranks: the step there. errors: of each rank, by name."""
+
+    step: int
+    kind: str
+    one: Step
+    ranks: Sequence[Step]
+    errors: Sequence[Mapping[str, float]]
+
+    @property
+    def largest(self) -> float:
+        return max((e for rank in self.errors for e in rank.values()), default=0.0)
+
+    def wrong(self, bound: float) -> list[str]:
+        """Names of what is further off, or is no number."""
+        names = dict.fromkeys(name for rank in self.errors for name in rank)
+        return [name for name in names if not all(rank.get(name, 0.0) <= bound for rank in self.errors)]
+
+
+def _differing(one: Play, several: Play) -> Iterator[Difference]:
+    for number, (a, *ranks) in enumerate(together(one.ranks[0], several.ranks), start=1):
+        yield from _of_kinds(number, a, ranks, ("grad", "param", "optim"))
+
+
+def _at_the_end(one: Play, several: Play) -> Iterator[Difference]:
+    """Of the weights that a loop leaves at its own end: what changed them may be no optimiser."""
+    ends = [end for end in (*one.ends, *several.ends) if end is not None]
+    if len(ends) == 1 + len(several.ranks):
+        yield from _of_kinds(len(one.ranks[0]) + 1, ends[0], ends[1:], ("param",))
+
+
+def _losses(one: Play, several: Play) -> Iterator[Difference]:
+    """In their order; of several ranks each has its part. Nothing where ranks have not made as many."""
+    own, *ranks = [
+        [(number, x) for number, step in enumerate(steps, 1) for x in of_kind(step, "loss").values()]
+        for steps in (one.ranks[0], *several.ranks)
+    ]
+    if all(len(losses) == len(own) for losses in ranks):
+        for (number, a), *parts in zip(own, *ranks, strict=True):
+            total = torch.stack([x for _, x in parts]).sum(0)
+            yield from _of_kinds(number, {"loss/the loss": a}, [{"loss/the loss": total}], ("loss",))
+
+
+def _of_kinds(number: int, a: Step, ranks: Sequence[Step], kinds: Sequence[str]) -> Iterator[Difference]:
+    for kind in kinds:
+        errors = [differences(of_kind(a, kind), of_kind(rank, kind)) for rank in ranks]
+        if any(errors):
+            yield Difference(number, kind, a, ranks, errors)
+
+
+def together(ones: Sequence[Step], several: Sequence[Sequence[Step]]) -> Iterator[tuple[Step, ...]]:
+    """Each step beside the next of the same parameters on every rank: optimisers that step as gradients arrive take
+    turns in an order of each rank's own, and of the last turns each side may have another part."""
+    waiting = [list(steps) for steps in several]
+    for one in ones:
+        updated = {key for key in one if key.startswith("param/")}
+        at = [next((i for i, step in enumerate(left) if updated <= step.keys()), None) for left in waiting]
+        if None not in at:
+            yield one, *(left.pop(i) for i, left in zip(at, waiting, strict=True) if i is not None)
+
+
+def _rounding(one: Play, noise: Play) -> dict[tuple[int, str], float]:
+    """(step, kind) -> the largest error that rounding alone has made until then."""
+    found: dict[tuple[int, str], float] = {}
+    for d in (*_differing(one, noise), *_at_the_end(one, noise), *_losses(one, noise)):
+        before = found.get((d.step - 1, d.kind), 0.0)
+        found[d.step, d.kind] = max(before, found.get((d.step, d.kind), 0.0), d.largest)
+    return found
+
+
+def _bound(one: Play) -> float:
+    steps = [*one.ranks[0], *(end for end in one.ends if end is not None)]
+    seen = {x.dtype for step in steps[:1] for key, x in step.items() if key.startswith(("grad/", "param/"))}
+    return max((BOUNDS.get(d, COARSE) for d in seen if d.is_floating_point), default=BOUNDS[torch.float64])
+
+
+def _bound_of(dtype: str) -> float:
+    return BOUNDS.get(getattr(torch, dtype), COARSE) if dtype else 0.0
+
+
+def of_kind(tensors: Step, kind: str) -> dict[str, Tensor]:
+    """Those of a kind, by their names without it."""
+    return {key.removeprefix(f"{kind}/"): x for key, x in tensors.items() if key.startswith(f"{kind}/")}
+
+
+def differences(a: Step, b: Step) -> dict[str, float]:
+    """name -> the largest difference over the largest of all (of an optimiser's state, of those of one key); infinite
+    where one has none. What is no number on both sides is no difference."""
+    largest: dict[str, float] = {}
+    for name, x in a.items():
+        top = float(x.double().abs().nan_to_num(0, 0).max()) if x.numel() else 0.0
+        largest[_group(name)] = max(largest.get(_group(name), 0.0), top)
     found = {
-        name: float((a[name] - b[name]).abs().max()) / largest if name in b else float("inf")
+        name: _apart(a[name], b[name]) / (largest[_group(name)] or 1.0) if name in b else float("inf")
         for name in a
         if a[name].numel()
     }
     return found | {name: float("inf") for name in b if name not in a}
 
 
-def _kind(tensors: Gradients, kind: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{kind}/"): x for key, x in tensors.items() if key.startswith(f"{kind}/")}
+def _group(name: str) -> str:
+    """`exp_avg` of `exp_avg/0.weight`."""
+    return name.partition("/")[0] if "/" in name else ""
 
 
-def _cause(
-    want: Gradients, past: Sequence[Gradients], ranks: Sequence[Gradients], plan: Plan, wrong: Sequence[str]
-) -> Cause:
-    """The likely cause of gradients that are wrong. past: of the step before, if there is one."""
-    whole = {name: x.double() for name, x in want.items()}
-    held = {
-        name: [
-            RecordedBox(rank, {"dp": rank // plan.shard, "shard": rank % plan.shard}, (0,) * x.dim(), x)
-            for rank, seen in enumerate(ranks)
-            if (x := seen.get(f"grad/{name}")) is not None
-        ]
-        for name in whole
-    }
-    axes = [axis for axis in ("dp", "shard") if getattr(plan, axis) > 1]
-    evidence = Evidence(whole, held, axes, plan_sizes(plan, 1), BOUND, {}, past=past)
-    if not all(held.get(name) for name in wrong):
-        return Cause("missing_share", f"{are(wrong)} there on one side alone")
-    cause = explain(evidence, wrong)
-    return (_by_rank(whole, ranks) or cause) if cause.name in ("gradient", "replicas_drifted") else cause
-
-
-def _by_rank(want: Gradients, ranks: Sequence[Gradients]) -> Cause | None:
-    """What the samples of each rank weigh in the sum, beside what they should; None where that is not known."""
-    owns = [_kind(rank, "own") for rank in ranks]
-    names = [name for name in want if all(name in own for own in owns)]
-    if not names:
-        return None
-    columns = torch.stack([torch.cat([own[name].double().flatten() for name in names]) for own in owns], 1)
-    twins = [r for r in range(len(ranks)) if any(torch.equal(columns[:, r], x) for x in columns.T[:r])]
-    if twins:
-        text = f"what ranks {listed(twins)} make is what a rank before them makes: they have the same samples"
-        return Cause("leaf_twice", text)
-    got = torch.cat([ranks[0][f"grad/{name}"].double().flatten() for name in names])
-    found, right = fit(got, columns), fit(torch.cat([want[name].flatten() for name in names]), columns)
-    if found is None or found.residual > BOUND:
-        return None
-    if right is None or right.residual > BOUND:
-        text = "ranks add up what they made, and that is not what one device makes of their samples"
-        return Cause("forward", f"{text}: others were read, or samples meet in the model")
-    odd = {
-        r: (a, b)
-        for r, (a, b) in enumerate(zip(found.weights, right.weights, strict=True))
-        if abs(a - b) > 1e-6
-    }
-    told = [f"those of rank {r} weigh {a:.4g} instead of {b:.4g}" for r, (a, b) in odd.items()]
-    return Cause("factor", f"each rank's samples are right, but {listed(told, 3)}") if odd else None
+def _apart(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    a, b = a.double(), b.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    return float(torch.where(same, 0.0, (a - b).abs()).max())

@@ -1,86 +1,259 @@
-"""`unisono.prove` of a loop inside its processes: play it, and leave the gradients of its first steps in files."""
+"""`unisono prove` inside its processes: play a loop, and leave what each of its first steps came to in files."""
 
-from collections.abc import Callable, Sequence
+import random
+import runpy
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from unisono.launch.context import RankContext
+from unisono.library import gradient_check_rank, scratch
 from unisono.library.enter import init
-from unisono.library.gradient_check_rank import prepare
 from unisono.library.job import Job
+from unisono.library.losses import Backwards
+from unisono.library.stage import Stage, staged
+from unisono.plan import Plan
+from unisono.spec.errors import UserCodeError
+from unisono.spec.frames import is_foreign
 
-__all__ = ["main", "prepare"]
+NOISE = 4.0  # of a gradient, in units of its dtype's last place: what another order of a sum may do to it
 
 
 class Enough(BaseException):
     """The loop has made its steps; no handler of the user's takes it for an error."""
 
 
-class GradientLog:
-    """Gradients as each optimiser is about to step, in one file for each rank and step: `grad/NAME`, all shards of it
-    together, and `own/NAME`, what this rank's own samples made of it before ranks met, where no shards are in the way.
+class Coarsest(TorchDispatchMode):
+    """While it is on, keeps the coarsest floating dtype that anything is computed in: Muon's step has bfloat16 inside,
+    and so has a forward under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps, self.name = 0.0, ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for x in tree_leaves(made):
+            if isinstance(x, Tensor) and x.is_floating_point() and torch.finfo(x.dtype).eps > self.eps:
+                self.eps, self.name = torch.finfo(x.dtype).eps, str(x.dtype).removeprefix("torch.")
+        return made
+
+
+class StepLog:
+    """What each step of an optimiser came to, in one file for each rank and step:
+
+    grad/NAME      the gradient that the optimiser is about to step, all shards of it together
+    own/NAME       what this rank's own samples made of it before ranks met, where no shards are in the way
+    loss/N         the N-th loss since the last step, as its part of the mean over the global batch
+    param/NAME     parameters and buffers after the step
+    optim/KEY/NAME the optimiser's state after the step
+
+    NAME begins with the number of the model. noisy: change each gradient by as much as another order of its sums does.
     """
 
-    def __init__(self, job: Job, folder: Path, kind: str, steps: int) -> None:
-        self._job, self._folder, self._kind, self._left = job, folder, kind, steps
+    def __init__(self, folder: Path, rank: int, steps: int, noisy: bool = False) -> None:
+        self._folder, self._rank, self._left, self._noisy = folder, rank, steps, noisy
+        self._draws = torch.Generator().manual_seed(1)
         self._models: list[nn.Module] = []
+        self._known: set[int] = set()
         self._own: dict[int, Tensor] = {}
-        self._made = 0
-        self._own_prepare, job.prepare = job.prepare, self._prepare  # type: ignore[method-assign]
+        self._losses: list[float] = []
+        self._found: dict[str, Tensor] = {}
+        self._thread = threading.get_ident()
+        self._backwards = Backwards(self._loss)
+        self.jobs: list[Job] = []
+        self.made = 0
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Also at optimisers that the script never gave to `prepare`."""
+        hooks = (
+            register_optimizer_step_pre_hook(lambda own, *_: self._other(own, self._before)),
+            register_optimizer_step_post_hook(lambda own, *_: self._other(own, self._after)),
+        )
+        try:
+            yield
+        finally:
+            self._backwards.switch(False)
+            for hook in hooks:
+                hook.remove()
+
+    def see(self, job: Job) -> None:
+        """From now on what this job prepares is looked at."""
+        self.jobs.append(job)
+        job.prepare = partial(self._prepare, job.prepare)  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """The loop has come to its own end: weights that something else than an optimiser may have changed."""
+        for model in self._models:
+            self._found |= self._values(model)
+        self._save("end")
 
     def _prepare(
-        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *rest: Any, **more: Any
+        self, own: Any, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], *rest: Any, **more: Any
     ) -> Any:
         known = any(model is known for known in self._models)
-        for p in [] if known else model.parameters():
+        for p in [] if known or not isinstance(model, nn.Module) else model.parameters():
             if p.requires_grad:
                 p.register_hook(partial(self._arrived, id(p)))  # before `prepare` has hooks of its own there
-        prepared = self._own_prepare(model, optimizer, *rest, **more)
+        prepared = own(model, optimizer, *rest, **more)
         if not known:
             self._models.append(model)
-        number = next(i for i, known in enumerate(self._models) if known is model)
+            model.register_forward_pre_hook(lambda *_: self._look(False))
+            model.register_forward_hook(lambda *_: self._look(True), always_call=True)
         for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
-            each.register_step_pre_hook(lambda own, *_: self._record(number, own))
+            self._known.add(id(each))
+            each.register_step_pre_hook(lambda own, *_: self._before(own))
+            each.register_step_post_hook(lambda own, *_: self._after(own))
         return prepared
+
+    def _look(self, on: bool) -> None:
+        if torch._C._current_graph_task_id() == -1:  # a backward may compute activations again
+            self._backwards.switch(on)
+
+    def _loss(self, loss: Tensor) -> None:
+        if loss.numel() == 1 and self.jobs:
+            job = self.jobs[-1]
+            ratio = job._hand.latest.ratio / job.mesh.data.size
+            self._losses.append(loss.item() * ratio if ratio else 0.0)
 
     def _arrived(self, key: int, grad: Tensor) -> None:
         self._own[key] = grad.detach().clone() if key not in self._own else self._own[key] + grad.detach()
 
-    def _record(self, number: int, optimizer: Optimizer) -> None:
-        names = {id(p): name for name, p in self._models[number].named_parameters()}
-        found: dict[str, Tensor] = {}
-        for p in (p for group in optimizer.param_groups for p in group["params"]):
-            if p.grad is not None:
-                name = f"{number}.{names.get(id(p), 'unknown')}"
-                found[f"grad/{name}"] = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
-                if id(p) in self._own:
-                    found[f"own/{name}"] = self._own.pop(id(p))
+    def _other(self, optimizer: Optimizer, act: Callable[[Optimizer], None]) -> None:
+        if self._thread == threading.get_ident() and id(optimizer) not in self._known and self._models:
+            act(optimizer)
+
+    def _named(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
+        names = {
+            id(p): f"{number}.{name}"
+            for number, model in enumerate(self._models)
+            for name, p in model.named_parameters()
+        }
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        return [(names.get(id(p), f"other.{i}"), p) for i, p in enumerate(stepped)]
+
+    def _before(self, optimizer: Optimizer) -> None:
         if self._left == 0:
             raise Enough
+        self._found = {}
+        for name, p in self._named(optimizer):
+            if p.grad is not None:
+                self._found[f"grad/{name}"] = whole(p.grad).detach().clone()  # a step may fill it anew
+                if id(p) in self._own:
+                    self._found[f"own/{name}"] = self._own.pop(id(p))
+        if self._noisy:
+            self._perturb(optimizer)
+
+    def _perturb(self, optimizer: Optimizer) -> None:
+        grads = [p.grad for _, p in self._named(optimizer) if p.grad is not None and p.grad.numel()]
+        grads = [g for g in grads if g.is_floating_point() and not g.is_sparse]
+        largest = max((float(g.abs().max()) for g in grads), default=0.0)
+        for g in grads:
+            drawn = 2 * torch.rand(g.shape, generator=self._draws, dtype=torch.float64) - 1
+            g.add_((NOISE * torch.finfo(g.dtype).eps * largest * drawn).to(g))
+
+    def _after(self, optimizer: Optimizer) -> None:
+        for name, p in self._named(optimizer):
+            self._found[f"param/{name}"] = whole(p)
+            for key, value in optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    self._found[f"optim/{key}/{name}"] = whole(value)
+        for number, model in enumerate(self._models):
+            self._found |= {f"param/{number}.{name}": x for name, x in model.named_buffers()}
+        for number, value in enumerate(self._losses):
+            self._found[f"loss/{number}"] = torch.tensor(value, dtype=torch.float64)
+        self._losses = []
+        self._save(f"{self.made:04d}")
+        self.made += 1
         self._left -= 1
-        kept = {name: x.detach().cpu().contiguous().clone() for name, x in found.items()}
-        save_file(kept, self._folder / f"{self._kind}-{self._job.rank}-{self._made:04d}")
-        self._made += 1
+        if self._left == 0:
+            raise Enough
+
+    def _values(self, model: nn.Module) -> dict[str, Tensor]:
+        number = next(i for i, known in enumerate(self._models) if known is model)
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return {f"param/{number}.{name}": whole(x) for name, x in named}
+
+    def _save(self, name: str) -> None:
+        # A copy each: safetensors refuses tensors that share memory.
+        kept = {
+            key: x.detach().cpu().contiguous().clone()
+            for key, x in self._found.items()
+            if not x.is_sparse and not x.is_complex()
+        }
+        save_file(kept, self._folder / f"{self._rank}-{name}")
+        self._found = {}
 
 
-def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Every rank calls function(job)."""
+def whole(x: Tensor) -> Tensor:
+    """All shards of it together."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def prepare(argument: dict[str, Any]) -> Callable[..., Any] | None:
+    """In the helper: the function, found again where it was defined; None for a script, which each rank runs."""
+    return None if "script" in argument else gradient_check_rank.prepare(argument)
+
+
+def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any] | None) -> dict[str, Any]:
+    """Every rank calls function(job), or runs the script."""
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
+    random.seed(0)
+    np.random.seed(0)
+    if argument["dtype"]:
+        torch.set_default_dtype(getattr(torch, argument["dtype"]))
     if ctx.world == 1 and not dist.is_initialized():  # other libraries look for it, wherever RANK is set
         dist.init_process_group(ctx.backend, store=ctx.store, rank=0, world_size=1)
-    job = init(argument["plan"], context=ctx)
-    GradientLog(job, Path(argument["folder"]), argument["kind"], argument["steps"])
-    try:
-        function(job)
-    except Enough:
-        pass
-    return {"notes": list(job.notes)}
+    log = StepLog(Path(argument["folder"]), ctx.rank, argument["steps"], argument["noisy"])
+    dtypes = Coarsest() if argument["noisy"] else nullcontext()
+    with staged(Stage(Plan.parse(argument["plan"]), ctx, log.see)), log.looking(), dtypes:
+        try:
+            if function is None:
+                run_script(argument["script"], argument["words"], argument["cwd"])
+            else:
+                function(init())
+            log.end()
+        except Enough:
+            pass
+    own = _own_files(argument["script"]) if "script" in argument else []
+    notes = [note for job in log.jobs for note in job.notes]
+    coarsest = dtypes.name if isinstance(dtypes, Coarsest) else ""
+    return {"notes": notes, "jobs": len(log.jobs), "files": own, "coarsest": coarsest}
+
+
+def run_script(script: str, words: Sequence[str], cwd: str) -> None:
+    """As `python SCRIPT WORDS...` does, in a folder that mirrors `cwd`. Raises UserCodeError R01 where the script
+    leaves with another exit code than 0."""
+    sys.argv = [script, *words]
+    sys.path.insert(0, str(Path(script).parent))
+    with scratch.mirror(Path(cwd)):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as leaving:
+            if leaving.code not in (None, 0):
+                raise UserCodeError(f"the script left with {leaving.code!r}", where=script) from leaving
+
+
+def _own_files(script: str) -> list[str]:
+    """The script, and what it has imported from its folder and those below."""
+    folder = Path(script).parent
+    modules: Mapping[str, Any] = dict(sys.modules)
+    files = (getattr(module, "__file__", None) for module in modules.values())
+    own = {Path(file) for file in files if file and file.endswith(".py") and not is_foreign(file)}
+    return sorted({script, *(str(path) for path in own if path.is_relative_to(folder))})

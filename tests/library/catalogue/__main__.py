@@ -1,35 +1,63 @@
-"""python -m tests.library.catalogue [LOOP ...]: every loop under every plan, as a table; exit code 1 if one is different
-in silence."""
+"""python -m tests.library.catalogue [--plans dp=2,shard=2] [--only LOOP]: every loop under every plan, as a table, and
+what `unisono.prove` says of those that are different in silence. Exit code 1 if one is, and it does not convict it; or
+if a healthy one is accused."""
 
-import contextlib
+import argparse
 import importlib.util
-import io
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 
-from tests.library.catalogue import PLANS, all_loops, on_ranks, verdict
-from tests.threads import context
-from unisono.comm.threads import run
+from tests.library.catalogue import PLANS, all_loops, hard_loops
+from tests.library.catalogue.playing import Row, rows
 
 
 def main() -> int:
-    if not (hugging := importlib.util.find_spec("transformers") is not None):
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--plans", default=",".join(PLANS), help="by commas")
+    flags.add_argument("--only", action="append", default=[], metavar="LOOP", help="may be repeated")
+    flags.add_argument("--hard", action="store_true", help="those of the reviews and of their kinds alone")
+    flags.add_argument("--no-proof", action="store_true", help="do not ask the prover")
+    args = flags.parse_args()
+    plans, hugging = args.plans.split(","), importlib.util.find_spec("transformers") is not None
+    if not hugging:
         print("transformers is not installed: its six loops are not played", file=sys.stderr)
-    loops = [one for one in all_loops(hugging) if one.name in sys.argv[1:] or not sys.argv[1:]]
+    known = [*([] if args.hard else all_loops(hugging)), *hard_loops()]
+    loops = [one for one in known if one.name in args.only or not args.only]
     warnings.simplefilter("ignore")
-    wrong = 0
-    print("| loop |", " | ".join(PLANS), "|")
-    print("| --- |", " | ".join("---" for _ in PLANS), "|")
+    print("| loop | was |", " | ".join(plans), "|")
+    print("| --- | --- |", " | ".join("---" for _ in plans), "|")
+    found: list[Row] = []
     for one in loops:
-        found = []
-        with contextlib.redirect_stderr(io.StringIO()):
-            (alone,) = run(1, lambda rank: on_ranks(context(rank, 1), "dp=1", [one]), join=False)  # noqa: B023
-            for plan, size in PLANS.items():
-                ranks = run(size, lambda rank: on_ranks(context(rank, size), plan, [one]), join=False)  # noqa: B023
-                found.append(verdict(one, alone[one.name], [rank[one.name] for rank in ranks]))
-        wrong += sum(said != one.expected(plan) for said, plan in zip(found, PLANS, strict=True))
-        print(f"| {one.name} |", " | ".join(found), "|", flush=True)
-    print(f"{len(loops)} loops under {len(PLANS)} plans, {wrong} not as expected")
+        own = rows(one, plans, prove=not args.no_proof)
+        found += own
+        print(f"| {one.name} | {one.verdict} |", " | ".join(map(str, own)), "|", flush=True)
+    return told(found, len(loops), plans)
+
+
+def told(found: Sequence[Row], loops: int, plans: Sequence[str]) -> int:
+    """Prints the sums; the exit code."""
+    kinds = Counter(row.said.split()[0] for row in found)
+    print(f"{loops} loops under {len(plans)} plans:", ", ".join(f"{n} {kind}" for kind, n in kinds.items()))
+    were = [row for row in found if row.was_silent]
+    now = [row for row in were if row.said.split()[0] in ("equal", "told", "refused")]
+    share = f"{len(now) / len(were):.0%}" if were else "none"
+    print(f"formerly silent: {len(were)}, of which equal, told or refused now: {len(now)} ({share})")
+    wrong = 0
+    for what, those in (
+        ("healthy, and not equal", [r for r in found if r.healthy and r.said != "equal"]),
+        ("equal, and accused by unisono.prove", [r for r in found if r.said == "equal" and r.convicted]),
+        (
+            "silent, and not convicted",
+            [r for r in found if r.silent and not r.convicted and r.proof is not None],
+        ),
+    ):
+        print(
+            f"{what}: {len(those)}",
+            *(f"\n  {r.loop.name} under {r.plan}: {r.said if r.proof is None else r.proof}" for r in those),
+        )
+        wrong += len(those)
     return int(wrong > 0)
 
 

@@ -1,0 +1,40 @@
+"""Who plays a script in its user's place: it gives `unisono.init` another plan and other ranks, and sees the job."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unisono.launch.context import RankContext
+from unisono.plan import Plan
+
+if TYPE_CHECKING:
+    from unisono.library.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """plan: instead of the script's own. context: this rank. see: is shown each job before the script has it."""
+
+    plan: Plan
+    context: RankContext
+    see: "Callable[[Job], None]"
+
+
+_STAGE: ContextVar[Stage] = ContextVar("who plays this script")
+
+
+def stage() -> Stage | None:
+    """The one that this script is played on; None where its user has started it."""
+    return _STAGE.get(None)
+
+
+@contextmanager
+def staged(on: Stage) -> Iterator[None]:
+    """What is called inside is played on this stage."""
+    token = _STAGE.set(on)
+    try:
+        yield
+    finally:
+        _STAGE.reset(token)
