@@ -78,7 +78,7 @@ def suggestion(name: str) -> str:
 
 def from_text(key: Key, text: str) -> Any:
     """The value that a flag's or a variable's text stands for; `none` is absence. Raises ValueError."""
-    return _convert(key.annotation, text.strip())
+    return text if key.annotation is str else _convert(key.annotation, text.strip())  # blanks may be a path's
 
 
 def _convert(annotation: Any, text: str) -> Any:

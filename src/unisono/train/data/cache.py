@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 
 META = "meta.json"
 _PAGES, _PAGE = 64, 4096  # of each file, what is read for its identity
@@ -42,7 +43,7 @@ def kept(
     """(folder, what `make` said of it) of what these facts decide. make(folder): writes into an empty folder, if nobody
     has before. wait: called once if another process is making it. Raises UsageError D15 where it cannot be written."""
     digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
-    place = Path(cache).expanduser()
+    place = at_home(cache)
     folder = place / f"{kind}-{digest}"
     if not (folder / META).exists():
         with writable(place):

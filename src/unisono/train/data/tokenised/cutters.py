@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 
 # Names that tokenizers give to the end of a text, where no settings say it.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
@@ -40,7 +41,7 @@ class Folder:
     file: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        place = Path(self.path).expanduser()
+        place = at_home(self.path)
         file = place / "tokenizer.json" if place.is_dir() else place
         if not file.is_file():
             what = "holds no tokenizer.json" if place.is_dir() else "is neither a folder nor a tokenizer.json"
