@@ -8,6 +8,17 @@ from pathlib import Path
 
 _OPTION = re.compile(r"[,:](?=[A-Za-z_]\w*=)")
 _SPLITS = 64  # places in a text at which options are looked for
+FOREIGN = "is not UTF-8, and recipes and runs are"
+RENAMED = "a name in UTF-8, or a link that has one: ln -s OLD NEW"
+
+
+def foreign(word: str) -> bool:
+    """Whether it is not UTF-8: Python shows such bytes as halves of letters."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def at_home(path: str) -> Path:

@@ -91,9 +91,14 @@ def writable(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL and not _leads_to(error.filename, place):
             raise
         raise unwritable(place, error.strerror or str(error)) from error
+
+
+def _leads_to(name: Any, place: Path) -> bool:
+    """Whether it was the folder itself, or one above it, that the system refused."""
+    return isinstance(name, str) and Path(name) in (place, *place.parents)
 
 
 def unwritable(place: Path, why: str) -> UsageError:
@@ -102,7 +107,7 @@ def unwritable(place: Path, why: str) -> UsageError:
         f"the cache of data cannot be written: {why}",
         code="D15",
         where=str(place),
-        likely="the disk is full, or the folder is somebody else's; nothing half-written was left there",
+        likely="the disk is full, the folder is somebody else's, or HOME is none; nothing half-written was left there",
         fix="data.cache = FOLDER, one with room",
     )
 
