@@ -19,6 +19,7 @@ from unisono.observe.metrics import plain
 from unisono.observe.private import without_secrets
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.frames import known
+from unisono.spec.paths import FOREIGN, RENAMED, foreign
 from unisono.spec.settings import Settings, answer, open_streams, silence, tell
 from unisono.spec.words import meant
 from unisono.verbs import VERBS, Verb
@@ -45,6 +46,8 @@ exit codes: 0 ok, 1 user code raised, 2 usage or configuration, 3 verify mismatc
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; nothing is raised."""
+    if argv is None:
+        _speak_utf8()
     open_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     own = _own(words)
@@ -62,6 +65,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(error, settings)
 
 
+def _speak_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where the locale's names of files are of another kind (`LC_ALL=C` without
+    Python's own remedies): recipes and what a run writes are UTF-8. What this process starts does the same."""
+    if sys.getfilesystemencoding() != "utf-8":
+        environ = {**os.environ, "PYTHONUTF8": "1"}
+        os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], environ)
+
+
 def _own(words: Sequence[str]) -> Sequence[str]:
     """Our words: those behind `--` are a command of the user's."""
     return words[: words.index("--")] if "--" in words else words
@@ -74,6 +85,11 @@ def _color(words: Sequence[str]) -> bool:
 
 
 def _dispatch(words: list[str], settings: Settings) -> int:
+    for word in words:
+        if foreign(word):
+            raise UsageError(
+                f"{os.fsencode(word)!r} {FOREIGN}", where=f"unisono {words[0]}", fix=RENAMED, code="C02"
+            )
     at = next((n for n, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
         return _no_verb(words)

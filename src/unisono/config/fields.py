@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from unisono.config.models import Recipe
 from unisono.spec.model import listed, model_keys
+from unisono.spec.paths import FOREIGN, RENAMED, foreign
 from unisono.spec.words import LONGEST
 
 SECTIONS = ("model", "data", "train", "launch", "out")
@@ -78,7 +79,9 @@ def suggestion(name: str) -> str:
 
 def from_text(key: Key, text: str) -> Any:
     """The value that a flag's or a variable's text stands for; `none` is absence. Raises ValueError."""
-    return _convert(key.annotation, text.strip())
+    if foreign(text):
+        raise ValueError(f"{FOREIGN}: {RENAMED}")
+    return text if key.annotation is str else _convert(key.annotation, text.strip())  # blanks may be a path's
 
 
 def _convert(annotation: Any, text: str) -> Any:

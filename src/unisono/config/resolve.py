@@ -13,6 +13,7 @@ from unisono.plan.checks import batch_of
 from unisono.plan.grammar import meant, member
 from unisono.spec.errors import ConfigProblems, Problem, UsageError
 from unisono.spec.model import MODELS, OwnModel
+from unisono.spec.paths import at_home
 from unisono.spec.source import SOURCES
 
 _KEY = re.compile(r"\b(plan|name|seed|model|data|train|launch|out)(\.\w+)?")
@@ -148,7 +149,7 @@ def _data(recipe: Recipe) -> list[Problem]:
     if not tokenizer.startswith("hf:") and tokenizer not in ("byte", "char"):
         what = f"data.tokenizer {tokenizer} is not known{meant(tokenizer, ('byte', 'char'))}"
         problems.append(Problem("C06", what, "data.tokenizer", "byte, char or hf:FOLDER"))
-    folder = Path(tokenizer.removeprefix("hf:")).expanduser()
+    folder = at_home(tokenizer.removeprefix("hf:"))
     if tokenizer.startswith("hf:") and not any(p.is_file() for p in (folder, folder / "tokenizer.json")):
         what = f"data.tokenizer {tokenizer}: neither a folder with tokenizer.json nor that file"
         fix = "hf:FOLDER as transformers saves it; names are not looked up on the network"

@@ -5,6 +5,7 @@ needs an MPI that started the ranks. No torch: `comm.device` says what torch was
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -16,11 +17,12 @@ CPUS, GPUS = "gloo", "nccl"
 @dataclass(frozen=True, slots=True)
 class Equipment:
     """What one host has for its ranks. gpus: that a process may use. built: backends that torch was built with. mpi:
-    whether there are mpirun and mpi4py."""
+    whether there are mpirun and mpi4py. visible: what CUDA_VISIBLE_DEVICES says."""
 
     gpus: int
     built: frozenset[str]
     mpi: bool = False
+    visible: str = ""
 
     def says(self) -> str:
         """Of each backend, whether it can be had: for `unisono doctor`."""
@@ -57,7 +59,9 @@ def choose(asked: str, ranks: int, has: Equipment) -> Backend:
         idle = f"; {many(has.gpus, 'GPU')} idle" if has.gpus else ""
         return Backend(CPUS, f"as asked for: ranks compute on CPUs{idle}")
     if not has.gpus:
-        return Backend(CPUS, "no GPU on this host")
+        named = GPUS in has.built and has.visible not in ("", "-1")
+        under = f"none under CUDA_VISIBLE_DEVICES={has.visible}: ranks compute on CPUs" if named else ""
+        return Backend(CPUS, "no GPU on this host", under and f"no GPU on this host, or {under}")
     if GPUS not in has.built:
         why = "torch was built without NCCL, so ranks compute on CPUs"
         return Backend(
@@ -68,6 +72,11 @@ def choose(asked: str, ranks: int, has: Equipment) -> Backend:
         f"{many(has.gpus, 'rank')} uses the GPUs, launch.backend=gloo says that CPUs are meant"
     )
     return Backend(CPUS, f"{ranks} ranks, {many(has.gpus, 'GPU')}", idle)
+
+
+def visible(environ: Mapping[str, str]) -> str:
+    """Which GPUs the environment leaves to a process, in its own words; "" for all."""
+    return environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
 def has_mpi() -> bool:

@@ -25,7 +25,11 @@ _TOLD = ("what", "where", "likely", "fix", "code", "rank", "host")
 
 def describe(error: BaseException) -> Record:
     """An error as plain data, from inside its `except` block."""
-    own = isinstance(error, errors.UnisonoError) or frames.is_crowded(error)
+    own = (
+        isinstance(error, errors.UnisonoError)
+        or frames.is_crowded(error)
+        or frames.at_fault(error) != ("", "")
+    )
     gone = isinstance(error, errors.PeerGone)
     echo = gone or (not own and is_echo(type(error).__name__, str(error)))
     if gone:

@@ -19,7 +19,7 @@ import torch
 from unisono.comm import parting
 from unisono.comm.device import built, count
 from unisono.launch import crossing, transport
-from unisono.launch.backend import Backend, Equipment, choose, has_mpi
+from unisono.launch.backend import Backend, Equipment, choose, has_mpi, visible
 from unisono.launch.context import RankContext, SocketChannel, flush_and_leave
 from unisono.launch.heap import keep_freed_memory, remember_few_collectives
 from unisono.launch.pace import StepPace, margin
@@ -46,7 +46,7 @@ class SeatEnds:
 
 def equipment() -> Equipment:
     """What this host has for its ranks."""
-    return Equipment(count(), built(), has_mpi())
+    return Equipment(count(), built(), has_mpi(), visible(os.environ))
 
 
 def means(backend: Backend, route: transport.Route) -> str:

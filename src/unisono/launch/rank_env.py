@@ -38,6 +38,7 @@ from unisono.spec.errors import Stopped, UnisonoError, UsageError
 _EARLY = 3600  # seconds
 _LEAVE = 10.0
 _ALIKE = 1.0
+_AWAITED = "not all {} ranks were started, or the address or a firewall is wrong"
 _ASKED = "asked to stop"
 
 
@@ -244,7 +245,7 @@ def _meet(place: Started, timeout: float) -> Store:
         raise UsageError(
             f"cannot meet the other ranks at {address}",
             where=f"MASTER_ADDR={place.master} MASTER_PORT={place.port}",
-            likely=f"not all {place.world} ranks were started, or the address or a firewall is wrong"
+            likely=f"{transport.astray(place.master, place.rank == 0) or _AWAITED.format(place.world)}"
             f" ({words.splitlines()[0][:120] if words else type(error).__name__})",
             fix="start the others, or check that this host reaches that address",
             code="L01",

@@ -136,6 +136,18 @@ def leading_to(address: str) -> tuple[str, ...]:
     return ()
 
 
+def astray(address: str, here: bool) -> str:
+    """Why nobody is met at a host's name or address; "" if it seems in order. here: it has to be this host's."""
+    try:
+        found = {str(row[4][0]) for row in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)}
+    except OSError:
+        return f"no host is called {address} here"
+    own = {ip: name for name, ip, _ in _addresses()}
+    if not here or found & own.keys() or any(ipaddress.ip_address(ip).is_loopback for ip in found):
+        return ""
+    return f"rank 0 is met on this host, and {address} is none of its addresses: {', '.join(own)}"
+
+
 def _between(found: Sequence[NetworkTransport], leading: Sequence[str], meeting: str) -> tuple[str, str]:
     """(device, why) between hosts."""
     by_name = {one.name: one for one in found if one.name}

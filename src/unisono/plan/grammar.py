@@ -62,7 +62,7 @@ MARKS: Mapping[str, tuple[str, ...]] = {"offload": ("activations",)}
 MARKED: Mapping[str, str] = {"codec": "unisono.codecs._marks"}
 """Of a key whose members may have marks: the package where these lie, one a file."""
 
-_OWN = re.compile(r"[^:]+\.py:[A-Za-z_]\w*")
+_OWN = re.compile(r".+\.py:[A-Za-z_]\w*")
 
 
 @cache

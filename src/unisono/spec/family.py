@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder, apart, split
+from unisono.spec.paths import names_something, parted
 from unisono.spec.words import meant
 
 
@@ -21,13 +22,15 @@ class Member(BaseModel):
     """One member with its options, which are its fields: typed, frozen, each described in a line.
 
     name: as plan, recipe or command line write it. main: the option that may stand without its name, so that
-    `cast:bf16` is `cast:dtype=bf16`; "" where there is none.
+    `cast:bf16` is `cast:dtype=bf16`; "" where there is none. takes_path: `main` names
+    files, whatever letters these have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
     main: ClassVar[str] = ""
+    takes_path: ClassVar[bool] = False
 
     @classmethod
     def summary(cls) -> str:
@@ -71,7 +74,8 @@ class Family(Finder[M]):
         """The member that `NAME:key=value,key=value` or `FILE.py:NAME:key=value` means, with the marks behind it, the
         first one the nearest. Raises UsageError."""
         body, marks = apart(text) if self.marks else (text, ())
-        name, options = split(body)
+        own = body.partition(":")
+        name, options = (own[0], own[2]) if own[0] in self.names() else split(body)
         member, at = self.find(name, where), where or f"{self.key}={text}"
         made = self.made(member, _keyed(member, options), at, strings=True)
         for said in marks:
@@ -121,10 +125,15 @@ class Family(Finder[M]):
 
 
 def _keyed(member: type[Member], options: str) -> dict[str, str]:
-    """`a=1,b=2` as a mapping; a member whose only option is `main` takes all the text, whatever is in it."""
+    """`a=1,b=2` as a mapping; a member whose only option is `main` takes all the text, whatever is in it, and one whose
+    `main` is a path as much as names something."""
     if member.main and len(member.model_fields) == 1 and not options.startswith(f"{member.main}="):
         return {member.main: options} if options else {}
     keyed: dict[str, str] = {}
+    if member.takes_path and (
+        options.partition("=")[0] not in member.model_fields or names_something(options)
+    ):
+        keyed[member.main], options = parted(options, member.model_fields)
     for part in filter(None, options.replace(":", ",").split(",")):
         key, equals, value = part.partition("=")
         keyed[key if equals else member.main or part] = value if equals else part

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import UsageError
 from unisono.spec.frames import of_user
+from unisono.spec.paths import file_and_name
 from unisono.spec.runs import run_around
 from unisono.spec.words import meant
 
@@ -164,12 +165,12 @@ def executed(path: str | Path, name: str, where: str, fix: str = "check the path
 
 def split(text: str) -> tuple[str, str]:
     """(name, options) of `NAME:options` and of `FILE.py:NAME:options`."""
-    path, py, rest = text.partition(".py:")
-    if not py:
+    own = file_and_name(text)
+    if own is None:
         name, _, options = text.partition(":")
         return name, options
-    name, _, options = rest.partition(":")
-    return f"{path}.py:{name}", options
+    name, _, options = own[1].partition(":")
+    return f"{own[0]}:{name}", options
 
 
 def apart(text: str) -> tuple[str, tuple[str, ...]]:

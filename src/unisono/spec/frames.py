@@ -5,6 +5,7 @@ loaded by its path (a recipe, a model, a sink) is a user's wherever it lies.
 """
 
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Sequence
@@ -17,6 +18,17 @@ FOREIGN = (_PACKAGE, sysconfig.get_paths()["stdlib"] + os.sep, "<frozen")
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _LOADED = "unisono_"  # how modules are called that we load by path: unisono_model_mine
 _NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory")
+# What is said where a variable is at fault.
+_ABOUT = (
+    ("Unable to find address for", "GLOO_SOCKET_IFNAME"),
+    ("Unable to find interface", "GLOO_SOCKET_IFNAME"),
+    ("unsupported gloo device", "GLOO_DEVICE_TRANSPORT"),
+    ("no socket interface found", "NCCL_SOCKET_IFNAME"),
+)
+_NAMED = re.compile(r"value of ([A-Z]+(?:_[A-Z]+)+) must be")
+_SAID = "or a value that it says"
+_DEVICE = "or a device that `ip -brief address` lists with an address"
+_OTHERS = {"GLOO_SOCKET_IFNAME": _DEVICE, "NCCL_SOCKET_IFNAME": _DEVICE, "GLOO_DEVICE_TRANSPORT": "or TCP"}
 _SHOWN = 2
 """Lines of a user's that the screen shows, each with its source below; `error.json` has all."""
 
@@ -94,6 +106,13 @@ def known(error: BaseException) -> errors.UnisonoError:
             likely = "the plan does not fit this machine's memory"
             fix = "a smaller train.micro_batch, recompute=full, or shard=N in the plan"
             return errors.Infeasible(words(error), where=place(error), likely=likely, fix=fix)
+        case _ if at_fault(error)[0]:
+            name, why = at_fault(error)
+            what, fix = (
+                f"the variable {name} is wrong here: {why}",
+                f"unset {name}, {_OTHERS.get(name, _SAID)}",
+            )
+            return errors.UsageError(what, where=name, fix=fix, code="L13")
         case _ if is_crowded(error):
             what, fix = "too many open files", "ulimit -n 4096, or fewer ranks"
             return errors.UsageError(what, where=place(error), fix=fix, code="E02")
@@ -118,6 +137,15 @@ def known(error: BaseException) -> errors.UnisonoError:
 def is_crowded(error: BaseException) -> bool:
     """Whether the system gives no file or socket more, in its own words or in Gloo's."""
     return "too many open files" in str(error).lower()
+
+
+def at_fault(error: BaseException) -> tuple[str, str]:
+    """(the variable of the environment that torch's error is about, what it says), in its own words, Gloo's or NCCL's;
+    ("", "") if none."""
+    line = next((line for line in str(error).splitlines() if line.strip()), "")
+    if named := _NAMED.search(line):
+        return named[1], line
+    return next(((name, line[line.index(sign) :]) for sign, name in _ABOUT if sign in line), ("", ""))
 
 
 def is_memory(error: BaseException) -> bool:

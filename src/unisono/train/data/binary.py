@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 from unisono.train.data.dataset import token_out_of_range
 from unisono.train.data.documents import existing, unreadable
 
@@ -31,7 +32,7 @@ def open_tokens(path: str) -> tuple[TokenFile, TokenFile | None]:
     path: a raw file, a Megatron pair by either name or without suffix, or a folder with train.bin and val.bin.
     Raises UsageError D02 .. D13, each with the path.
     """
-    named = Path(path).expanduser()
+    named = at_home(path)
     if path and not named.exists() and named.with_name(named.name + ".bin").exists():
         return open_file(named.with_name(named.name + ".bin")), None
     place = existing(path)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 
 META = "meta.json"
 _PAGES, _PAGE = 64, 4096  # of each file, what is read for its identity
@@ -42,7 +43,7 @@ def kept(
     """(folder, what `make` said of it) of what these facts decide. make(folder): writes into an empty folder, if nobody
     has before. wait: called once if another process is making it. Raises UsageError D15 where it cannot be written."""
     digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
-    place = Path(cache).expanduser()
+    place = at_home(cache)
     folder = place / f"{kind}-{digest}"
     if not (folder / META).exists():
         with writable(place):
@@ -90,9 +91,14 @@ def writable(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _FULL and not _leads_to(error.filename, place):
             raise
         raise unwritable(place, error.strerror or str(error)) from error
+
+
+def _leads_to(name: Any, place: Path) -> bool:
+    """Whether it was the folder itself, or one above it, that the system refused."""
+    return isinstance(name, str) and Path(name) in (place, *place.parents)
 
 
 def unwritable(place: Path, why: str) -> UsageError:
@@ -101,7 +107,7 @@ def unwritable(place: Path, why: str) -> UsageError:
         f"the cache of data cannot be written: {why}",
         code="D15",
         where=str(place),
-        likely="the disk is full, or the folder is somebody else's; nothing half-written was left there",
+        likely="the disk is full, the folder is somebody else's, or HOME is none; nothing half-written was left there",
         fix="data.cache = FOLDER, one with room",
     )
 

@@ -20,10 +20,11 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {module}
 
 @dataclass(slots=True)
 class Worker:
-    """One process. held: the beginning of an answer that has not come whole."""
+    """One process. held: the beginning of an answer that has not come whole. about: the file that it works on."""
 
     process: "Popen[bytes]"
     held: bytes = field(default=b"")
+    about: str = "data.source"
 
     @property
     def answers(self) -> int:
@@ -32,6 +33,8 @@ class Worker:
 
     def ask(self, told: Mapping[str, Any]) -> None:
         """Give an order. One that has died says so when it is heard."""
+        files = told.get("part") or told.get("files") or told.get("look") or [self.about]
+        self.about = str(files[0])
         try:
             if self.process.stdin is not None:
                 self.process.stdin.write(json.dumps(told).encode() + b"\n")
@@ -47,7 +50,7 @@ class Worker:
             raise UsageError(
                 f"a process that reads the data ended with {self.process.wait()}",
                 code="D16",
-                where="data.source",
+                where=self.about,
                 likely="it ran out of memory, or the reason stands above",
                 fix="data.workers = 1",
             )

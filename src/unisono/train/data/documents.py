@@ -2,10 +2,11 @@
 
 import os
 import sysconfig
-from glob import glob, has_magic
+from glob import has_magic
 from pathlib import Path
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home, matching
 from unisono.spec.runs import CONFIG
 
 # Not the library itself: what others installed, and the tests with their deliberately broken files.
@@ -77,16 +78,17 @@ def text_files(path: str) -> list[str]:
 def matched(path: str) -> list[str]:
     """The files that a pattern such as `data/*.txt` means, in their order; none where `path` is no pattern. Raises
     UsageError D02 where no file is called so."""
-    where = str(Path(path).expanduser())
-    if not has_magic(where) or Path(where).exists():
+    whole = at_home(path)
+    if not has_magic(str(whole)) or whole.exists():
         return []
-    found = sorted(name for name in glob(where, recursive=True) if Path(name).is_file())
+    found = [name for name in matching(path) if Path(name).is_file()]
     if not found:
         raise UsageError(
             f"no file is called {path}",
             code="D02",
             where="data.source",
-            fix="a pattern that matches; * stays in a folder, ** does not",
+            likely=_likely(whole),
+            fix="a pattern that matches; * stays in a folder, ** does not; in a shell the value stands in '...'",
         )
     return found
 
@@ -115,7 +117,7 @@ def look(path: str) -> None:
 
 def existing(path: str) -> Path:
     """The path, with ~ resolved. Raises UsageError D02 where nothing is there."""
-    place = Path(path).expanduser()
+    place = at_home(path)
     if path and place.exists():
         if not place.is_file() and not place.is_dir():  # it may have no end, or nobody who writes
             raise UsageError(
@@ -125,19 +127,24 @@ def existing(path: str) -> Path:
                 fix="write what comes out of it to a file, and name that",
             )
         return place
-    parent = place.absolute().parent
-    likely = "no path after the colon" if not path else ""
-    if path and not parent.exists():
-        likely = f"the folder {parent} does not exist either"
-    elif path and not place.is_absolute():
-        likely = f"relative paths start at {Path.cwd()}"
     raise UsageError(
         f"no such file or folder: {path or '(nothing)'}",
         code="D02",
         where="data.source",
-        likely=likely,
-        fix="a path that exists, absolute if in doubt",
+        likely=_likely(place) if path else "no path after the colon",
+        fix="a path that exists, absolute if in doubt; in a shell the value stands in '...'",
     )
+
+
+def _likely(place: Path) -> str:
+    """Why nothing is there."""
+    try:
+        parent = place.absolute().parent
+    except FileNotFoundError:
+        return "the current folder has been removed, and relative paths start there"
+    if not parent.exists():
+        return f"the folder {parent} does not exist either"
+    return "" if place.is_absolute() else f"relative paths start at {Path.cwd()}"
 
 
 def read(path: Path) -> bytes:

@@ -45,7 +45,7 @@ def token_corpus(
         made, origin, data, model, text, packing == "documents"
     )  # fmt: skip
     told = [f"{made.left_out:,} bad records of {origin} were left out"] if made.left_out else []
-    return replace(corpus, told=(*told, *corpus.told))
+    return replace(corpus, told=(*told, *made.told, *corpus.told))
 
 
 def _packing(data: DataConfig, model: ModelConfig, made: Tokens) -> str:

@@ -59,7 +59,9 @@ def files(path: str, endings: Sequence[str]) -> list[str]:
     found = sorted(
         str(one)
         for one in place.rglob("*")
-        if one.suffix in endings and one.is_file() and not any(part.startswith(".") for part in one.parts)
+        if one.suffix in endings
+        and one.is_file()
+        and not any(part.startswith(".") for part in one.relative_to(place).parts)
     )
     if not found:
         raise UsageError(

@@ -1,12 +1,12 @@
 """Token files of others: raw uint16 as nanoGPT writes, and Megatron's .bin beside its .idx."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.paths import at_home
 from unisono.spec.source import DataSource
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class TokenFiles(DataSource):
 
     name: ClassVar[str] = "bin"
     main: ClassVar[str] = "path"
+    takes_path: ClassVar[bool] = True
     gives: ClassVar[str] = "tokens"
 
     path: str = Field(min_length=1, description="a token file, or a folder with train.bin and val.bin")
@@ -26,7 +27,7 @@ class TokenFiles(DataSource):
     def look(self) -> None:
         from unisono.train.data import documents
 
-        path = Path(self.path).expanduser()
+        path = at_home(self.path)
         whole = path.with_name(path.name + ".bin")  # Megatron names the pair without suffix
         documents.look(str(whole) if whole.exists() and not path.exists() else self.path)
 

@@ -17,6 +17,7 @@ class HubDataset(RecordSource):
 
     name: ClassVar[str] = "hf"
     main: ClassVar[str] = "path"
+    takes_path: ClassVar[bool] = True
     moves: ClassVar[str] = "the data set was made anew, or loaded in another version"
 
     path: str = Field(min_length=1, description="a folder that save_to_disk made, or a name in the cache")

@@ -1,11 +1,11 @@
 """A user's own pictures."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.paths import at_home
 from unisono.spec.source import DataSource
 from unisono.spec.training import Count
 
@@ -19,13 +19,14 @@ class ImageFolder(DataSource):
 
     name: ClassVar[str] = "images"
     main: ClassVar[str] = "path"
+    takes_path: ClassVar[bool] = True
     gives: ClassVar[str] = "pictures"
 
     path: str = Field(min_length=1, description="a folder that holds a folder for each class")
     size: Count = Field(default=64, description="height and width where model.image does not say")
 
     def facts(self, tokenizer: str) -> Facts:
-        place = Path(self.path).expanduser()
+        place = at_home(self.path)
         if not place.is_dir():
             return Facts()
         folders = sum(1 for one in place.iterdir() if one.is_dir() and not one.name.startswith("."))

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from unisono.spec.errors import UsageError
 from unisono.spec.model import Facts, ModelConfig
+from unisono.spec.paths import names_something, parted
 from unisono.spec.source import SOURCES, DataSource
 from unisono.train.data.words import WordedSource
 
@@ -28,7 +29,7 @@ class SourceMixture(WordedSource):
     def weighed(self) -> list[tuple[float, str]]:
         """(weight, source) of each. Raises UsageError C06."""
         found = []
-        for part in filter(None, map(str.strip, self.parts.split(" + "))):
+        for part in self._parts():
             number, star, source = part.partition("*")
             try:
                 weight = float(number) if star else 1.0
@@ -39,6 +40,16 @@ class SourceMixture(WordedSource):
                 raise UsageError(what, code="C06", where="data.source", fix="a number above 0")
             found.append((weight, source if star else part))
         return found
+
+    def _parts(self) -> list[str]:
+        """The text of each: a plus sign between blanks may be part of a path that is there."""
+        parts: list[str] = []
+        for piece in filter(None, map(str.strip, self.parts.split(" + "))):
+            if parts and names_something(parted(f"{parts[-1].partition(':')[2]} + {piece}", ())[0]):
+                parts[-1] += f" + {piece}"
+            else:
+                parts.append(piece)
+        return parts
 
     def _sources(self) -> list[tuple[float, str, DataSource]]:
         return [(weight, text, SOURCES.read(text, "data.source")) for weight, text in self.weighed()]

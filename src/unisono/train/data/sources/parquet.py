@@ -19,6 +19,7 @@ class ParquetFiles(RecordSource):
 
     name: ClassVar[str] = "parquet"
     main: ClassVar[str] = "path"
+    takes_path: ClassVar[bool] = True
 
     path: str = Field(min_length=1, description="a file, a pattern, or a folder of .parquet files")
 

@@ -17,6 +17,7 @@ class TextFiles(WordedSource):
 
     name: ClassVar[str] = "text"
     main: ClassVar[str] = "path"
+    takes_path: ClassVar[bool] = True
 
     path: str = Field(min_length=1, description="a text file, a pattern, or a folder of them")
 

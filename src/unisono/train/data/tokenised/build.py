@@ -19,8 +19,9 @@ from unisono.train.data.crew import on_stderr, progress, served, working
 from unisono.train.data.tokenised.cutters import folder_of, width_of
 from unisono.train.data.tokenised.order import DATASET, JSONL, PARQUET, PLAIN, Part, TokenOrder
 
-FORMAT = 1  # of what lies in the cache, and of how texts are cut
+FORMAT = 2  # of what lies in the cache, and of how texts are cut
 _PART = 4 << 20  # bytes of a file that one worker takes at a time
+_REMARKS = 8  # that are told of records
 _MOST = 64  # workers, whatever the number of cores
 _WORKER = "unisono.train.data.tokenised.worker"
 Say = Callable[[str], None]
@@ -29,7 +30,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """tokens: [n], memory-mapped. ends: int64, behind each document. marks: uint8 [n], 1 for a token that counts as a
-    target; None where all do. vocab: how many different tokens there can be. letters: of `char`, its vocabulary."""
+    target; None where all do. vocab: how many different tokens there can be. letters: of `char`, its vocabulary.
+    told: what a user may not expect of some records, a line each."""
 
     tokens: np.ndarray
     ends: np.ndarray
@@ -38,6 +40,7 @@ class Tokens:
     letters: str
     left_out: int
     folder: Path
+    told: tuple[str, ...] = ()
 
 
 def tokenised(
@@ -79,7 +82,9 @@ def tokenised(
     )
     marks = np.memmap(at / "marks", dtype=np.uint8, mode="r") if meta["masked"] else None
     ends = np.fromfile(at / "ends", dtype=np.int64)
-    return Tokens(tokens, ends, marks, meta["vocab"], meta["letters"], meta["left_out"], at)
+    return Tokens(
+        tokens, ends, marks, meta["vocab"], meta["letters"], meta["left_out"], at, tuple(meta["told"])
+    )
 
 
 def _looked(order: TokenOrder, places: Sequence[str]) -> list[Sequence[Any]]:
@@ -151,8 +156,24 @@ def _together(
     vocab = folder.vocab if folder else len(letters) or 256
     return {
         "dtype": dtype, "tokens": total, "documents": sum(map(len, ends)), "masked": masked, "vocab": vocab,
-        "letters": letters, "left_out": left_out,
+        "letters": letters, "left_out": left_out, "told": _told(order, parts, made),
     }  # fmt: skip
+
+
+def _told(order: TokenOrder, parts: Sequence[Part], made: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Each remark on records once: of how many, and where the first of them stands."""
+    found: dict[str, list[int]] = {}
+    for i in range(len(parts)):
+        for remark, (count, at) in made[i]["told"].items():
+            found.setdefault(remark, [0, i, at])[0] += count
+    lines = [
+        f"{remark}: {count:,} record{'s' * (count != 1)}, the first {place_of(order, parts[i], at)}"
+        for remark, (count, i, at) in found.items()
+    ]
+    return [
+        *lines[:_REMARKS],
+        *([f"and {len(lines) - _REMARKS} remarks more"] if len(lines) > _REMARKS else []),
+    ]
 
 
 def _numbered(path: Path) -> tuple[str, str]:

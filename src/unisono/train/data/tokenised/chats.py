@@ -5,19 +5,26 @@ chat before it with the assistant's turn begun; so the token that ends the turn 
 earlier turns in another way once later ones are there says nothing of its words, and is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from unisono.train.data.tokenised.cutters import Folder
+from unisono.train.data.tokenised.cutters import Encoded, Folder
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 ASSISTANT = "assistant"
+WEIGHT = "weight"  # of an assistant's message: 0 keeps its words out of the loss
+_TRIES = 8  # chats in which a key changed nothing, after which nobody asks again
 Message = Mapping[str, Any]
-Write = Callable[
-    [Sequence[Message], bool], str
-]  # messages, whether the assistant's turn is begun behind them
+Tools = Sequence[Any] | None
+
+
+class Write(Protocol):
+    """How a chat is written. begun: whether the assistant's turn is begun behind the messages."""
+
+    def __call__(self, messages: Sequence[Message], begun: bool, tools: Tools = None) -> str: ...
 
 
 class BadRecord(ValueError):
@@ -27,11 +34,13 @@ class BadRecord(ValueError):
 @dataclass(frozen=True, slots=True)
 class Wording:
     """A text, and where in it stand the words that count: (first, end) in characters; None: all of it. closed: it
-    begins and ends as a template wants it, so nothing is put around it."""
+    begins and ends as a template wants it, so nothing is put around it. remarks: what a user may not expect of its
+    record, each in a few words."""
 
     text: str
     answers: tuple[tuple[int, int], ...] | None = None
     closed: bool = False
+    remarks: tuple[str, ...] = ()
 
 
 def messages_of(given: Any) -> list[Message]:
@@ -53,7 +62,19 @@ def _message(at: int, one: Any) -> Message:
     return {**rest, "role": _ROLES.get(role, role), "content": content}
 
 
-def plain(messages: Sequence[Message], begun: bool) -> str:
+def tools_of(given: Any) -> Tools:
+    """The tools of a record, a list or the JSON of one; None where it has none. Raises BadRecord."""
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise BadRecord(f"its tools are no JSON: {error}") from error
+    if given and not isinstance(given, list):
+        raise BadRecord("its tools are no list")
+    return given or None
+
+
+def plain(messages: Sequence[Message], begun: bool, tools: Tools = None) -> str:
     """A line a message, `role: content`, for tokenizers that bring no template."""
     lines = "".join(f"{one['role']}: {one['content'] or ''}\n" for one in messages)
     return lines + f"{ASSISTANT}: " if begun else lines
@@ -65,29 +86,68 @@ def template_of(folder: Folder) -> Write:
 
     made = AutoTokenizer.from_pretrained(str(folder.folder), local_files_only=True)
 
-    def write(messages: Sequence[Message], begun: bool) -> str:
+    def write(messages: Sequence[Message], begun: bool, tools: Tools = None) -> str:
         try:
-            return made.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=begun)
+            return made.apply_chat_template(
+                list(messages), tools=tools, tokenize=False, add_generation_prompt=begun
+            )
         except Exception as error:  # a template may refuse in any way that it likes
             raise BadRecord(f"the chat template refuses it: {error}") from error
 
     return write
 
 
-def written(messages: Sequence[Message], write: Write, first: int = 0) -> Wording:
-    """The chat, and the words of those of its assistant's messages that are not before message `first`. Raises
-    BadRecord."""
+@dataclass(frozen=True, slots=True)
+class KeysRead:
+    """Which keys of chats, beside role and content, change what is written. changed: those that did. tried: in how many
+    chats each of the others did not."""
+
+    write: Write
+    changed: set[str] = field(default_factory=set)
+    tried: Counter[str] = field(default_factory=Counter)
+
+    def ignored(self, messages: Sequence[Message], tools: Tools, weighed: bool) -> list[str]:
+        """Keys of this chat that nothing reads, such as `name of messages`. weighed: its messages' weights are read."""
+        found = dict.fromkeys(key for one in messages for key in _beside(one, weighed))
+        idle = [f"{key} of messages" for key in found if not self._reads(key, messages, tools)]
+        return [*idle, *(["tools"] if tools and not self._reads("", messages, tools) else [])]
+
+    def _reads(self, key: str, messages: Sequence[Message], tools: Tools) -> bool:
+        """key: "" for the tools."""
+        if key in self.changed or self.write is plain or self.tried[key] >= _TRIES:
+            return key in self.changed
+        less = [{name: value for name, value in one.items() if name != key} for one in messages]
+        try:
+            same = self.write(less, False, tools if key else None) == self.write(messages, False, tools)
+        except BadRecord:  # it insists on the key
+            same = False
+        self.tried[key] += same
+        self.changed.update(() if same else (key,))
+        return not same
+
+
+def _beside(message: Message, weighed: bool) -> list[str]:
+    read = {"role", "content", *([WEIGHT] if weighed and message["role"] == ASSISTANT else [])}
+    return [key for key, value in message.items() if key not in read and value not in (None, "", [], {})]
+
+
+def written(messages: Sequence[Message], write: Write, first: int = 0, tools: Tools = None) -> Wording:
+    """The chat, and the words of those of its assistant's messages that are not before message `first` and do not have
+    the weight 0. Raises BadRecord."""
     turns = [i for i, one in enumerate(messages) if one["role"] == ASSISTANT and i >= first]
     if not turns:
         raise BadRecord(f"no message of it is by the {ASSISTANT}, so it has nothing to learn")
-    text, spans = write(messages, False), []
+    turns = [i for i in turns if _weight(i, messages[i])]
+    if not turns:
+        raise BadRecord(f"all messages of the {ASSISTANT} have the weight 0, so it has nothing to learn")
+    text, spans = write(messages, False, tools), []
     for i in turns:
-        after = write(messages[: i + 1], False)
-        before = write(messages[:i], True) if i else ""
+        after = write(messages[: i + 1], False, tools)
+        before = write(messages[:i], True, tools) if i else ""
         if not after.startswith(
             before
         ):  # what begins a turn may be more than any turn has, such as a thought
-            before = write(messages[:i], False)
+            before = write(messages[:i], False, tools)
         if not (after.startswith(before) and text.startswith(after)):
             raise BadRecord(
                 "the template writes earlier turns in another way once later ones follow, so it does not say which"
@@ -97,11 +157,22 @@ def written(messages: Sequence[Message], write: Write, first: int = 0) -> Wordin
     return Wording(text, tuple(spans), write is not plain)
 
 
-def counted(starts: Sequence[int], answers: Sequence[tuple[int, int]]) -> bytearray:
-    """Of tokens that begin at these characters, ascending: 1 where a token belongs to an answer."""
-    marks, at = bytearray(len(starts)), 0
-    for (first, end), following in pairwise([*answers, (1 << 62, 1 << 62)]):
-        while at < len(starts) and starts[at] < following[0]:
-            marks[at] = first <= starts[at] < end
+def _weight(at: int, message: Message) -> int:
+    weight = message.get(WEIGHT)
+    if weight not in (None, 0, 1):
+        raise BadRecord(f"the weight of message {at + 1} is {weight!r}: 0 or 1 can be had")
+    return 1 if weight is None else int(weight)
+
+
+def counted(tokens: Encoded, answers: Sequence[tuple[int, int]]) -> tuple[bytearray, bool]:
+    """(of each token 1 where a letter of it belongs to an answer, whether one of these begins before its answer)."""
+    starts, ends = tokens.starts, tokens.ends
+    marks, at, over = bytearray(len(starts)), 0, False
+    for first, end in answers:
+        while at < len(starts) and starts[at] < first and ends[at] <= first:
             at += 1
-    return marks
+        over |= at < len(starts) and starts[at] < first
+        while at < len(starts) and starts[at] < end:
+            marks[at] = starts[at] >= first or ends[at] > first  # those that a tokenizer adds stand at 0
+            at += 1
+    return marks, over

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.spec.errors import UsageError
+from unisono.spec.paths import at_home
 
 # Names that tokenizers give to the end of a text, where no settings say it.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[SEP]")
@@ -19,10 +20,12 @@ NUL = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text as tokens. starts: of each token, the character at which it begins; empty if nobody asked."""
+    """A text as tokens. starts, ends: of each token, the character at which it begins and the one behind it; empty if
+    nobody asked."""
 
     tokens: "array[int]"
     starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
 
 
 Encode = Callable[
@@ -38,7 +41,7 @@ class Folder:
     file: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        place = Path(self.path).expanduser()
+        place = at_home(self.path)
         file = place / "tokenizer.json" if place.is_dir() else place
         if not file.is_file():
             what = "holds no tokenizer.json" if place.is_dir() else "is neither a folder nor a tokenizer.json"
@@ -103,7 +106,7 @@ class Folder:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} cannot be read: {error}", code="D11", where="data.tokenizer") from error
 
 
@@ -141,7 +144,12 @@ def encoder(name: str) -> tuple[Encode, Callable[[str], int]]:
                 for one in made.encode_batch_fast(list(texts), add_special_tokens=special)
             ]
         found = made.encode_batch(list(texts), add_special_tokens=special)
-        return [Encoded(array(kind, one.ids), [first for first, _ in one.offsets]) for one in found]
+        return [
+            Encoded(
+                array(kind, one.ids), [first for first, _ in one.offsets], [end for _, end in one.offsets]
+            )
+            for one in found
+        ]
 
     def number(token: str) -> int:
         found = made.token_to_id(token)
@@ -158,14 +166,14 @@ def encoder(name: str) -> tuple[Encode, Callable[[str], int]]:
 
 
 def _bytes(texts: Sequence[str], starts: bool, special: bool) -> list[Encoded]:
-    made = [text.encode("utf-8", "surrogatepass") for text in texts]
+    made = [text.encode() for text in texts]
     if not starts:
         return [Encoded(array("B", body)) for body in made]
-    places = [[i for i, c in enumerate(text) for _ in c.encode("utf-8", "surrogatepass")] for text in texts]
-    return [Encoded(array("B", body), at) for body, at in zip(made, places, strict=True)]
+    places = [[i for i, c in enumerate(text) for _ in c.encode()] for text in texts]
+    return [Encoded(array("B", body), at, at) for body, at in zip(made, places, strict=True)]
 
 
 def _characters(texts: Sequence[str], starts: bool, special: bool) -> list[Encoded]:
     return [
-        Encoded(array("I", text.encode("utf-32-le", "surrogatepass")), range(len(text))) for text in texts
+        Encoded(array("I", text.encode("utf-32-le")), range(len(text)), range(len(text))) for text in texts
     ]

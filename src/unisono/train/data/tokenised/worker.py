@@ -11,17 +11,20 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
 
 from unisono.spec.errors import UsageError
+from unisono.spec.frames import words
 from unisono.train.data.tokenised.chats import BadRecord, Wording, Write, counted, plain, template_of
-from unisono.train.data.tokenised.cutters import NUL, encoder, folder_of, width_of
-from unisono.train.data.tokenised.order import DATASET, PARQUET, Part, TokenOrder
+from unisono.train.data.tokenised.cutters import NUL, Encoded, encoder, folder_of, width_of
+from unisono.train.data.tokenised.order import DATASET, PARQUET, PLAIN, Part, TokenOrder
 from unisono.train.data.tokenised.records import missing, opened_dataset, reader, writer
 
 _BATCH = 1 << 18  # characters that are cut together
 _TYPES = {"u1": "B", "u2": "H", "u4": "I"}
 _NAMED = 5  # bad records of a part that are told
+_OVER = "a token begins before an answer and ends in it: it counts"
 _TOLD = 0.2  # seconds between two words of how far it is
 
 
@@ -43,7 +46,16 @@ def main() -> None:
             answer = {"error": {k: getattr(error, k) for k in ("what", "where", "likely", "fix", "code")}}
         except OSError as error:
             answer = {"errno": error.errno, "error": str(error), "file": str(error.filename or "")}
+        except Exception as error:  # of a library that reads or cuts
+            answer = {"error": _unforeseen(told, error)}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def _unforeseen(told: dict[str, Any], error: Exception) -> dict[str, str]:
+    """The fields of the error for what a library raised that reads or cuts."""
+    place = str(told["part"][0]) if "part" in told else ", ".join(map(str, told["look"]))
+    fix = "a data.source without it; if it is in order, report it"
+    return {"what": f"the data cannot be read: {words(error)}", "where": place, "fix": fix, "code": "D16"}
 
 
 def look(order: TokenOrder, places: list[str]) -> list[tuple[Any, ...]]:
@@ -107,88 +119,134 @@ class Maker:
     def make(self, part: Part, out: str) -> dict[str, Any]:
         """Write OUT.tokens, OUT.ends (int64, behind each document) and OUT.marks (1 for each token that counts, if any
         record says which do)."""
-        ends, total, bad, masked = array("q"), 0, list[tuple[int, str]](), False
+        made = _Made()
         with open(f"{out}.tokens", "wb") as tokens, open(f"{out}.marks", "wb") as marks:
-            for batch in self._batches(part, bad):
+            for batch in self._batches(part, made):
                 self._tell(part, batch[-1][0])
-                for (at, text), (made, said) in zip(batch, self._cut(batch), strict=True):
-                    if at < 0:  # the same document goes on
-                        ends.pop()
-                        total -= 1
-                        tokens.seek(-made.itemsize, os.SEEK_CUR)
-                        marks.seek(-1, os.SEEK_CUR)
-                    if not text.closed:
-                        made.append(self.end)
-                        said += b"\x01"
-                    tokens.write(made)
-                    marks.write(said)
-                    total += len(made)
-                    ends.append(total)
-                    masked |= text.answers is not None
+                for (at, text), cut in zip(batch, self._cut(batch), strict=True):
+                    if isinstance(cut, BadRecord):
+                        made.bad.append((at, str(cut)))
+                    else:
+                        self._put(at, text, cut, tokens, marks, made)
+                if made.bad and not self.order.skip_bad:
+                    break
+            if made.bad and self.order.kind == PLAIN:  # its beginning alone is no document
+                made.ends, made.total = array("q"), 0
+                tokens.truncate(0)
+                marks.truncate(0)
         with open(f"{out}.ends", "wb") as file:
-            file.write(ends)
+            file.write(made.ends)
         return {
-            "documents": len(ends),
-            "tokens": total,
-            "bad": bad[:_NAMED],
-            "left_out": len(bad),
-            "masked": masked,
-        }
+            "documents": len(made.ends), "tokens": made.total, "masked": made.masked, "left_out": len(made.bad),
+            "bad": sorted(made.bad)[:_NAMED], "told": made.told,
+        }  # fmt: skip
 
-    def _batches(self, part: Part, bad: list[tuple[int, str]]) -> Iterator[list[tuple[int, Wording]]]:
-        """Texts of about as many characters; what is bad goes to `bad`, or ends it."""
+    def _put(
+        self, at: int, text: Wording, cut: "_Cut", tokens: BinaryIO, marks: BinaryIO, made: "_Made"
+    ) -> None:
+        """A document behind those before, or more of the last one."""
+        if at < 0:
+            made.ends.pop()
+            made.total -= 1
+            tokens.seek(-cut.tokens.itemsize, os.SEEK_CUR)
+            marks.seek(-1, os.SEEK_CUR)
+        if not text.closed:
+            cut.tokens.append(self.end)
+            cut.marks += b"\x01"
+        tokens.write(cut.tokens)
+        marks.write(cut.marks)
+        made.total += len(cut.tokens)
+        made.ends.append(made.total)
+        made.masked |= text.answers is not None
+        for remark in (*text.remarks, *([_OVER] if cut.over else [])):
+            made.tell(remark, at)
+
+    def _batches(self, part: Part, made: "_Made") -> Iterator[list[tuple[int, Wording]]]:
+        """Texts of about as many characters; a bad one is noted, or ends it."""
         batch: list[tuple[int, Wording]] = []
         size = 0
-        for at, record in self._records(part):
+        for at, record in self.read(part):
             try:
                 if isinstance(record, BadRecord):
                     raise record
                 text = self.text_of(record)
             except BadRecord as error:
-                bad.append((at, str(error)))
+                made.bad.append((at, str(error)))
                 if not self.order.skip_bad:
-                    return
+                    break
                 continue
-            if text.text:  # an empty text is no document
+            if text.text:
                 batch.append((at, text))
                 size += len(text.text)
+            else:
+                made.tell("an empty text is no document", at)
             if size >= _BATCH:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _records(self, part: Part) -> Iterator[tuple[int, Any]]:
-        try:
-            yield from self.read(part)
-        except UnicodeDecodeError as error:
-            yield 0, BadRecord(f"no UTF-8 text: {error}")
-
-    def _cut(self, batch: list[tuple[int, Wording]]) -> list[tuple["array[int]", bytes]]:
+    def _cut(self, batch: list[tuple[int, Wording]]) -> "list[_Cut | BadRecord]":
         """Tokens of each text, and of each token whether it counts."""
         found: list[Any] = [None] * len(batch)
         kinds: dict[tuple[bool, bool], list[int]] = {}
         for i, (at, text) in enumerate(batch):
             kinds.setdefault((text.answers is not None, at >= 0 and not text.closed), []).append(i)
         for (masked, special), chosen in kinds.items():
-            for i, cut in zip(
-                chosen, self.encode([batch[i][1].text for i in chosen], masked, special), strict=True
-            ):
-                tokens, text = cut.tokens, batch[i][1]
-                said = (
-                    bytes(counted(cut.starts, text.answers))
-                    if text.answers is not None
-                    else b"\x01" * len(tokens)
-                )
-                if (
-                    len(tokens) and tokens[-1] == self.end and not text.closed
-                ):  # the tokenizer put it there itself
-                    tokens, said = tokens[:-1], said[:-1]
-                found[i] = tokens, said
+            texts = [batch[i][1].text for i in chosen]
+            for i, cut in zip(chosen, self._encoded(texts, masked, special), strict=True):
+                found[i] = cut if isinstance(cut, BadRecord) else self._marked(cut, batch[i][1])
         return found
+
+    def _encoded(self, texts: list[str], masked: bool, special: bool) -> "list[Encoded | BadRecord]":
+        try:
+            return [*self.encode(texts, masked, special)]
+        except BaseException as error:  # a tokenizer that panics raises no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            if len(texts) == 1:
+                return [BadRecord(f"the tokenizer takes it not: {words(error)}")]
+            return [one for text in texts for one in self._encoded([text], masked, special)]
+
+    def _marked(self, cut: Encoded, text: Wording) -> "_Cut":
+        marks, over = (
+            (bytearray(b"\x01" * len(cut.tokens)), False)
+            if text.answers is None
+            else counted(cut, text.answers)
+        )
+        if (
+            len(cut.tokens) and cut.tokens[-1] == self.end and not text.closed
+        ):  # the tokenizer put it there itself
+            return _Cut(cut.tokens[:-1], marks[:-1], over)
+        return _Cut(cut.tokens, marks, over)
 
     def _tell(self, part: Part, at: int) -> None:
         now = time.monotonic()
         if now - self.told > _TOLD:
             self.told = now
             print(json.dumps({"done": max(0, at - part.start)}), file=self.answers, flush=True)
+
+
+@dataclass(slots=True)
+class _Cut:
+    """A text's tokens. marks: of each 1 where it counts. over: one that counts begins before its answer."""
+
+    tokens: "array[int]"
+    marks: bytearray
+    over: bool
+
+
+@dataclass(slots=True)
+class _Made:
+    """What was made of a part so far. ends: behind each document. bad: (place, why). told: of each remark, how many
+    records it is about, and the place of the first."""
+
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+    total: int = 0
+    masked: bool = False
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    told: dict[str, list[int]] = field(default_factory=dict)
+
+    def tell(self, remark: str, at: int) -> None:
+        """One record more that this is to be said of."""
+        self.told.setdefault(remark, [0, at])[0] += 1
