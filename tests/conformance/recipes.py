@@ -40,6 +40,13 @@ class Lawless(AdamW):
         return AdamW(eps=1e-2).law(update, weight, state, grad, error)
 
 
+class Apart(Momentum):
+    """Says that its decay is apart from the gradient."""
+
+    name = "apart"
+    couples = False
+
+
 class Rising(Straight):
     """Ends above its peak."""
 

@@ -36,6 +36,7 @@ def test_files_pass_too(tmp_path: Path) -> None:
         ("Greedy", "says that it keeps 1 numbers"),
         ("Nameless", "names the state ['velocity']"),
         ("Lawless", "another param than its step"),
+        ("Apart", "weight decay is a part of the gradient"),
         ("Rising", "leaves the range"),
         ("Mean", "no sum over targets"),
         ("Share", "do not add up"),

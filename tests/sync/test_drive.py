@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.codecs.own import Largest, Rounded
 from tests.train.test_gradients import started, text  # noqa: F401
-from unisono.codecs import Coder, Sum
+from unisono.codecs import CODECS, Coder, Sum
 from unisono.comm.bucket import Bucket
 from unisono.comm.mesh import Mesh, Shape
 from unisono.comm.threads import run
@@ -57,6 +57,15 @@ def test_all_replicas_get_the_same_and_what_was_left_comes_later(member) -> None
         sent = sum(flats[i] for flats in results[0])
         whole = sum(drawn(rank, step, numel) for rank in range(4) for step in range(30))
         assert (sent - whole).norm() / whole.norm() < 0.5  # without memory three quarters would be gone
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4])
+def test_a_codec_that_takes_turns_sends_each_element_once_in_them(turns: int) -> None:
+    coders = [CODECS.read(f"block:ratio={1 / turns!r},dense=0").bind() for _ in range(2)]
+    flats, _ = run(2, lambda rank: driven(rank, 2, coders[rank], (96, 12), 2 * turns))
+    for i in range(2):
+        sent = torch.stack([step[i] != 0 for step in flats])
+        assert (sent[:turns].sum(0) == 1).all() and (sent[turns:].sum(0) == 1).all()
 
 
 class InTwo(Coder):

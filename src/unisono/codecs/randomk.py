@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from math import ceil, prod
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from pydantic import Field
 
@@ -59,13 +58,14 @@ class RandomKCoder(Coder):
     def exchange(self, grad: "Tensor", shapes: "Sequence[Size]", memory: BucketMemory) -> Exchange:
         import torch
 
+        from unisono.codecs._noise import lot
         from unisono.codecs._sparse import spans, told
 
         found, lengths = [], []
         begins = (begin for begin, _ in spans(grad, [shape.numel() for shape in shapes]))
         for begin, shape, name in zip(begins, shapes, memory.names, strict=True):
-            lot = crc32(f"{memory.seed} {memory.step} {name}".encode())
-            places, stretches = drawn(shape.numel(), self.member.kept(shape), lot, grad.device)
+            number = lot(memory.seed, memory.step, name)
+            places, stretches = drawn(shape.numel(), self.member.kept(shape), number, grad.device)
             found.append(places + begin)
             lengths.append(stretches)
         places, values = torch.cat(found), grad[torch.cat(found)]
@@ -78,12 +78,12 @@ class RandomKCoder(Coder):
         return grad.index_copy_(0, places, total[:-1]).add_(total[-1])
 
 
-def drawn(numel: int, kept: int, lot: int, place: "device") -> "tuple[Tensor, Tensor]":
-    """(places [kept] in ascending order, length [kept] of the stretch that each was drawn from). lot: of the draw."""
+def drawn(numel: int, kept: int, number: int, place: "device") -> "tuple[Tensor, Tensor]":
+    """(places [kept], ascending; length [kept] of the stretch that each was drawn from). number: of the draw."""
     import torch
 
     ends = torch.arange(kept + 1) * numel // max(1, kept)
     lengths = ends.diff()
-    draws = torch.Generator().manual_seed(lot)
+    draws = torch.Generator().manual_seed(number)
     at = torch.rand(kept, generator=draws, dtype=torch.float64).mul_(lengths).long()
     return (ends[:-1] + at.minimum(lengths - 1)).to(place), lengths.to(place)

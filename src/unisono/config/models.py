@@ -74,6 +74,9 @@ def _one_of(family: Family[Any]) -> AfterValidator:
     return AfterValidator(known)
 
 
+_COUPLED = [name for name in OPTIMISERS.names() if OPTIMISERS.find(name).couples]
+
+
 class _Train(BaseModel):
     """The keys of `[train]` that belong to no member of a family."""
 
@@ -94,7 +97,10 @@ class _Train(BaseModel):
     )
     lr: NotNegative = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Annotated[str, _one_of(RATES)] = Field(default="cosine", description=RATES.listed())
-    weight_decay: NotNegative = Field(default=0.1, description="decoupled decay of matrices")
+    weight_decay: NotNegative = Field(
+        default=0.1,
+        description=f"decay of matrices: decoupled, but of {' and '.join(_COUPLED)} a part of the gradient",
+    )
     clip: NotNegative = Field(default=1.0, description="greatest gradient norm of the whole model; 0 is off")
     eval_every: Natural = Field(default=0, description="steps between validations; 0: only at the end")
     evaluate: str | None = Field(

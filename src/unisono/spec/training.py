@@ -41,10 +41,13 @@ class UpdateSizes:
 
 class Optimiser(Member, ABC):
     """How a gradient changes a weight. squares: it divides by the root of squares of gradients, of coded ones too, as
-    Adam does. apart: each parameter is stepped by its own gradient and state alone, and need not wait for others."""
+    Adam does. apart: each parameter is stepped by its own gradient and state alone, and need not wait for others.
+    couples: weight decay times the weight is added to its gradient; otherwise a weight loses `lr · decay` of itself
+    beside its step (decoupled)."""
 
     squares: ClassVar[bool] = False
     apart: ClassVar[bool] = False
+    couples: ClassVar[bool] = False
 
     @property
     def crossing(self) -> float | None:

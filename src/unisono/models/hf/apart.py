@@ -82,7 +82,7 @@ def names_of(parts: nn.Module, of: Making) -> Names:
         swapped = parameter in of.origins
         plain = () if swapped else (NamedPart(of.theirs[id(parameter)], zeros, shape, zeros),)
         shapes[name], modules[name] = shape, of.origins.get(parameter, plain)
-    files = layout_of_files(modules, of.model.config.model_type)
+    files = layout_of_files(modules, of.model)
     return Names(shapes, modules, files, ties, dict(of.their_ties))
 
 

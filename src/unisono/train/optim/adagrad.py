@@ -17,6 +17,7 @@ class Adagrad(Optimiser):
 
     name: ClassVar[str] = "adagrad"
     apart: ClassVar[bool] = True
+    couples: ClassVar[bool] = True
     squares: ClassVar[bool] = True
     eps: Positive = Field(default=1e-8, description="added to the root of the squares, not for sgd")
 

@@ -17,6 +17,7 @@ class Momentum(Optimiser):
 
     name: ClassVar[str] = "sgd"
     apart: ClassVar[bool] = True
+    couples: ClassVar[bool] = True
     momentum: Share = Field(default=0.9, description="sgd: decay of the velocity")
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unisono.spec.training import Optimiser, UpdateSizes
 
@@ -15,7 +15,8 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
     """What is wrong with an optimiser, a sentence each; none for one that may be used.
 
     1. `state` has the names and shapes of what the live optimiser makes in its first step, and a step from it is that
-    step. 2. `kept` counts it. 3. The law, if there is one, holds the live step within its error.
+    step. 2. `kept` counts it. 3. The law, if there is one, holds the live step within its error. 4. Decay is where
+    `couples` says: in the gradient, or beside what the gradient does.
     """
     generator = torch.Generator().manual_seed(0)
     start, *grads = (torch.randn(5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -41,3 +42,21 @@ def faults(member: Optimiser, folder: Path, text: str = "") -> Iterator[str]:
         live = weights[0].detach() if key == "param" else bare.state[weights[0]][key]
         if bool(((live.double() - value).abs() > error).any()):
             yield f"its law says another {key} than its step makes"
+    yield from _decay_faults(member, start, grads[0])
+
+
+def _decay_faults(member: Optimiser, start: Tensor, grad: Tensor) -> Iterator[str]:
+    """Two updates with decay, beside two without one: of gradients that the decay was added to, or of weights that it
+    was taken from."""
+    ours, bare = (nn.Parameter(start.clone()) for _ in range(2))
+    live = member.bind([{"params": [ours], "weight_decay": _DECAY}], _LR, False)
+    plain = member.bind([{"params": [bare], "weight_decay": 0.0}], _LR, False)
+    for _ in range(2):
+        ours.grad = grad.clone()
+        bare.grad = grad + _DECAY * bare.detach() if member.couples else grad.clone()
+        with torch.no_grad():
+            bare.mul_(1.0 if member.couples else 1.0 - _LR * _DECAY)
+        live.step()
+        plain.step()
+    if not torch.allclose(ours, bare, rtol=1e-6, atol=1e-9):
+        yield f"its weight decay is {'no part' if member.couples else 'a part'} of the gradient"
