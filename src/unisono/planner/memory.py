@@ -334,7 +334,13 @@ def verdict(
 def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict:
     """The fullest of some rows against the device."""
     row, memory = max(rows, key=lambda pair: pair[1].total)
-    return MemoryVerdict(row, memory, device.room)
+    return MemoryVerdict(row, squeezed(memory, device.room), device.room)
+
+
+def squeezed(memory: Memory, capacity: float) -> Memory:
+    """With as much slack as there is room for: before it fails, PyTorch's allocator gives back what it only keeps. Of
+    ten logged runs the one nearest to its device's limit had 0.8 % of it, and one with room to spare 14 %."""
+    return replace(memory, slack=min(memory.slack, max(0.0, capacity - memory.allocated)))
 
 
 def stored(plan: Plan, stack: Stack) -> str:
