@@ -220,7 +220,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
     def block(mode: str) -> float:
         return block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
-            recompute=mode, itemsize=item,
+            recompute=mode, itemsize=item, eight=plan.arithmetic.fp8,
         )  # fmt: skip
 
     # What is computed again is there while its block's backward pass is: all of it, or the scores.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.plan.grid import Grid
 from unisono.planner.alike import is_uniform
 from unisono.planner.asked import later
 from unisono.planner.bench import Array, SearchShared, like
@@ -27,14 +26,14 @@ from unisono.planner.played import actions, span
 from unisono.planner.priced import closed, machine, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, gain, simulate
-from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
+from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
+from unisono.planner.space import in_chunks as chunked
 from unisono.planner.ties import simplest
 from unisono.planner.trust import untried
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
-_CHUNKS = (2, 4)  # of tp
-_WORTH = 0.01  # of a step, what chunks of tp, or ranges of blocks, have to save
+_WORTH = 0.01  # of a step, what more chunks of tp, or ranges of blocks, have to save
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
 _SURER = 32  # of plans without what was never measured, those that are played
 _MIXED = 32  # of the best plans, those whose blocks are looked at one by one
@@ -337,15 +336,16 @@ def _within(answers: Iterator[Answer], budget: int, least: int) -> list[Answer]:
 
 
 def in_chunks(space: Space, one: Answer) -> Answer:
-    """The same plan with products of tp in chunks, where it says nothing of them and they pay."""
-    ask, plan = one.question, one.question.plan
-    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
-    if not ours or plan.tp == 1 or isinstance(plan.tp, Grid) or "tp" in space.held.said:
+    """The same plan with products of tp in as few chunks as are about as quick, where nobody has said how many."""
+    if not overlaps(space, one.question.plan):
         return one
-    plans = [replace(plan, tp=f"{plan.tp}:chunks={count}") for count in _CHUNKS]  # type: ignore[arg-type]
-    tried = [simulate(replace(ask, plan=cut)) for cut in plans]
-    found = min(tried, key=lambda other: other.price.step)
-    return found if found.price.step < one.price.step * (1.0 - _WORTH) and found.verdict.is_safe else one
+    found = one if one.question.plan.chunks == CHUNKS[0] else None
+    for count in CHUNKS:
+        cut = chunked(one.question.plan, count)
+        tried = one if count == one.question.plan.chunks else simulate(replace(one.question, plan=cut))
+        if space.legal(cut) and (found is None or gain(tried, found) > _WORTH) and tried.verdict.is_safe:
+            found = tried
+    return found or one
 
 
 def _between(space: Space, chosen: Sequence[Answer]) -> list[Answer]:
