@@ -73,7 +73,23 @@ def test_the_verdict_says_by_how_much_it_is_short() -> None:
     got = memory.verdict(model, Plan.parse("tp=8 precision=bf16"), MEGATRON, device, micro_batch=1, micros=1)
     assert not got.fits
     assert got.short == pytest.approx(got.memory.total - got.capacity)
-    assert got.memory.total == pytest.approx(got.memory.allocated * (1 + MEGATRON.slack))
+    assert got.memory.slack == 0.0
+    roomy = replace(device, memory=10 * device.memory)
+    more = memory.verdict(model, Plan.parse("tp=8 precision=bf16"), MEGATRON, roomy, micro_batch=1, micros=1)
+    assert more.fits and more.memory.total == pytest.approx(more.memory.allocated * (1 + MEGATRON.slack))
+
+
+def test_what_the_allocator_only_keeps_makes_no_plan_too_large() -> None:
+    """It gives that back before it fails; but a plan that is chosen has room for it."""
+    model, device = gpt(96, 96, 12288, 2048), cluster("dgx-a100").device
+    plan, sizes = Plan.parse("tp=8 precision=bf16"), {"micro_batch": 1, "micros": 1}
+    need = memory.verdict(model, plan, MEGATRON, device, **sizes).memory.allocated
+    tight = replace(device, memory=need + (device.memory - device.room))
+    got = memory.verdict(model, plan, MEGATRON, tight, **sizes)
+    assert got.fits and not got.is_safe and got.memory.total == pytest.approx(need)
+    assert not memory.verdict(
+        model, plan, MEGATRON, replace(tight, memory=0.999 * tight.memory), **sizes
+    ).fits
 
 
 def test_uneven_layers_are_all_dealt() -> None:

@@ -13,6 +13,7 @@ from unisono.planner.search import search
 from unisono.planner.simulate import Question, simulate
 from unisono.planner.space import Space
 from unisono.planner.stack import stack
+from unisono.planner.trust import untried
 from unisono.planner.why import why
 
 WHERE = replace(here(), device=Device("cpu", {"fp32": 1e11}, 1e12, 1e11))
@@ -66,12 +67,38 @@ def test_why_the_quicker_price_is_not_taken_is_said():
     assert "slower" in why(high, low)
 
 
-def test_devices_of_their_own_are_chosen_by_price_alone():
-    found = search(
-        Space(MODEL, cluster("dgx-h100:8"), stack("plain"), 16, None, Plan.parse("precision=bf16")), 40
-    )
-    steps = [one.price.step for one in found.best]
-    assert steps == sorted(steps)
+@pytest.mark.parametrize("held", ["precision=bf16", "precision=bf16 cp=2"])
+def test_on_devices_what_nobody_measured_is_first_only_where_it_gains_more_than_it_may_be_off(held):
+    """With cp held, which no row has, it counts against none."""
+    within = Space(MODEL, cluster("dgx-h100:8"), stack("plain"), 64, None, Plan.parse(held))
+    found = search(within, 40).best
+    plain, best = within.stack, found[0].question.plan
+    bold = set(untried(Plan.parse(held), plain))
+    assert set(untried(best, plain)) == bold
+    rest = [one.price.step for one in found[1:]]
+    assert rest == sorted(rest)
+    for one in found:
+        if one.price.step * (1.0 + ties.margin(one.question)) < found[0].price.step:
+            raise AssertionError(f"{one.question.plan} is surely quicker than {best}")
+    quicker = [one for one in found if one.price.step < found[0].price.step]
+    assert all(why(one, found[0]).startswith("bolder: might gain") for one in quicker)
+
+
+def test_of_two_measured_plans_the_quicker_is_first():
+    asks = [device_answer("shard=8 zero=3"), device_answer("shard=8 zero=1")]
+    low, high = sorted(asks, key=lambda one: one.price.step)
+    assert ties.simplest([low, high]) == [low, high]
+    bold = device_answer("shard=8 zero=1 cp=1 pp=1")
+    other = device_answer("shard=4 zero=1 cp=2")
+    near = replace(other, price=replace(other.price, step=0.9 * bold.price.step))
+    far = replace(other, price=replace(other.price, step=0.5 * bold.price.step))
+    assert ties.simplest([near, bold]) == [bold, near]
+    assert ties.simplest([far, bold]) == [far, bold]
+
+
+def device_answer(plan: str):
+    asked = Plan.parse(f"{plan} precision=bf16")
+    return simulate(Question(MODEL, asked, cluster("dgx-h100"), stack("plain"), 1, 8 // asked.shard))
 
 
 def test_what_a_search_chooses_is_the_simplest_of_the_near_ones():

@@ -1,5 +1,6 @@
 """What fits is chosen by the ledger, and a run that is out of memory is told what would."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.ranks import World
 from tests.train.small import recipe as small
 from unisono.config import Loaded, ModelConfig, Recipe, TrainConfig, resolve
 from unisono.plan import Plan
-from unisono.plan.away import again_of
+from unisono.plan.away import Again, again_of
 from unisono.spec.errors import Infeasible, UsageError
 from unisono.train.data.load import load
 from unisono.verbs.train import rank, room
@@ -27,28 +28,32 @@ def total(plan: Plan, recipe: Recipe = RECIPE) -> float:
     return found[1].total
 
 
+def one_less(plan: Plan, depth: int) -> Iterator[str]:
+    """`recompute` with a step less of one stage: a whole block less, or its attention."""
+    each = [again_of(plan, depth, stage) for stage in range(plan.pp)]
+    for at, one in enumerate(each):
+        if not one.full and not one.selective:
+            continue
+        less = Again(one.full - 1, one.selective + 1) if one.full else Again(0, one.selective - 1)
+        said = [*each[:at], less, *each[at + 1 :]]
+        full, selective = ("/".join(str(getattr(s, mode)) for s in said) for mode in ("full", "selective"))
+        yield f"auto:full={full},selective={selective}"
+
+
 @pytest.mark.parametrize("text", ["micros=1", "pp=2 micros=4", "dp=2 micros=1"])
 def test_auto_computes_as_little_again_as_fits(text: str) -> None:
     plan = Plan.parse(f"{text} recompute=auto")
     none, full = (total(replace(plan, recompute=mode)) for mode in ("none", "full"))
-    depth, seen = GPT.n_layer // plan.pp, set[tuple[int, int]]()
+    seen = set[str]()
     for step in range(12):
         capacity = (full + (none - full) * step / 11) * 1.0001 / room.SHARE
         got, said = room.settled(RECIPE, plan, capacity)
-        many = again_of(got, depth)
         assert total(got) <= room.SHARE * capacity
-        assert f"of {depth} blocks a stage" in said
-        fewer = (
-            [(many.full - 1, depth - many.full + 1)]
-            if many.full
-            else [(0, many.selective - 1)]
-            if many.selective
-            else []
-        )
-        for f, s in fewer:
-            assert total(replace(plan, recompute=f"auto:full={f},selective={s}")) > room.SHARE * capacity
-        seen.add((many.full, many.selective))
-    assert (0, 0) in seen and len(seen) > 3
+        assert f"of {GPT.n_layer} blocks" in said
+        for fewer in one_less(got, GPT.n_layer // plan.pp):
+            assert total(replace(plan, recompute=fewer)) > room.SHARE * capacity
+        seen.add(got.recompute)
+    assert "none" in seen and len(seen) > 3
     with pytest.raises(Infeasible, match="every block computed again"):
         room.settled(RECIPE, plan, 0.5 * full)
 

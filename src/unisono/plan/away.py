@@ -31,12 +31,23 @@ class Away:
         return self.optimizer or self.params or self.activations
 
 
-def again_of(plan: "Plan", blocks: int) -> Again:
+def again_of(plan: "Plan", blocks: int, stage: int = 0) -> Again:
     """Of a stage with so many blocks. `auto` that nobody has chosen for is none."""
     got = choice(plan.recompute)
-    full = blocks if got.name == "full" else min(blocks, int(got.options.get("full", 0)))
-    selective = blocks if got.name == "selective" else int(got.options.get("selective", 0))
+
+    def said(mode: str) -> int:
+        counts = str(got.options.get(mode, 0)).split("/")
+        return int(counts[stage] if len(counts) > 1 else counts[0])
+
+    full = blocks if got.name == "full" else min(blocks, said("full"))
+    selective = blocks if got.name == "selective" else said("selective")
     return Again(full, min(selective, blocks - full))
+
+
+def stages_said(plan: "Plan") -> frozenset[int]:
+    """For how many stages `recompute` says a number each; none where one number is of all stages."""
+    counts = (str(value).count("/") + 1 for value in choice(plan.recompute).options.values())
+    return frozenset(count for count in counts if count > 1)
 
 
 def away_of(plan: "Plan") -> Away:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unisono.plan.away import Away, again_of, away_in, away_of
+from unisono.plan.away import Away, again_of, away_in, away_of, stages_said
 from unisono.plan.plan import Plan
 from unisono.plan.ranges import ranges_of
 from unisono.spec.errors import UsageError
@@ -27,8 +27,13 @@ def options_of(plan: Plan, stages: Sequence[range]) -> tuple[BlockOptions, ...]:
     first blocks of each stage. Raises UsageError P25 for a range of blocks that there are not."""
     found: list[BlockOptions] = []
     away, count = away_of(plan), sum(map(len, stages))
-    for stage in stages:
-        again = again_of(plan, len(stage))
+    for told in stages_said(plan) - {len(stages)}:
+        what = f"recompute={plan.recompute} says {told} stages, and the model is cut into {len(stages)}"
+        raise UsageError(
+            what, where="plan.recompute", fix="recompute=auto, or a number for each stage", code="P25"
+        )
+    for at, stage in enumerate(stages):
+        again = again_of(plan, len(stage), at)
         modes = ["full"] * again.full + ["selective"] * again.selective
         modes += ["none"] * (len(stage) - len(modes))
         found += [BlockOptions(mode, away, plan.zero) for mode in modes]

@@ -43,7 +43,8 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "offload": ("none", "optimizer", "params", "activations"),
 }
 _AWAY = {"to": ("host", "disk")}
-# Options of words that have no member: what they may say, and () where it is a whole number of at least 0.
+# Options of words that have no member: what they may say, and () where it is a whole number of at least 0, or one for
+# each stage with strokes between.
 _TAKES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "recompute=auto": {"full": (), "selective": ()},
     "offload=optimizer": _AWAY,
@@ -233,8 +234,14 @@ def _word_problems(
             what, fix = f"{word}: {got.name} has no option {option or value}", f"options: {' '.join(takes)}"
         elif values and value not in values:
             what, fix = f"{word}: {option}={value} is none of {' '.join(values)}", f"{option}={values[0]}"
-        elif not values and not -1 < (-1 if (n := whole(value)) is None else n) <= MOST:
-            what, fix = f"{word}: {option}={value} is not a whole number", f"{option}=N, N at least 0"
+        elif not values and not all(_is_count(part) for part in value.split("/")):
+            what = f"{word}: {option}={value} is not a whole number, or one for each stage"
+            fix = f"{option}=N, N at least 0, or {option}=N/N/..."
         else:
             continue
         yield Problem("P05", what, where, fix)
+
+
+def _is_count(text: str) -> bool:
+    number = whole(text)
+    return number is not None and 0 <= number <= MOST

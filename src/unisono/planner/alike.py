@@ -62,6 +62,17 @@ def numbers_of(
     return _numbers(model, plan, layers)[1]
 
 
+def stages_in(
+    model: Transformer, plan: Plan, layers: tuple[float, ...] | None = None
+) -> tuple[list[list[int]], list[int]]:
+    """(stages of each row, in the order in which forward passes meet them; blocks of each stage). layers: as above."""
+    cuts = _numbers(model, plan, layers)[0]
+    rows: list[list[int]] = [[] for _ in range(plan.pp)]
+    for stage, row in enumerate(of(plan.schedule).placement(plan.pp)):
+        rows[row].append(stage % len(cuts))
+    return rows, [len(cut) for cut in cuts]
+
+
 def _numbers(
     model: Transformer, plan: Plan, layers: tuple[float, ...] | None
 ) -> tuple[tuple[range, ...], tuple[tuple[int, ...], ...]]:
@@ -82,6 +93,13 @@ def in_order(model: Transformer, plan: Plan, row: int) -> tuple[Plan, ...]:
     cuts, rows = _numbers(model, plan, None)
     each = options_of(plan, cuts)
     return tuple(as_plan(plan, each[n]) for n in rows[row])
+
+
+def again_in_words(model: Transformer, plan: Plan, layers: tuple[float, ...] | None = None) -> str:
+    """How many of the model's blocks are computed again, as `12 full, 20 selective of 32 blocks`."""
+    modes = [one.recompute for one in options_of(plan, _numbers(model, plan, layers)[0])]
+    said = [f"{modes.count(mode)} {mode}" for mode in ("full", "selective") if mode in modes]
+    return f"{', '.join(said) or 'none'} of {len(modes)} blocks"
 
 
 def together(rows: Iterable[Sequence[Alike]]) -> tuple[Alike, ...]:

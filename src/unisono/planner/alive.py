@@ -7,13 +7,14 @@ one is under way, or the optimiser steps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from unisono.plan import Plan
 from unisono.plan.away import away_of
-from unisono.planner.alike import as_dealt, in_order
+from unisono.planner.alike import as_dealt, in_order, stages_in
 from unisono.planner.cuts import rows_of
+from unisono.planner.fewest import fewest
 from unisono.planner.machines.order import owners, virtual_of
 from unisono.planner.memory import Memory, RowShare, share_of, states_of_ours
 from unisono.planner.source import Source
@@ -344,12 +345,10 @@ def _attending(model: Transformer, plan: Plan) -> float:
 
 
 def chosen(model: Transformer, plan: Plan, capacity: float, *, micro_batch: int, micros: int) -> Plan | None:
-    """The plan with the fewest blocks computed again that fits, `recompute=auto:full=F,selective=S`: first attention in
-    more and more blocks of each stage, then whole blocks in the place of these. None where nothing fits."""
-    depth = -(-model.n_layer // plan.pp)
-    ways = [(0, s) for s in range(depth + 1)] + [(f, depth - f) for f in range(1, depth + 1)]
-    for full, selective in ways:
-        tried = replace(plan, recompute=f"auto:full={full},selective={selective}")
-        if fullest(model, tried, micro_batch=micro_batch, micros=micros)[1].total <= capacity:
-            return tried
-    return None
+    """The plan with the fewest blocks computed again that fits into so many bytes a rank. None where nothing fits."""
+
+    def lacking(tried: Plan) -> int | None:
+        row, memory = fullest(model, tried, micro_batch=micro_batch, micros=micros)
+        return row if memory.total > capacity else None
+
+    return fewest(plan, *stages_in(model, plan), lacking, selective=True)

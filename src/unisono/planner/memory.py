@@ -220,7 +220,7 @@ def kept_of(model: Transformer, plan: Plan, stack: Habits, micro_batch: int) -> 
     def block(mode: str) -> float:
         return block_bytes(
             model, micro_batch=micro_batch, tp=plan.tp, cp=plan.cp, ep=plan.ep, sequence_parallel=shared, fused=fused,
-            recompute=mode, itemsize=item,
+            recompute=mode, itemsize=item, eight=plan.arithmetic.fp8,
         )  # fmt: skip
 
     # What is computed again is there while its block's backward pass is: all of it, or the scores.
@@ -334,7 +334,13 @@ def verdict(
 def fullest(rows: Iterable[tuple[int, Memory]], device: Device) -> MemoryVerdict:
     """The fullest of some rows against the device."""
     row, memory = max(rows, key=lambda pair: pair[1].total)
-    return MemoryVerdict(row, memory, device.room)
+    return MemoryVerdict(row, squeezed(memory, device.room), device.room)
+
+
+def squeezed(memory: Memory, capacity: float) -> Memory:
+    """With as much slack as there is room for: before it fails, PyTorch's allocator gives back what it only keeps. Of
+    ten logged runs the one nearest to its device's limit had 0.8 % of it, and one with room to spare 14 %."""
+    return replace(memory, slack=min(memory.slack, max(0.0, capacity - memory.allocated)))
 
 
 def stored(plan: Plan, stack: Stack) -> str:

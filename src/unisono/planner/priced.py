@@ -6,7 +6,8 @@ from typing import Protocol
 from unisono.plan import Plan
 from unisono.plan.grammar import choice, member
 from unisono.planner import devices, homes, host, unlike
-from unisono.planner.alike import is_uniform
+from unisono.planner.alike import is_uniform, stages_in
+from unisono.planner.fewest import fewest
 from unisono.planner.homes import with_homes
 from unisono.planner.kinds import Model, attending
 from unisono.planner.machines.cluster import Cluster
@@ -117,14 +118,29 @@ def _rungs(ask: Question) -> list[Question]:
 
 
 def _again(ask: Question) -> Question:
-    """recompute=auto is the first of none, selective and full that fits, which is the quickest; else full."""
+    """recompute=auto is as little as fits, block by block where blocks have prices of their own, else the quickest mode
+    that fits; where nothing does, full."""
     if ask.plan.recompute != "auto":
         return ask
-    where = machine(ask.cluster)
-    *others, last = (
-        replace(ask, plan=replace(ask.plan, recompute=mode)) for mode in (*where.modes(ask), "full")
-    )
-    return next((one for one in others if homes.verdict(one, where.verdict(one)).fits), last)
+    where, model = machine(ask.cluster), attending(ask.model)
+    modes = where.modes(ask)
+
+    def played(recompute: str) -> Question:
+        return replace(ask, plan=replace(ask.plan, recompute=recompute))
+
+    def found(one: Question) -> MemoryVerdict:
+        return homes.verdict(one, where.verdict(one))
+
+    if model is None or "recompute" in where.unmeasured(played("auto:full=1").plan):
+        return next((one for one in map(played, modes) if found(one).fits), played("full"))
+
+    def lacking(plan: Plan) -> int | None:
+        got = found(played(plan.recompute))
+        return None if got.fits else got.row
+
+    stages = stages_in(model, ask.plan, layers(ask))
+    some = fewest(ask.plan, *stages, lacking, selective="selective" in modes)
+    return played("full" if some is None else some.recompute)
 
 
 def _known(ask: Question) -> None:

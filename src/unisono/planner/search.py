@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from unisono.plan import Plan
-from unisono.plan.grid import Grid
 from unisono.planner.alike import is_uniform
 from unisono.planner.asked import later
-from unisono.planner.bench import Array, SearchShared
+from unisono.planner.bench import Array, SearchShared, like
 from unisono.planner.between import between
 from unisono.planner.kinds import attending
 from unisono.planner.machines.cluster import Cluster
@@ -27,14 +26,16 @@ from unisono.planner.played import actions, span
 from unisono.planner.priced import closed, machine, verdict
 from unisono.planner.screen import Screened, least_memory, least_seconds, screen
 from unisono.planner.simulate import Answer, Question, gain, simulate
-from unisono.planner.space import MeshSizes, Space, meshes, places, plan_at, plans
+from unisono.planner.space import CHUNKS, MeshSizes, Space, meshes, overlaps, places, plan_at, plans
+from unisono.planner.space import in_chunks as chunked
 from unisono.planner.ties import simplest
+from unisono.planner.trust import untried
 
 __all__ = ["Ranking", "Space", "answer_at", "candidates", "on_fewer", "pricer", "search", "smallest"]
 _MOST_NODES = 1 << 14
-_CHUNKS = (2, 4)  # of tp
-_WORTH = 0.01  # of a step, what chunks of tp, or ranges of blocks, have to save
+_WORTH = 0.01  # of a step, what more chunks of tp, or ranges of blocks, have to save
 _KEPT, _PLAYED, _FRONT = 400, 200, 24
+_SURER = 32  # of plans without what was never measured, those that are played
 _MIXED = 32  # of the best plans, those whose blocks are looked at one by one
 _ACTIONS = 1_500_000  # that the best plans' timetables may have together, beyond the first few plans
 
@@ -141,7 +142,7 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
     least, priced_at = pricer(space)
     found = [(*least(mesh), mesh) for mesh in meshes(space)]
     found.sort(key=lambda one: one[0])
-    pool = _Pool(0 if objective == "time" else 1)
+    pool, sure = _Pool(0 if objective == "time" else 1), _Pool(0)
     too_large = dominated = priced = feasible = 0
     for index, (seconds, memory, mesh) in enumerate(found):
         if memory * (1.0 + MARGIN) > space.cluster.device.room:
@@ -152,6 +153,8 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
             got = priced_at(mesh)
             priced += mesh.count
             feasible += pool.add(index, got)
+            if not pool.by and space.cluster.host is None:
+                sure.add(index, replace(got, fits=got.fits & _tried(space, mesh)))
             if not feasible:
                 pool.remember_nearest(index, got, exists(mesh, space))
     every = [mesh for _, _, mesh in found]
@@ -159,7 +162,7 @@ def search(space: Space, top: int = 4, objective: str = "time") -> Ranking:
         index = min(range(len(found)), key=lambda i: found[i][1])
         pool.remember_nearest(index, priced_at(every[index]), exists(every[index], space))
     counts = Counts(sum(mesh.count for mesh in every), too_large, dominated, priced, feasible)
-    return _played(space, every, pool, counts, top, begun)
+    return _played(space, every, (pool, sure), counts, top, begun)
 
 
 def candidates(space: Space) -> list[tuple[Plan, int]]:
@@ -251,11 +254,24 @@ def _one_by_one(space: Space, mesh: MeshSizes) -> Screened:
     return Screened(step, memory, fits)
 
 
+def _tried(space: Space, mesh: MeshSizes) -> Array:
+    """Which plans of a mesh have no technique that their stack was not fitted to, but for those that are held."""
+    held, axes = {*untried(space.held, space.stack)}, mesh.axes
+    found = [
+        [
+            held.issuperset(untried(like(mesh.plan, zero=zero, schedule=name), space.stack))
+            for name in axes.schedules
+        ]
+        for zero in axes.zeros
+    ]
+    return np.array(found)[:, None, None, None, :]
+
+
 def _played(
-    space: Space, every: list[MeshSizes], pool: _Pool, counts: Counts, top: int, begun: float
+    space: Space, every: list[MeshSizes], pools: tuple[_Pool, _Pool], counts: Counts, top: int, begun: float
 ) -> Ranking:
-    """The best of the screen by event simulation, and so put in order."""
-    answers: dict[tuple[int, int], Answer] = {}
+    """The best of the screen by event simulation, and so put in order. pools: of all plans, and of the surer ones."""
+    (pool, sure), answers = pools, dict[tuple[int, int], Answer]()
 
     def answer(row: Mapping[int, float] | Any) -> Answer:
         key = int(row[2]), int(row[3])
@@ -263,20 +279,9 @@ def _played(
             answers[key] = answer_at(space, every[key[0]], key[1])
         return answers[key]
 
-    chosen: list[Answer] = []
     budget = _ACTIONS if space.all_keys else _ACTIONS // 4
-    for row in pool.rows[: max(top, _PLAYED)]:
-        before = span.cache_info().misses
-        got = answer(row)
-        chosen.append(got)
-        plan = got.question.plan
-        if span.cache_info().misses > before:
-            budget -= min(
-                actions(plan.schedule, plan.pp, got.question.micros),
-                actions(plan.schedule, plan.pp, 7 * plan.pp),
-            )
-        if budget < 0 and len(chosen) >= max(top, 8):
-            break
+    chosen = _within(map(answer, pool.rows[: max(top, _PLAYED)]), budget, max(top, 8))
+    surer = _within(map(answer, sure.rows[:_SURER]), budget // 4, 4)
     keys: Mapping[str, Callable[[Answer], tuple[float, ...]]] = {
         # Of plans that take equally long, one that computes nothing twice: it needs memory that is there.
         "time": lambda one: (
@@ -288,14 +293,11 @@ def _played(
     own = [one for one in map(simulate, _besides(space)) if one.verdict.is_safe]
     chosen += [one for one in own if one.question not in known]
     if not pool.by:
-        chosen += _between(space, sorted(chosen, key=keys["time"]))
+        both = [*_better(space, chosen, top, keys["time"]), *_better(space, surer, top, keys["time"])]
+        chosen = [*{one.question.plan: one for one in both}.values()]
     chosen.sort(key=keys["memory" if pool.by else "time"])
     front = [answer(row) for row in _spaced(pool.front)]
     near = answer(pool.nearest) if pool.nearest is not None and not chosen else None
-    if not pool.by:
-        cut = {id(one) for one in [one for one in chosen if one.question.plan.tp > 1][:top]}
-        chosen = [in_chunks(space, one) if id(one) in cut else one for one in chosen]
-        chosen.sort(key=keys["time"])
     best = chosen if pool.by else simplest(chosen, min((one.price.step for one in own), default=np.inf))
     return Ranking(
         replace(counts, played=len(chosen)),
@@ -306,16 +308,44 @@ def _played(
     )
 
 
+def _better(
+    space: Space, some: Sequence[Answer], top: int, key: Callable[[Answer], tuple[float, ...]]
+) -> list[Answer]:
+    """The answers with what single plans are looked at for: blocks played in several ways, and tp in chunks."""
+    found = sorted(some, key=key)
+    found = sorted([*found, *_between(space, found)], key=key)
+    cut = {id(one) for one in [one for one in found if one.question.plan.tp > 1][:top]}
+    return [in_chunks(space, one) if id(one) in cut else one for one in found]
+
+
+def _within(answers: Iterator[Answer], budget: int, least: int) -> list[Answer]:
+    """Answers, until timetables that nobody had played have so many actions together; `least` of them in any case."""
+    found = list[Answer]()
+    while budget >= 0 or len(found) < least:
+        before, got = span.cache_info().misses, next(answers, None)
+        if got is None:
+            break
+        found.append(got)
+        plan = got.question.plan
+        if span.cache_info().misses > before:
+            budget -= min(
+                actions(plan.schedule, plan.pp, got.question.micros),
+                actions(plan.schedule, plan.pp, 7 * plan.pp),
+            )
+    return found
+
+
 def in_chunks(space: Space, one: Answer) -> Answer:
-    """The same plan with products of tp in chunks, where it says nothing of them and they pay."""
-    ask, plan = one.question, one.question.plan
-    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
-    if not ours or plan.tp == 1 or isinstance(plan.tp, Grid) or "tp" in space.held.said:
+    """The same plan with products of tp in as few chunks as are about as quick, where nobody has said how many."""
+    if not overlaps(space, one.question.plan):
         return one
-    plans = [replace(plan, tp=f"{plan.tp}:chunks={count}") for count in _CHUNKS]  # type: ignore[arg-type]
-    tried = [simulate(replace(ask, plan=cut)) for cut in plans]
-    found = min(tried, key=lambda other: other.price.step)
-    return found if found.price.step < one.price.step * (1.0 - _WORTH) and found.verdict.is_safe else one
+    found = one if one.question.plan.chunks == CHUNKS[0] else None
+    for count in CHUNKS:
+        cut = chunked(one.question.plan, count)
+        tried = one if count == one.question.plan.chunks else simulate(replace(one.question, plan=cut))
+        if space.legal(cut) and (found is None or gain(tried, found) > _WORTH) and tried.verdict.is_safe:
+            found = tried
+    return found or one
 
 
 def _between(space: Space, chosen: Sequence[Answer]) -> list[Answer]:

@@ -16,6 +16,7 @@ from unisono.config.resolve import on_any_ranks
 from unisono.plan import Plan
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import known, played
+from unisono.plan.grid import Grid
 from unisono.planner.asked import NOT_BUILT, assuming, judged, unplayed
 from unisono.planner.bench import Axes, like
 from unisono.planner.clusters import cluster
@@ -31,6 +32,8 @@ from unisono.spec.errors import ConfigProblems, UsageError
 _FILLS = "eight of cuBLAS's largest tiles, of 256 rows each; with fewer a rank's products are those of small batches"
 # Positions that a rank of cp has at least in what is searched without all keys.
 LONG: Annotated[int, Source("specification", _FILLS)] = 2048
+CHUNKS = (1, 2, 4)
+"""Numbers of chunks that are tried. Meshes are screened with the most."""
 _WIDTH = "P15"  # a precision beside weights of another width
 
 
@@ -122,15 +125,29 @@ def _data(space: Space, inner: dict[str, int]) -> Iterator[MeshSizes]:
         if "dp" in space.held.said and space.held.dp not in (-1, left // shard):
             continue
         for ep in _experts(space, inner["tp"] * inner["cp"] * shard):
-            plan = like(space.held, **inner, shard=shard, dp=left // shard, ep=ep)
-            sizes = tuple(_sizes(space, plan, space.batch // left))
-            if not sizes:
+            sized = like(space.held, **inner, shard=shard, dp=left // shard, ep=ep)
+            for plan in (in_chunks(sized, CHUNKS[-1]), sized) if overlaps(space, sized) else (sized,):
+                if sizes := tuple(_sizes(space, plan, space.batch // left)):
+                    break
+            else:
                 continue
             axes = _axes(space, plan, sizes)
             served = int(axes.served(plan.pp, space.model.n_layer).sum())
             others = len(axes.zeros) * len(axes.modes) * len(axes.kinds)
             if served:
                 yield MeshSizes(plan, axes, served * others)
+
+
+def overlaps(space: Space, plan: Plan) -> bool:
+    """Whether products of `tp` may go in chunks, behind which our own runs hide its messages, and nobody has said."""
+    ours = space.stack.autograd and attending(space.model) is not None and machine(space.cluster).screened
+    return ours and plan.tp > 1 and not isinstance(plan.tp, Grid) and "tp" not in space.held.said
+
+
+def in_chunks(plan: Plan, count: int) -> Plan:
+    """The plan with products of `tp` in so many chunks."""
+    options = {text for text in plan.options if not text.startswith("tp=")}
+    return like(plan, options=frozenset((*options, *([f"tp={plan.tp}:chunks={count}"] if count > 1 else ()))))
 
 
 def _experts(space: Space, ranks: int) -> Sequence[int]:

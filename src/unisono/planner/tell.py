@@ -6,6 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from unisono.planner import replicas
+from unisono.planner.alike import again_in_words, is_uniform
+from unisono.planner.kinds import attending
 from unisono.planner.memory import MARGIN, MemoryVerdict
 from unisono.planner.simulate import GIB, Answer, Question, gib
 from unisono.planner.stragglers import Law
@@ -318,10 +320,18 @@ def shared_out(answer: Answer) -> list[tuple[str, str]]:
     if at > 1:
         said.append(("stages", "; ".join(parts)))
     if answer.question.plan.recompute == "auto":
-        said.append(("recompute", f"auto is {answer.played.recompute} here"))
+        said.append(("recompute", f"auto is {_again(answer)} here"))
     if (codec := answer.question.plan.codec) != (taken := answer.played.codec):
         said.append(("codec", f"{codec} takes {taken} here"))
     return said
+
+
+def _again(answer: Answer) -> str:
+    """What recompute=auto comes to: a mode, or how many blocks."""
+    plan, model = answer.played, attending(answer.question.model)
+    if model is None or is_uniform(plan):
+        return plan.recompute
+    return again_in_words(model, plan, answer.stages)
 
 
 def _loaded(data: Row, tokens: int) -> str:

@@ -1,16 +1,19 @@
-"""Plans that prices cannot tell apart: where ranks share cores, the one whose ranks wait for each other least often.
+"""Plans that prices cannot tell apart: of those, the one whose price is surest.
 
-A price there is right within some per cent, most of which plans share; what is left differs most by how often ranks are
-woken, whose cost no calibration sees the same twice.
+Where ranks share cores, a price is right within some per cent, most of which plans share; what is left differs most by
+how often ranks are woken, whose cost no calibration sees the same twice. On devices of their own, plans share the
+stack's error, and what is left is what nobody has measured of a plan: such a plan goes first where it is quicker by
+more than it may be off.
 """
 
 from collections.abc import Sequence
-from math import inf
+from math import hypot, inf
 from typing import Annotated
 
 from unisono.planner.kinds import kind
 from unisono.planner.simulate import Answer, Question
 from unisono.planner.source import Source
+from unisono.planner.trust import APART, trust, untried
 from unisono.programs.pipeline import COMPUTE, lower
 from unisono.programs.schedules import SCHEDULES
 
@@ -22,17 +25,22 @@ SHARE: Annotated[float, Source("specification", _HALF)] = 0.5
 
 
 def margin(ask: Question) -> float:
-    """By how much, relatively, two prices on this cluster have to differ to mean something. 0 where ranks are devices
-    of their own: an error there is that of a stack, the same for all of its plans."""
-    if ask.cluster.host is None:
-        return 0.0
-    return SHARE * ask.cluster.host.error
+    """By how much, relatively, a price has to be lower than that of a surer plan to mean something."""
+    if ask.cluster.host is not None:
+        return SHARE * ask.cluster.host.error
+    return trust(ask.model, ask.plan, ask.cluster, ask.stack).error if unsure(ask) else 0.0
+
+
+def unsure(ask: Question) -> float:
+    """How unsure a price is beside others on its cluster, the surest lowest: on a host of ranks how often its busiest
+    rank meets others; on devices the error that techniques add which its stack was not fitted to."""
+    if ask.cluster.host is not None:
+        return meetings(ask)
+    return hypot(*(APART[one] for one in untried(ask.plan, ask.stack)))
 
 
 def meetings(ask: Question) -> float:
     """How often the busiest rank of a step sends, receives or takes part in a collective, on a host of ranks."""
-    if ask.cluster.host is None:
-        return 0.0
     model, plan = ask.model, ask.plan
     timetable = lower(SCHEDULES.read(plan.schedule).timetable(plan.pp, ask.micros))
     messages = max(sum(action.kind not in COMPUTE for action in row) for row in timetable.rows)
@@ -45,11 +53,11 @@ def meetings(ask: Question) -> float:
 
 
 def simplest(answers: Sequence[Answer], most: float = inf) -> list[Answer]:
-    """The answers, quickest first; of those too near to the quickest to be told from it, the one with the fewest
-    meetings goes to the front. most: seconds of a step that it may have: who has a plan is told of no slower one."""
+    """The answers, quickest first; of those too near to the quickest to be told from it, the surest goes to the front.
+    most: seconds of a step that it may have: who has a plan is told of no slower one."""
     if not answers:
         return []
     limit = min((1.0 + margin(answers[0].question)) * answers[0].price.step, most)
-    near = [one for one in answers if one.price.step <= limit]
-    first = min(near, key=lambda one: meetings(one.question))  # of equals the quickest
+    near = [one for one in answers if one.price.step <= limit] or [answers[0]]
+    first = min(near, key=lambda one: unsure(one.question))  # of equals the quickest
     return [first, *(one for one in answers if one is not first)]

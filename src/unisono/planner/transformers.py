@@ -6,7 +6,7 @@ from functools import reduce
 from unisono.plan import Plan
 from unisono.plan.grid import Grid
 from unisono.planner import gathering
-from unisono.planner.alike import in_rows, together
+from unisono.planner.alike import in_rows, is_uniform, together
 from unisono.planner.collectives import message
 from unisono.planner.cuts import rows_of
 from unisono.planner.machines.chip import PassSeconds, Traffic, joined, timer
@@ -184,7 +184,7 @@ def memories(
     model: Transformer, plan: Plan, stack: Stack, micro_batch: int, micros: int
 ) -> Iterator[tuple[int, Memory]]:
     """(row, its memory) of the rows that can be fullest."""
-    for row in rows_seen(plan.pp):
+    for row in rows_seen(plan.pp) if is_uniform(plan) else range(plan.pp):
         yield row, of_row(model, plan, stack, micro_batch=micro_batch, micros=micros, row=row)
 
 

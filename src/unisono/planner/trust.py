@@ -64,9 +64,8 @@ def _beyond(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Iterato
     """(relative error, why) of each way in which a question is outside of what the stack was fitted to."""
     if stack.seen is None:
         return
-    for one in techniques(plan):
-        if one not in stack.seen.techniques:
-            yield APART[one], f"{one}: in no row that {stack.name} was fitted to"
+    for one in untried(plan, stack):
+        yield APART[one], f"{one}: in no row that {stack.name} was fitted to"
     nodes = owners(plan)[0] * plan.tp / cluster.node
     if "zero=3" in techniques(plan) and nodes > 1:
         each = BETWEEN["zero=3" in stack.seen.techniques]
@@ -82,6 +81,12 @@ def _beyond(model: Model, plan: Plan, cluster: Cluster, stack: Stack) -> Iterato
         octaves = log2(low / value) if value < low else log2(value / high) if value > high else 0.0
         if octaves:
             yield OCTAVE * octaves, f"{what} {value:,}, fitted to {low:,} to {high:,}"
+
+
+def untried(plan: Plan, stack: Stack) -> tuple[str, ...]:
+    """Techniques of a plan that no row has which its stack was fitted to."""
+    seen = stack.seen.techniques if stack.seen is not None else tuple(APART)
+    return tuple(one for one in techniques(plan) if one not in seen)
 
 
 def techniques(plan: Plan) -> tuple[str, ...]:

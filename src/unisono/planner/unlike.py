@@ -18,7 +18,7 @@ from unisono.planner.kinds import attending
 from unisono.planner.machines.chip import Traffic, joined
 from unisono.planner.machines.cluster import Cluster
 from unisono.planner.machines.order import stride
-from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of
+from unisono.planner.memory import Memory, MemoryVerdict, kept_of, of_share, share_in, share_of, squeezed
 from unisono.planner.parts import Passes, Price, Rows, owned
 from unisono.planner.price import composed
 from unisono.planner.question import Question
@@ -183,7 +183,10 @@ def verdict(ask: Question) -> MemoryVerdict:
     each = [
         MemoryVerdict(
             row,
-            memory_of_row(model, plan, stack, counts, row, micro_batch, micros),
+            squeezed(
+                memory_of_row(model, plan, stack, counts, row, micro_batch, micros),
+                cluster.of_row(row).device.room,
+            ),
             cluster.of_row(row).device.room,
         )
         for row in range(plan.pp)

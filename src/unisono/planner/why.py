@@ -1,6 +1,6 @@
 """Why a plan is the best, and where others lose against it: sentences and rows of `plan` and `plan=auto`."""
 
-from unisono.planner import tell, ties
+from unisono.planner import tell, ties, trust
 from unisono.planner.memory import MARGIN
 from unisono.planner.search import Ranking
 from unisono.planner.simulate import Answer
@@ -24,9 +24,14 @@ def why(answer: Answer, best: Answer) -> str:
             f"the best that fits; beside the model's arithmetic most goes to: {lost}, {seconds(parts[lost])}"
         )
     slower = answer.price.step / best.price.step - 1.0
-    own, other = (ties.meetings(one.question) for one in (answer, best))
+    own, other = (ties.unsure(one.question) for one in (answer, best))
     if slower < 0.0 and own > other:
-        sure = tell.share(ties.margin(best.question))
+        sure = tell.share(ties.margin(answer.question))
+        if answer.question.cluster.host is None:
+            untried = ", ".join(trust.untried(answer.question.plan, answer.question.stack))
+            return (
+                f"bolder: might gain {tell.share(-slower)}, within an error of {sure}; unmeasured: {untried}"
+            )
         return (
             f"{tell.share(-slower)} quicker by its price, which says nothing below {sure}; a rank of it waits for"
             f" others {own:.0f} times a step, not {other:.0f}"

@@ -343,22 +343,25 @@ def block_bytes(
     fused: bool = True,
     recompute: str = "none",
     itemsize: int = 2,
+    eight: bool = False,
 ) -> float:
     """Bytes that one block of one micro-batch keeps on one rank for the backward pass; of dense and sparse blocks the
     mean.
 
     fused: attention that never writes its scores (Dao et al., 2022). recompute: none; selective, which computes the
-    scores again; full, which keeps the block's input alone.
+    scores again; full, which keeps the block's input alone. eight: what dense products read is kept as they read it, in
+    eight bits, as Transformer Engine does; of attention's result also in half precision, which attention itself reads.
     """
     tokens = micro_batch * model.context / cp
     h, e = model.d_model, itemsize
     shared = tp if sequence_parallel else 1
     if recompute == "full":
         return tokens * h * e / shared
+    read, dense, hidden = 1 if eight else e, 1.0 - model.sparse_share, matrices(model.gated) * e
     # Inputs of both norms and of both first products; dropout's masks are one byte an element.
-    whole = 4 * h * e + (2 * h if model.noisy else 0)
-    dense, hidden = 1.0 - model.sparse_share, matrices(model.gated) * e
-    dealt = e * model.attended + hidden * model.d_ff * dense
+    whole = h * (2 * e + read * (1.0 + dense) + e * model.sparse_share) + (2 * h if model.noisy else 0)
+    dealt = e * model.attended + (hidden - e + read) * model.d_ff * dense
+    dealt += model.n_head * model.score_widths[1] if eight else 0
     if model.latent:
         whole += 2 * e * (model.latent.query + model.latent.key_value)  # before and after their norms
     if model.experts:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from unisono.config import Loaded, Recipe
 from unisono.plan import Plan
-from unisono.plan.away import Again, again_of
 from unisono.plan.checks import batch_of, divisors
 from unisono.plan.grammar import choice
-from unisono.planner import predict
+from unisono.planner import alike, predict
 from unisono.planner.alive import chosen, fullest
 from unisono.planner.memory import Memory
 from unisono.planner.remedies import remedies
@@ -81,13 +80,9 @@ def settled(recipe: Recipe, plan: Plan, capacity: float, vocab: int | None = Non
             where="plan.recompute, train.micro_batch",
             fix=_nearest(recipe, replace(plan, recompute="full"), capacity, vocab),
         )
-    depth = -(-sizes.n_layer // plan.pp)
-    many = again_of(got, depth)
-    said = "none" if many == Again() else f"{many.full} full, {many.selective} selective"
     need = fullest(sizes, got, **given)[1].total
-    return got, (
-        f"recompute auto: {said} of {depth} blocks a stage; {words.nbytes(need)} of {words.nbytes(capacity)} a rank"
-    )
+    said = alike.again_in_words(sizes, got)
+    return got, f"recompute auto: {said}; {words.nbytes(need)} of {words.nbytes(capacity)} a rank"
 
 
 def out_of_memory(
