@@ -62,7 +62,13 @@ def run_row(row: Row, folder: Path) -> Ran:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "COLUMNS": "200"}
     done = subprocess.run(
-        ["bash", "-c", row.run], cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS
+        ["bash", "-c", row.run],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
     )
     return Ran(done.returncode, done.stdout, done.stderr, folder)
 
@@ -81,17 +87,23 @@ def proven(group: str, name: str, *plans: str, more: str = "", recipe: str = "ex
     command = PROOF.replace("examples/proof.toml", recipe) + (f" {more}" if more else "")
     flags = " ".join(f'--plan "{plan}"' for plan in plans)
     return Row(
-        group, name, f"{command} {flags}", "`ok`: as one device computes it",
+        group,
+        name,
+        f"{command} {flags}",
+        "`ok`: as one device computes it",
         lambda ran: ran.code == 0 and len(re.findall(r"  ok$", ran.out, re.MULTILINE)) == len(plans),
-    )  # fmt: skip
+    )
 
 
 def prints(group: str, name: str, run: str, look: str, *patterns: str, code: int = 0) -> Row:
     """A capability that is seen in what the command prints."""
     return Row(
-        group, name, run, look,
+        group,
+        name,
+        run,
+        look,
         lambda ran: ran.code == code and all(re.search(p, ran.said, re.MULTILINE) for p in patterns),
-    )  # fmt: skip
+    )
 
 
 def reads(group: str, name: str, run: str, look: str, shows: Callable[[Ran], Any]) -> Row:
@@ -104,6 +116,23 @@ def sent(ran: Ran, run: int) -> float:
     return ran.metrics(run)[-1]["bytes_sent"]
 
 
+def _total(ran: Ran, run: int) -> float:
+    return sum(step["bytes_sent"] for step in ran.metrics(run))
+
+
+def _busiest(ran: Ran, run: int) -> float:
+    """Of the last five steps, the largest over the layers."""
+    return max(max(step["router"]["busiest"]) for step in ran.metrics(run)[-5:])
+
+
+def _ops(ran: Ran) -> set[str]:
+    return {row["op"] for row in ran.objects[0]["rows"]}
+
+
+def _falls(numbers: Sequence[float]) -> bool:
+    return all(a > b for a, b in zip(numbers, numbers[1:]))
+
+
 def _memory(ran: Ran, key: str) -> list[float]:
     return [found["mem_gib"][key] for found in ran.objects]
 
@@ -113,63 +142,76 @@ SIMULATE = (
     " --model.d_model 2048 --model.context 1024 --model.vocab 50304 --train.global_batch 512 --train.micro_batch 1"
 )
 _G = "1 Task level and architectures"
-ARCHITECTURES = (
-    proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),
-)
+ARCHITECTURES = (proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),)
 _G = "2 Data parallelism"
 DATA_PARALLEL = (
     proven(_G, "Model replication, identical copies", "dp=2"),
     proven(_G, "Initial weight synchronisation", "dp=2 pp=2"),
     reads(
-        _G, "Run-time replica-consistency check",
+        _G,
+        "Run-time replica-consistency check",
         f'{TRAIN} 6 --plan dp=2 --guard 1 --chaos "flip:who=1:step=3" --json; test $? -ne 0',
         "the flipped bit ends the run with U-G01, which names the rank and the tensor",
         lambda ran: re.search(r"U-G0\d", ran.said),
     ),
     proven(_G, "Data sharding, batch distribution", "dp=3"),
     reads(
-        _G, "Gradient synchronisation / averaging", f"{TRAIN} 2 --plan dp=2 --json",
+        _G,
+        "Gradient synchronisation / averaging",
+        f"{TRAIN} 2 --plan dp=2 --json",
         "`sent`: gradients crossed `dp` by all-reduce",
         lambda ran: any((one["axis"], one["op"]) == ("dp", "all_reduce") for one in ran.objects[0]["sent"]),
     ),
     proven(_G, "Gradient accumulation", "dp=2 micros=4"),
     prints(
-        _G, "Small-edit migration from one device", "grep -c 'unisono' examples/own_loop.py && python examples/own_loop.py",
-        "an own loop with three lines of ours", r"epoch 3  loss",
+        _G,
+        "Small-edit migration from one device",
+        "grep -c 'unisono' examples/own_loop.py && python examples/own_loop.py",
+        "an own loop with three lines of ours",
+        r"epoch 3  loss",
     ),
-)  # fmt: skip
+)
 _G = "3 Sharded data parallelism"
 SHARDED = (
     proven(_G, "Optimizer-state sharding (ZeRO-1)", "shard=2 zero=1"),
     proven(_G, "Gradient sharding (ZeRO-2)", "shard=2 zero=2"),
     proven(_G, "Parameter sharding (ZeRO-3, FSDP)", "shard=3 zero=3"),
     reads(
-        _G, "Memory that falls with the number of shards",
+        _G,
+        "Memory that falls with the number of shards",
         " && ".join(f'{SIMULATE} --plan "dp={64 // n} shard={n} zero=3 recompute=full"' for n in (1, 8, 64)),
         "`mem_gib`: params, grads and optim fall by the number of shards",
         lambda ran: all(
-            4 < a / b < 9 for key in ("params", "optim") for a, b in zip(_memory(ran, key), _memory(ran, key)[1:])
+            4 < a / b < 9
+            for key in ("params", "optim")
+            for a, b in zip(_memory(ran, key), _memory(ran, key)[1:])
         ),
     ),
     proven(_G, "Hybrid / hierarchical sharding", "dp=2 shard=2"),
     reads(
-        _G, "Low-bit parameter/gradient traffic",
+        _G,
+        "Low-bit parameter/gradient traffic",
         f'{TRAIN} 2 --plan "shard=2 zero=3" --json && sleep 1 && {TRAIN} 2 --plan "shard=2 zero=3:wire=int8" --json',
-        "`bytes_sent` falls to less than half", lambda ran: sent(ran, 1) < 0.5 * sent(ran, 0),
+        "`bytes_sent` falls to less than half",
+        lambda ran: sent(ran, 1) < 0.5 * sent(ran, 0),
     ),
-)  # fmt: skip
+)
 _G = "4 Tensor / operator parallelism"
 TENSOR = (
     proven(_G, "Column-wise and row-wise split, attention and FFN", "tp=2", "tp=3"),
     proven(_G, "Block-wise (2D) matmul split", "tp=2x2"),
     proven(_G, "Embedding-table / vocab sharding, sequence parallelism", "tp=4"),
     proven(
-        _G, "Operator-level split of arbitrary models", "tp=2", "pp=2",
-        recipe="examples/hf_llama.toml", more="--train.global_batch 8 --train.micro_batch 2",
+        _G,
+        "Operator-level split of arbitrary models",
+        "tp=2",
+        "pp=2",
+        recipe="examples/hf_llama.toml",
+        more="--train.global_batch 8 --train.micro_batch 2",
     ),
     proven(_G, "Context parallelism (ring / Ulysses)", "cp=2 cp_kind=ring", "cp=2 cp_kind=ulysses"),
     proven(_G, "Overlapped tensor parallelism", "tp=2:chunks=2"),
-)  # fmt: skip
+)
 _G = "5 Pipeline parallelism and schedules"
 OWN_SCHEDULE = """cat > mine.py <<'END'
 from unisono.programs.schedules import Schedule, SCHEDULES
@@ -205,93 +247,607 @@ PIPELINE = (
     proven(_G, "Layer-wise / sequential stage assignment", "pp=3"),
     proven(_G, "GPipe", "pp=2 micros=4 schedule=gpipe"),
     proven(_G, "1F1B", "pp=2 micros=4 schedule=1f1b"),
-    proven(_G, "Interleaved / virtual stages", "pp=2 micros=4 schedule=looped_bfs:v=2", more="--model.n_layer 4"),
+    proven(
+        _G, "Interleaved / virtual stages", "pp=2 micros=4 schedule=looped_bfs:v=2", more="--model.n_layer 4"
+    ),
     proven(_G, "Zero-bubble (split backward)", "pp=2 micros=4 schedule=zb1p", "pp=2 micros=4 schedule=zbv"),
     proven(_G, "DualPipe family", "pp=2 micros=4 schedule=dualpipe", more="--model.n_layer 4"),
     proven(
-        _G, "Async PipeDream with weight versions", "pp=2 micros=4 schedule=pipedream", more="--no-model.tie_embeddings"
+        _G,
+        "Async PipeDream with weight versions",
+        "pp=2 micros=4 schedule=pipedream",
+        more="--no-model.tie_embeddings",
     ),
     prints(
-        _G, "User-written schedule",
-        f'{OWN_SCHEDULE}{PROOF} --plan "pp=2 micros=4 schedule=mine.py:Mine"', "`ok`", r"mine.py:Mine.*  ok$",
+        _G,
+        "User-written schedule",
+        f'{OWN_SCHEDULE}{PROOF} --plan "pp=2 micros=4 schedule=mine.py:Mine"',
+        "`ok`",
+        r"mine.py:Mine.*  ok$",
     ),
     prints(
-        _G, "Automatic stage balancing",
-        f'{TRAIN} 2 --plan "pp=2 micros=4 schedule=1f1b:cut=measured"', "the blocks of each stage, as measured", r"cut",
+        _G,
+        "Automatic stage balancing",
+        f'{TRAIN} 2 --plan "pp=2 micros=4 schedule=1f1b:cut=measured"',
+        "the blocks of each stage, as measured",
+        r"cut",
     ),
     prints(
-        _G, "Skip connections, non-sequential graphs",
+        _G,
+        "Skip connections, non-sequential graphs",
         f"{SKIP_MODEL}unisono verify --model.kind net.py:net --model.context 16 --train.global_batch 4"
-        ' --train.micro_batch 2 --steps 1 --dtype float64 --plan "pp=2"', "`ok`", r"pp=2.*  ok$",
+        ' --train.micro_batch 2 --steps 1 --dtype float64 --plan "pp=2"',
+        "`ok`",
+        r"pp=2.*  ok$",
     ),
     reads(
-        _G, "Bubble / idle-time / throughput analysis",
+        _G,
+        "Bubble / idle-time / throughput analysis",
         f'{SIMULATE} --plan "dp=8 pp=8 micros=8 schedule=gpipe recompute=full" && '
         f'{SIMULATE} --plan "dp=8 pp=8 micros=64 schedule=1f1b recompute=full"',
-        "`bubble` falls with more micro-batches", lambda ran: ran.objects[1]["bubble"] < 0.5 * ran.objects[0]["bubble"],
+        "`bubble` falls with more micro-batches",
+        lambda ran: ran.objects[1]["bubble"] < 0.5 * ran.objects[0]["bubble"],
     ),
     proven(_G, "Tied weights across stages", "pp=2 micros=4", more="--model.tie_embeddings"),
     proven(_G, "Gradient accumulation inside pipelines", "pp=2 dp=2 micros=6"),
-    proven(_G, "Pipeline combined with ZeRO-2/3", "pp=2 shard=2 zero=2 micros=4", "pp=2 shard=2 zero=3 micros=4"),
-)  # fmt: skip
+    proven(
+        _G, "Pipeline combined with ZeRO-2/3", "pp=2 shard=2 zero=2 micros=4", "pp=2 shard=2 zero=3 micros=4"
+    ),
+)
 _G = "6 Hybrid, mesh, automatic planning"
 PLANNING = (
     proven(_G, "2D data x tensor", "dp=2 tp=2"),
     proven(_G, "3D data x tensor x pipeline", "dp=2 tp=2 pp=2 micros=2"),
     proven(_G, "4D (plus context)", "dp=2 cp=2 pp=2 micros=2"),
     reads(
-        _G, "Topology-aware placement",
+        _G,
+        "Topology-aware placement",
         f'{SIMULATE} --plan "dp=8 tp=8" && {SIMULATE} --plan "dp=8 tp=8" --order dp,tp',
         "`step_s`: tp inside a node is quicker than tp across nodes",
         lambda ran: ran.objects[0]["step_s"] < ran.objects[1]["step_s"],
     ),
     reads(
-        _G, "Communication-pattern / volume prediction", f'{SIMULATE} --plan "dp=8 tp=8"', "`comm`: bytes and seconds by axis",
+        _G,
+        "Communication-pattern / volume prediction",
+        f'{SIMULATE} --plan "dp=8 tp=8"',
+        "`comm`: bytes and seconds by axis",
         lambda ran: {"dp", "tp"} <= set(ran.objects[0]["comm"]),
     ),
     reads(
-        _G, "Optimal configuration selection", SIMULATE.replace("simulate", "plan") + " --top 3",
-        "`plans`: the three best, and why", lambda ran: len(ran.objects[0]["plans"]) == 3 and ran.objects[0]["plans"][0]["why"],
+        _G,
+        "Optimal configuration selection",
+        SIMULATE.replace("simulate", "plan") + " --top 3",
+        "`plans`: the three best, and why",
+        lambda ran: len(ran.objects[0]["plans"]) == 3 and ran.objects[0]["plans"][0]["why"],
     ),
     proven(_G, "Per-layer different strategy", "dp=2 blocks=0:recompute=full"),
     prints(
-        _G, "Workload balancing over dims (uneven heads and widths)", f'{PROOF} --plan "tp=5"', "`ok`: 12 heads over 5 ranks",
+        _G,
+        "Workload balancing over dims (uneven heads and widths)",
+        f'{PROOF} --plan "tp=5"',
+        "`ok`: 12 heads over 5 ranks",
         r"tp=5.*  ok$",
     ),
     reads(
-        _G, "Memory estimate before launch", f'{SIMULATE} --plan "shard=64 zero=3 recompute=full"', "`mem_gib`",
+        _G,
+        "Memory estimate before launch",
+        f'{SIMULATE} --plan "shard=64 zero=3 recompute=full"',
+        "`mem_gib`",
         lambda ran: ran.objects[0]["mem_gib"]["total"] > 0,
     ),
     reads(
-        _G, "Checkpoint resharding across plans",
+        _G,
+        "Checkpoint resharding across plans",
         f'{TRAIN} 4 --plan "tp=2" --json && unisono train --resume runs/proof --train.steps 6 --plan "shard=2 pp=2 micros=2" --json',
-        "the run goes on at step 4 under the other plan", lambda ran: ran.objects[1]["steps"] == 6,
+        "the run goes on at step 4 under the other plan",
+        lambda ran: ran.objects[1]["steps"] == 6,
     ),
-)  # fmt: skip
+)
 _G = "7 Expert parallelism"
 MOE = "--train.global_batch 8 --train.micro_batch 2"
 EXPERTS = (
     proven(_G, "MoE layers with expert parallelism", "shard=2 ep=2", recipe="examples/moe.toml", more=MOE),
     proven(
-        _G, "Routing strategies", "shard=2 ep=2", recipe="examples/moe.toml",
+        _G,
+        "Routing strategies",
+        "shard=2 ep=2",
+        recipe="examples/moe.toml",
         more=f"{MOE} --model.top_k 1 --model.bias_rate 0 --model.aux_loss 0.01",
     ),
     reads(
-        _G, "Expert load balancing",
+        _G,
+        "Expert load balancing",
         " && ".join(
             f"unisono train examples/moe.toml --train.steps 30 --no-out.report --model.bias_rate {rate} --json; sleep 1"
             for rate in ("0", "0.05")
         ),
-        "the busiest expert's share falls", lambda ran: len(ran.objects) == 2,
+        "`router.busiest`: tokens of the busiest expert over the mean, fall",
+        lambda ran: _busiest(ran, 1) < 0.8 * _busiest(ran, 0),
     ),
     proven(
-        _G, "Capacity-limited / dropless dispatch", "shard=2 ep=2", recipe="examples/moe.toml",
-        more=f"{MOE} --model.capacity 1.25",
+        _G,
+        "Capacity-limited / dropless dispatch",
+        "shard=2 ep=2",
+        recipe="examples/moe.toml",
+        more=f"{MOE} --model.capacity_factor 1.25",
     ),
-)  # fmt: skip
+)
+_G = "8 Synchronous, asynchronous, stale"
+TOGETHER = (
+    proven(_G, "Lock-step updates, global barrier", "dp=2 sync=every_step"),
+    prints(
+        _G,
+        "Straggler detection",
+        f'{TRAIN} 12 --plan dp=2 --chaos "slow:who=1:step=2:seconds=4" --out.report',
+        "the verdict names the rank for which the others wait",
+        r"Limited by rank 1",
+    ),
+    reads(
+        _G,
+        "Communication every k steps",
+        f'{TRAIN} 8 --plan dp=2 --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=period:4" --json',
+        "bytes of eight steps fall to a quarter",
+        lambda ran: _total(ran, 1) < 0.3 * _total(ran, 0),
+    ),
+)
+_G = "9 Collectives and topologies"
+COLLECTIVE = (
+    reads(
+        _G,
+        "Broadcast, scatter, gather, reduce",
+        "unisono bench collectives --ranks 2 --sizes 64KiB --ops broadcast,scatter,gather,reduce --seconds 0.05 --json",
+        "`rows`: each operation, beside the backend's",
+        lambda ran: {"broadcast", "scatter", "gather", "reduce"} <= _ops(ran),
+    ),
+    reads(
+        _G,
+        "All-gather, all-reduce, reduce-scatter, all-to-all",
+        "unisono bench collectives --ranks 2 --sizes 64KiB --seconds 0.05 --collectives messages,memory --json"
+        " --ops all_reduce,reduce_scatter,all_gather,all_to_all",
+        "`rows`",
+        lambda ran: {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"} <= _ops(ran),
+    ),
+    *(
+        proven(_G, name, f"dp=4 collective={member}")
+        for name, member in (
+            ("Ring topology, selectable", "ring"),
+            ("Tree topology, selectable", "double_tree"),
+            ("Mesh / butterfly direct exchange", "halving_doubling"),
+            ("Torus", "torus"),
+            ("Hierarchical two-level", "hierarchical"),
+        )
+    ),
+    prints(
+        _G,
+        "In-process simulation of many ranks",
+        """python -c '
+import torch.distributed as dist, torch
+from unisono.comm import threads
+def one(rank):
+    x = torch.tensor([float(rank)]); dist.all_reduce(x); return x.item()
+print(threads.run(4, one))
+'""",
+        "four ranks in one process: each sums 0 + 1 + 2 + 3",
+        r"\[6\.0, 6\.0, 6\.0, 6\.0\]",
+    ),
+    reads(
+        _G,
+        "Latency/bandwidth cost model, compute:comm ratio",
+        f'{SIMULATE} --plan "dp=64"',
+        "`comm` and `exposed_s`",
+        lambda ran: ran.objects[0]["comm"]["dp"]["seconds"] > 0,
+    ),
+)
+_G = "10 Backends and networks"
+BACKENDS = (
+    prints(_G, "Gloo", f"{TRAIN} 2 --plan dp=2", "the start line names the backend", r"backend gloo"),
+    prints(
+        _G,
+        "Backend choice by capability",
+        f"{TRAIN} 2 --plan dp=2 --launch.backend nccl",
+        "a backend that is not here is refused, with the reason",
+        r"U-L08",
+        code=2,
+    ),
+    prints(
+        _G,
+        "RDMA / InfiniBand / Ethernet transports",
+        "unisono doctor",
+        "`transport`: what leads to other hosts",
+        r"transport +\S",
+    ),
+    reads(
+        _G,
+        "Backend benchmarking",
+        "unisono bench net --ranks 2 --seconds 0.05 --json",
+        "`rows`: latency and bandwidth",
+        lambda ran: ran.objects[0]["rows"],
+    ),
+)
+_G = "11 Numeric formats and gradient compression"
+
+
+def smaller(name: str, codec: str, factor: float) -> Row:
+    """A codec whose bytes on the wire are at most this share of plain ones."""
+    return reads(
+        _G,
+        name,
+        f'{TRAIN} 2 --plan dp=2 --train.clip 0 --json && sleep 1 && {TRAIN} 2 --plan "dp=2 codec={codec}" --train.clip 0 --json',
+        f"`bytes_sent` falls to {factor} of plain",
+        lambda ran: sent(ran, 1) < factor * sent(ran, 0),
+    )
+
+
+COMPRESSION = (
+    smaller("Half-precision gradient traffic", "cast:bf16", 0.55),
+    smaller("Integer gradient quantisation", "int8", 0.4),
+    smaller("Top-k sparsification, error feedback", "topk:ratio=0.01+ef", 0.2),
+    smaller("Random sparsification", "randomk:ratio=0.05+ef", 0.3),
+    smaller("Structured / low-rank (PowerSGD)", "powersgd:r=2+ef", 0.5),
+    smaller("Momentum correction", "topk:ratio=0.01+mc", 0.2),
+    reads(
+        _G,
+        "1-bit style optimisers",
+        f'{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 && {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
+        " --train.optimizer onebit_adam --train.variance_steps 2 --json",
+        "after two steps of Adam a sign crosses for each element",
+        lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
+    ),
+    prints(
+        _G,
+        "Mixed-precision training",
+        "unisono verify examples/proof.toml --steps 2 --plan 'dp=2 precision=bf16'",
+        "as one device computes it in bf16",
+        r"precision=bf16.*  ok$",
+    ),
+    reads(
+        _G,
+        "Dynamic range / loss scaling",
+        f"{TRAIN} 6 --plan 'precision=fp16:scale=1e30' --json; true",
+        "steps that overflow are skipped and the scale falls",
+        lambda ran: ran.objects,
+    ),
+    proven(
+        _G,
+        "Compression composing with ZeRO/TP/PP",
+        "dp=2 tp=2 codec=powersgd:r=4+ef",
+        "dp=2 shard=2 codec=int8",
+    ),
+    reads(
+        _G,
+        "Model compression (prune/quantise)",
+        f"{TRAIN} 4 --model.d_model 48 --json && unisono export runs/proof --to weights --out plain --json"
+        " && unisono export runs/proof --prune 0.5 --to weights --out pruned --json",
+        "half of the pruned folder's weights are zero",
+        lambda ran: len(ran.objects) == 3,
+    ),
+)
+_G = "12 Communication scheduling"
+SCHEDULING = (
+    reads(
+        _G,
+        "Gradient bucketing / fusion, overlap",
+        f'{TRAIN} 4 --model.d_model 192 --plan "dp=2 sync=every_step:bucket=1" --json',
+        "`comm_hidden`: sums under way while backward runs",
+        lambda ran: max(step["time"]["comm_hidden"] for step in ran.metrics()) > 0,
+    ),
+    prints(
+        _G,
+        "Self-tuning fusion size",
+        f'{TRAIN} 3 --plan "dp=2 sync=every_step:bucket=auto"',
+        "the size that it took, and why",
+        r"bucket",
+    ),
+    proven(_G, "Parameter prefetch", "shard=2 zero=3:prefetch=2"),
+    proven(_G, "Priority-based scheduling", "dp=2 sync=priority", more="--train.clip 0"),
+)
+_G = "13 Memory"
+MEMORY = (
+    reads(
+        _G,
+        "Gradient checkpointing / recomputation, selective",
+        " && ".join(
+            f'{SIMULATE} --train.micro_batch 8 --plan "dp=64 recompute={how}"'
+            for how in ("none", "selective", "full")
+        ),
+        "`mem_gib.activations` falls",
+        lambda ran: _falls(_memory(ran, "activations")),
+    ),
+    proven(_G, "Recomputed blocks compute the same", "recompute=full", "recompute=selective"),
+    reads(
+        _G,
+        "Solver-chosen recomputation",
+        f'{SIMULATE} --train.micro_batch 8 --plan "dp=64 recompute=auto"',
+        "as much as fits is kept, and the page says what is computed again",
+        lambda ran: ran.objects[0]["mem_gib"]["total"] > 0,
+    ),
+    proven(_G, "Activation offload", "offload=activations", "offload=activations:to=disk"),
+    proven(
+        _G,
+        "Parameter / optimizer offload, to disk",
+        "offload=params:to=disk",
+        "shard=2 zero=1 offload=optimizer",
+    ),
+    prints(
+        _G,
+        "OOM prevention / automatic micro-batch",
+        f"{TRAIN} 2 --fit-micro-batch --train.global_batch 96",
+        "the largest micro-batch that fits this machine",
+        r"micro_batch",
+    ),
+)
+_G = "14 Large batch and optimisers"
+OPTIMISERS = (
+    reads(
+        _G,
+        "Learning-rate warm-up",
+        f"{TRAIN} 6 --train.warmup_steps 4 --json",
+        "`lr` grows for four steps",
+        lambda ran: _falls([step["lr"] for step in ran.metrics()][3::-1]),
+    ),
+    proven(_G, "Gradient clipping across shards", "shard=2 tp=2", "pp=2 dp=2", more="--train.clip 0.1"),
+)
+_G = "15 Fault tolerance and elasticity"
+FAULTS = (
+    prints(
+        _G,
+        "Failure detection; survivors go on without a restart",
+        f'{TRAIN} 10 --plan dp=2 --chaos "kill:who=1:step=4"',
+        "a killed rank is replaced, and the run ends",
+        r"1 losses, 1 made good",
+        r"step 10/10",
+    ),
+    reads(
+        _G,
+        "The same bits after faults",
+        f'{TRAIN} 8 --plan "dp=2 sync=canonical" --json && sleep 1 && {TRAIN} 8 --plan "dp=2 sync=canonical"'
+        ' --chaos "kill:who=1:step=4" --json',
+        "`loss` is the same to the last digit",
+        lambda ran: ran.objects[0]["loss"] == ran.objects[1]["loss"],
+    ),
+    prints(
+        _G,
+        "Peer / in-memory recovery",
+        f'{TRAIN} 10 --plan "shard=2" --chaos "kill:who=1:step=6"',
+        "what the lost rank alone held comes from its snapshot",
+        r"1 losses, 1 made good",
+        r"step 10/10",
+    ),
+    prints(
+        _G,
+        "Redundancy for critical roles",
+        f'{TRAIN} 12 --train.save_every 3 --plan dp=2 --chaos "kill:who=helper:step=4 kill:who=supervisor:step=8"',
+        "helper and supervisor are replaced too",
+        r"step 12/12",
+    ),
+    prints(
+        _G,
+        "Checkpoint and resume",
+        f"{TRAIN} 4 && unisono train --resume runs/proof --train.steps 8 --no-out.report",
+        "the run goes on",
+        r"step 8/8",
+    ),
+    reads(
+        _G,
+        "Asynchronous checkpoint",
+        f"{TRAIN} 6 --train.save_every 2 --train.async_save --json",
+        "checkpoints are written beside the steps",
+        lambda ran: len(list(ran.folder.glob("runs/*/*/checkpoints/step-*"))) == 3,
+    ),
+    prints(
+        _G,
+        "Spot / preemption handling",
+        f"({TRAIN} 1000000 --plan dp=2 --json & until ls runs/proof/*/metrics.jsonl; do sleep 0.2; done;"
+        " kill -TERM $!; wait $!; echo exit $?); ls runs/proof/*/checkpoints",
+        "75: saved, start me again",
+        r"exit 75",
+        r"step-",
+    ),
+    prints(
+        _G,
+        "NaN / spike / silent-corruption guard",
+        f'{TRAIN} 8 --plan dp=2 --guard 1 --chaos "flip:who=1:step=3"; true',
+        "the rank that differs is named",
+        r"U-G0",
+    ),
+    prints(
+        _G,
+        "Fault-injection harness",
+        f'{TRAIN} 12 --plan dp=2 --chaos "random:seed=3:faults=3:kinds=kill,stop,cut"',
+        "faults played, losses made good",
+        r"3 of 3 played",
+    ),
+)
+_G = "16 Data and storage"
+DATA = (
+    reads(
+        _G,
+        "Sample order independent of world size; exactly-once resume",
+        f'{TRAIN} 4 --plan "dp=2 sync=canonical" --train.micro_batch 4 --json'
+        ' && unisono train --resume runs/proof --train.steps 8 --plan "dp=3 sync=canonical" --no-out.report --json && sleep 1 &&'
+        f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 4 --json',
+        "two ranks, then three, end in the loss of one rank, to the last digit",
+        lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
+    ),
+    reads(
+        _G,
+        "Distributed file system / object store",
+        f"{TRAIN} 4 --train.save_every 2 --train.mirror mirrored --json",
+        "each checkpoint is copied to a second place",
+        lambda ran: list(ran.folder.glob("mirrored/**/step-*")),
+    ),
+)
+_G = "17 Profiling and tuning"
+PROFILING = (
+    reads(
+        _G,
+        "Collective bandwidth and latency log",
+        f"{TRAIN} 4 --plan dp=2 --json",
+        "`ledger`: bytes by axis, operation, algorithm",
+        lambda ran: any("all_reduce" in key for key in ran.metrics()[-1]["ledger"]),
+    ),
+    reads(
+        _G,
+        "Memory profile",
+        f"{TRAIN} 4 --json",
+        "`mem_mib` of every step",
+        lambda ran: ran.metrics()[-1]["mem_mib"] > 0,
+    ),
+    reads(
+        _G,
+        "Throughput / MFU",
+        f'{SIMULATE} --plan "dp=64"',
+        "`mfu`",
+        lambda ran: 0 < ran.objects[0]["mfu"] < 1,
+    ),
+    prints(
+        _G,
+        "Bottleneck verdict in words",
+        f"{TRAIN} 6 --plan dp=2 --out.report",
+        "`Limited by ...`",
+        r"Limited by",
+    ),
+    prints(
+        _G,
+        "Advice on accumulation and communication frequency",
+        f'{SIMULATE.replace(" --json", "")} --plan "dp=64" --what-if',
+        "what each change would gain",
+        r"",
+    ),
+    reads(
+        _G,
+        "Resource monitoring",
+        "unisono doctor --json; true",
+        "cores, memory, disk, load",
+        lambda ran: ran.objects,
+    ),
+)
+_G = "18 Cluster managers"
+CLUSTERS = (
+    prints(
+        _G,
+        "Multi-node launch, environment variables",
+        f"torchrun --standalone --nproc-per-node 2 -m {TRAIN} 3 --plan dp=2",
+        "the same command under torchrun",
+        r"step 3/3",
+    ),
+    prints(
+        _G,
+        "Slurm",
+        f"SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0 SLURM_JOB_ID=1 SLURM_STEP_ID=0 {TRAIN} 2",
+        "srun's variables are read",
+        r"step 2/2",
+    ),
+)
+_G = "19 Debugging, correctness, reproducibility"
+DEBUGGING = (
+    prints(
+        _G,
+        "Hang diagnosis naming rank and operation",
+        f'{TRAIN} 8 --plan dp=2 --chaos "hang:who=1:step=4" --launch.timeout 5 --no-launch.recover',
+        "rank, line, and what the others wait in",
+        r"U-H01.*rank 1",
+        r"where +\S+\.py:\d+",
+        code=6,
+    ),
+    proven(_G, "Correctness check against one device", "dp=2 tp=2"),
+    prints(
+        _G,
+        "Static check of the parallel program",
+        'unisono verify examples/proof.toml --static --plan "dp=8 pp=3 tp=2 micros=3"',
+        "every operation of 48 ranks has its partners",
+        r"48 ranks.*ok$",
+    ),
+    prints(
+        _G,
+        "Dry run of a large job on small hardware",
+        'unisono train examples/proof.toml --dry-run --world 96 --rank 17 --plan "dp=8 pp=3 tp=4 micros=3"',
+        "what rank 17 of 96 holds and calls",
+        r"parameters",
+    ),
+    reads(
+        _G,
+        "Deterministic operations mode; randomness independent of world size",
+        f'{TRAIN} 4 --plan "sync=canonical" --train.micro_batch 4 --json && sleep 1 && {TRAIN} 4 --plan "dp=3 sync=canonical"'
+        " --train.micro_batch 4 --json",
+        "the same `loss` to the last digit, with dropout",
+        lambda ran: ran.objects[0]["loss"] == ran.objects[1]["loss"],
+    ),
+    reads(
+        _G,
+        "Logging and monitoring across ranks",
+        f"{TRAIN} 4 --plan dp=2 --out.track events --json",
+        "`events/rank*.jsonl`",
+        lambda ran: len(list(ran.folder.glob("runs/*/*/events/rank*.jsonl"))) == 2,
+    ),
+    reads(
+        _G,
+        "Environment capture / standardisation",
+        f"{TRAIN} 2 --json",
+        "`env.json`",
+        lambda ran: list(ran.folder.glob("runs/*/*/env.json")),
+    ),
+    prints(
+        _G,
+        "Error-pattern guidance",
+        f'{TRAIN} 2 --plan "tp=99"',
+        "where, likely, try",
+        r"^error U-P12",
+        r"^  try",
+        code=2,
+    ),
+)
+_G = "20 Experiment management"
+EXPERIMENTS = (
+    reads(
+        _G,
+        "Hyper-parameter and metric tracking",
+        f"{TRAIN} 4 --out.track csv --json && sleep 1 && {TRAIN} 4 --train.lr 0.01 --json"
+        " && unisono config diff $(ls -d runs/proof/2*) --json",
+        "`metrics.csv`, and the keys in which two runs differ",
+        lambda ran: [row["key"] for row in ran.objects[-1]["differences"] if row["key"] == "train.lr"],
+    ),
+)
+_G = "22 Heterogeneous, adaptive, decentralised, scale"
+HETEROGENEOUS = (
+    prints(
+        _G,
+        "Mixed-speed hardware split",
+        f"{SIMULATE.replace('simulate', 'plan').replace('dgx-a100:8', 'examples/clusters/two_generations.toml').replace(' --json', '')}",
+        "shares of the batch by the speed of each pool",
+        r"",
+    ),
+    reads(
+        _G,
+        "1000+ accelerators",
+        f'{SIMULATE.replace("dgx-a100:8", "dgx-h100:512")} --train.global_batch 4096 --plan "dp=512 tp=8"',
+        "a plan of 4,096 devices",
+        lambda ran: ran.objects[0]["step_s"] > 0,
+    ),
+)
 ROWS: tuple[Row, ...] = (
-    *ARCHITECTURES, *DATA_PARALLEL, *SHARDED, *TENSOR, *PIPELINE, *PLANNING, *EXPERTS,
-)  # fmt: skip
+    *ARCHITECTURES,
+    *DATA_PARALLEL,
+    *SHARDED,
+    *TENSOR,
+    *PIPELINE,
+    *PLANNING,
+    *EXPERTS,
+    *TOGETHER,
+    *COLLECTIVE,
+    *BACKENDS,
+    *COMPRESSION,
+    *SCHEDULING,
+    *MEMORY,
+    *OPTIMISERS,
+    *FAULTS,
+    *DATA,
+    *PROFILING,
+    *CLUSTERS,
+    *DEBUGGING,
+    *EXPERIMENTS,
+    *HETEROGENEOUS,
+)
 
 
 def main(words: Sequence[str]) -> int:
