@@ -1,7 +1,8 @@
 """The rows of capabilities.md: what Unisono can do, each with one command that shows it, and how the effect is read.
 
-`python docs/capabilities.py [WORD ...]` runs the rows whose name or group holds a word, or all of them, in an empty folder
-that has the project's `examples`, and prints what each showed. A test runs every row; the page is written from them.
+`python docs/capabilities.py [WORD ...]` runs the rows whose name or group holds a word, or all of them, in an empty
+folder that has the project's `examples`, and prints what each showed. A test runs every row; the page is written from
+them.
 """
 
 import json
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,7 @@ TRAIN = "unisono train examples/proof.toml --no-out.report --train.steps"
 
 
 def proven(group: str, name: str, *plans: str, more: str = "", recipe: str = "examples/proof.toml") -> Row:
-    """A capability that a proof shows: gradients, parameters and optimiser state of the plans are those of one device."""
+    """A capability that a proof shows: gradients, parameters and optimiser state are those of one device."""
     command = PROOF.replace("examples/proof.toml", recipe) + (f" {more}" if more else "")
     flags = " ".join(f'--plan "{plan}"' for plan in plans)
     return Row(
@@ -126,21 +128,18 @@ def _busiest(ran: Ran, run: int) -> float:
 
 
 def _ops(ran: Ran) -> set[str]:
-    return {row["op"] for row in ran.objects[0]["rows"]}
+    return {row["op"] for row in ran.objects[0]["rows"] if "op" in row}
 
 
 def _falls(numbers: Sequence[float]) -> bool:
-    return all(a > b for a, b in zip(numbers, numbers[1:]))
+    return all(a > b for a, b in pairwise(numbers))
 
 
 def _memory(ran: Ran, key: str) -> list[float]:
     return [found["mem_gib"][key] for found in ran.objects]
 
 
-SIMULATE = (
-    "unisono simulate --json --cluster dgx-a100:8 --model.kind gpt --model.n_layer 24 --model.n_head 16"
-    " --model.d_model 2048 --model.context 1024 --model.vocab 50304 --train.global_batch 512 --train.micro_batch 1"
-)
+SIMULATE = "unisono simulate examples/gpt_1b.toml --json --cluster dgx-a100:8"
 _G = "1 Task level and architectures"
 ARCHITECTURES = (proven(_G, "Peer-to-peer all-reduce architecture", "dp=4"),)
 _G = "2 Data parallelism"
@@ -159,8 +158,8 @@ DATA_PARALLEL = (
         _G,
         "Gradient synchronisation / averaging",
         f"{TRAIN} 2 --plan dp=2 --json",
-        "`sent`: gradients crossed `dp` by all-reduce",
-        lambda ran: any((one["axis"], one["op"]) == ("dp", "all_reduce") for one in ran.objects[0]["sent"]),
+        "`ledger`: gradients crossed `dp` by all-reduce",
+        lambda ran: any(key.startswith("dp/all_reduce") for key in ran.metrics()[-1]["ledger"]),
     ),
     proven(_G, "Gradient accumulation", "dp=2 micros=4"),
     prints(
@@ -181,11 +180,7 @@ SHARDED = (
         "Memory that falls with the number of shards",
         " && ".join(f'{SIMULATE} --plan "dp={64 // n} shard={n} zero=3 recompute=full"' for n in (1, 8, 64)),
         "`mem_gib`: params, grads and optim fall by the number of shards",
-        lambda ran: all(
-            4 < a / b < 9
-            for key in ("params", "optim")
-            for a, b in zip(_memory(ran, key), _memory(ran, key)[1:])
-        ),
+        lambda ran: all(4 < a / b < 9 for key in ("params", "optim") for a, b in pairwise(_memory(ran, key))),
     ),
     proven(_G, "Hybrid / hierarchical sharding", "dp=2 shard=2"),
     reads(
@@ -214,12 +209,12 @@ TENSOR = (
 )
 _G = "5 Pipeline parallelism and schedules"
 OWN_SCHEDULE = """cat > mine.py <<'END'
-from unisono.programs.schedules import Schedule, SCHEDULES
-
-
-class Mine(Schedule):
-    def timetable(self, ranks, micros):
-        return SCHEDULES.read("gpipe").timetable(ranks, micros)
+def pairs(ranks, micros):
+    row = []
+    for i in range(0, micros, 2):
+        both = range(i, min(i + 2, micros))
+        row += [f"F{m}" for m in both] + [f"B{m}" for m in both]
+    return [row] * ranks
 END
 """
 SKIP_MODEL = """cat > net.py <<'END'
@@ -228,10 +223,10 @@ from torch import nn
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, vocab):
         super().__init__()
         self.a, self.b, self.c = (nn.Linear(32, 32) for _ in range(3))
-        self.embed, self.head = nn.Embedding(256, 32), nn.Linear(64, 256)
+        self.embed, self.head = nn.Embedding(vocab, 32), nn.Linear(64, vocab)
 
     def forward(self, tokens):
         x = self.embed(tokens)
@@ -239,8 +234,8 @@ class Net(nn.Module):
         return self.head(torch.cat([torch.relu(self.c(y)), x], dim=-1))
 
 
-def net(model):
-    return Net()
+def net(vocab):
+    return Net(vocab)
 END
 """
 PIPELINE = (
@@ -261,16 +256,16 @@ PIPELINE = (
     prints(
         _G,
         "User-written schedule",
-        f'{OWN_SCHEDULE}{PROOF} --plan "pp=2 micros=4 schedule=mine.py:Mine"',
+        f'{OWN_SCHEDULE}{PROOF} --plan "pp=2 micros=4 schedule=mine.py:pairs"',
         "`ok`",
-        r"mine.py:Mine.*  ok$",
+        r"mine.py:pairs.*  ok$",
     ),
     prints(
         _G,
         "Automatic stage balancing",
         f'{TRAIN} 2 --plan "pp=2 micros=4 schedule=1f1b:cut=measured"',
         "the blocks of each stage, as measured",
-        r"cut",
+        r"stages by measured seconds: \d+/\d+ blocks",
     ),
     prints(
         _G,
@@ -283,7 +278,7 @@ PIPELINE = (
     reads(
         _G,
         "Bubble / idle-time / throughput analysis",
-        f'{SIMULATE} --plan "dp=8 pp=8 micros=8 schedule=gpipe recompute=full" && '
+        f'{SIMULATE} --plan "dp=8 pp=8 micros=8 schedule=gpipe recompute=full" --train.global_batch 64 && '
         f'{SIMULATE} --plan "dp=8 pp=8 micros=64 schedule=1f1b recompute=full"',
         "`bubble` falls with more micro-batches",
         lambda ran: ran.objects[1]["bubble"] < 0.5 * ran.objects[0]["bubble"],
@@ -338,7 +333,8 @@ PLANNING = (
     reads(
         _G,
         "Checkpoint resharding across plans",
-        f'{TRAIN} 4 --plan "tp=2" --json && unisono train --resume runs/proof --train.steps 6 --plan "shard=2 pp=2 micros=2" --json',
+        f'{TRAIN} 4 --plan "tp=2" --json &&'
+        ' unisono train --resume runs/proof --train.steps 6 --plan "shard=2 pp=2 micros=2" --json',
         "the run goes on at step 4 under the other plan",
         lambda ran: ran.objects[1]["steps"] == 6,
     ),
@@ -420,13 +416,18 @@ COLLECTIVE = (
     prints(
         _G,
         "In-process simulation of many ranks",
-        """python -c '
-import torch.distributed as dist, torch
+        """python - <<'END'
+import torch
+import torch.distributed as dist
 from unisono.comm import threads
+
 def one(rank):
-    x = torch.tensor([float(rank)]); dist.all_reduce(x); return x.item()
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    return x.item()
+
 print(threads.run(4, one))
-'""",
+END""",
         "four ranks in one process: each sums 0 + 1 + 2 + 3",
         r"\[6\.0, 6\.0, 6\.0, 6\.0\]",
     ),
@@ -472,7 +473,8 @@ def smaller(name: str, codec: str, factor: float) -> Row:
     return reads(
         _G,
         name,
-        f'{TRAIN} 2 --plan dp=2 --train.clip 0 --json && sleep 1 && {TRAIN} 2 --plan "dp=2 codec={codec}" --train.clip 0 --json',
+        f"{TRAIN} 2 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
+        f' {TRAIN} 2 --plan "dp=2 codec={codec}" --train.clip 0 --json',
         f"`bytes_sent` falls to {factor} of plain",
         lambda ran: sent(ran, 1) < factor * sent(ran, 0),
     )
@@ -488,7 +490,8 @@ COMPRESSION = (
     reads(
         _G,
         "1-bit style optimisers",
-        f'{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 && {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
+        f"{TRAIN} 6 --plan dp=2 --train.clip 0 --json && sleep 1 &&"
+        f' {TRAIN} 6 --plan "dp=2 codec=sign+ef" --train.clip 0'
         " --train.optimizer onebit_adam --train.variance_steps 2 --json",
         "after two steps of Adam a sign crosses for each element",
         lambda ran: sent(ran, 1) < 0.2 * sent(ran, 0),
@@ -664,7 +667,8 @@ DATA = (
         _G,
         "Sample order independent of world size; exactly-once resume",
         f'{TRAIN} 4 --plan "dp=2 sync=canonical" --train.micro_batch 4 --json'
-        ' && unisono train --resume runs/proof --train.steps 8 --plan "dp=3 sync=canonical" --no-out.report --json && sleep 1 &&'
+        ' && unisono train --resume runs/proof --train.steps 8 --plan "dp=3 sync=canonical"'
+        " --no-out.report --json && sleep 1 &&"
         f' {TRAIN} 8 --plan "sync=canonical" --train.micro_batch 4 --json',
         "two ranks, then three, end in the loss of one rank, to the last digit",
         lambda ran: ran.objects[1]["loss"] == ran.objects[2]["loss"],
@@ -710,9 +714,9 @@ PROFILING = (
     prints(
         _G,
         "Advice on accumulation and communication frequency",
-        f'{SIMULATE.replace(" --json", "")} --plan "dp=64" --what-if',
-        "what each change would gain",
-        r"",
+        f'{SIMULATE.replace(" --json", "")} --plan "dp=64" --batches',
+        "which batch and accumulation suit the hardware",
+        r"micro_batch|accumulat",
     ),
     reads(
         _G,
@@ -768,7 +772,8 @@ DEBUGGING = (
     reads(
         _G,
         "Deterministic operations mode; randomness independent of world size",
-        f'{TRAIN} 4 --plan "sync=canonical" --train.micro_batch 4 --json && sleep 1 && {TRAIN} 4 --plan "dp=3 sync=canonical"'
+        f'{TRAIN} 4 --plan "sync=canonical" --train.micro_batch 4 --json && sleep 1 &&'
+        f' {TRAIN} 4 --plan "dp=3 sync=canonical"'
         " --train.micro_batch 4 --json",
         "the same `loss` to the last digit, with dropout",
         lambda ran: ran.objects[0]["loss"] == ran.objects[1]["loss"],
@@ -813,9 +818,11 @@ HETEROGENEOUS = (
     prints(
         _G,
         "Mixed-speed hardware split",
-        f"{SIMULATE.replace('simulate', 'plan').replace('dgx-a100:8', 'examples/clusters/two_generations.toml').replace(' --json', '')}",
-        "shares of the batch by the speed of each pool",
-        r"",
+        SIMULATE.replace("simulate --json", "plan").replace(
+            "dgx-a100:8", "examples/clusters/two_generations.toml"
+        ),
+        "a plan over both generations of machines, with the share of each",
+        r"dgx-a100|a100",
     ),
     reads(
         _G,
@@ -850,8 +857,27 @@ ROWS: tuple[Row, ...] = (
 )
 
 
+def page() -> str:
+    """The text of capabilities.md."""
+    head = """# What it can do
+
+Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs them all
+and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose name
+or group holds that word. `make test-all` runs them too. What is not there yet is in the
+[README](../README.md#what-is-not-there-yet).
+"""
+    parts = [head]
+    for group in dict.fromkeys(row.group for row in ROWS):
+        lines = [f"# {row.name}: {row.look}\n{row.run}\n" for row in ROWS if row.group == group]
+        parts.append(f"## {group}\n\n```bash\n{chr(10).join(lines)}```\n")
+    return "\n".join(parts)
+
+
 def main(words: Sequence[str]) -> int:
-    """Runs the rows that hold a word; exit code 1 where one did not show what it should."""
+    """Runs the rows that hold a word, or writes the page; exit code 1 where one did not show what it should."""
+    if "--write" in words:
+        Path(__file__).with_suffix(".md").write_text(page(), encoding="utf-8")
+        return 0
     failed = 0
     for row in ROWS:
         if words and not any(word.lower() in f"{row.group} {row.name}".lower() for word in words):
