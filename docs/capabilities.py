@@ -245,7 +245,13 @@ PIPELINE = (
     proven(
         _G, "Interleaved / virtual stages", "pp=2 micros=4 schedule=looped_bfs:v=2", more="--model.n_layer 4"
     ),
-    proven(_G, "Zero-bubble (split backward)", "pp=2 micros=4 schedule=zb1p", "pp=2 micros=4 schedule=zbv"),
+    proven(
+        _G,
+        "Zero-bubble (split backward)",
+        "pp=2 micros=4 schedule=zb1p",
+        "pp=2 micros=4 schedule=zbv",
+        more="--model.n_layer 4",
+    ),
     proven(_G, "DualPipe family", "pp=2 micros=4 schedule=dualpipe", more="--model.n_layer 4"),
     proven(
         _G,
@@ -861,8 +867,8 @@ def page() -> str:
     """The text of capabilities.md."""
     head = """# What it can do
 
-Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs them all
-and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose name
+Each capability with one command that shows it, run in this project's folder. `python docs/capabilities.py` runs them
+all and reads each effect off what the command printed or left; `python docs/capabilities.py pipeline` runs those whose name
 or group holds that word. `make test-all` runs them too. What is not there yet is in the
 [README](../README.md#what-is-not-there-yet).
 """
