@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -107,8 +106,8 @@ def _keys(epoch: int) -> str:
 class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it.
 
-    watch(rank, world, epoch=, store=): makes a lookout. Two threads use this: the one that hears of losses calls
-    `away`, the main one `anew`. Each does all of its work at once, so that a second loss never meets half a meeting.
+    watch(rank, world, epoch=, store=): makes a lookout. The thread that hears of losses calls `away`, the main one
+    `anew`, never both at once (`SocketChannel.recover`).
     """
 
     def __init__(self, meeting: RankMeeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
@@ -116,8 +115,6 @@ class _Meetings:
         self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
         self._held, self._present, self._turns = list[socket.socket](), meeting.present, 0
-        self._lock = threading.Lock()
-        self._at = self._called = meeting.epoch
 
     def looks(self, meeting: RankMeeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
@@ -129,37 +126,31 @@ class _Meetings:
         self._appears = run, folder
         self.lookout.appear(run, folder)
 
-    def away(self, epoch: int) -> None:
-        """Ranks meet anew in this epoch: free whatever waits for others here. To be called again until the main thread
-        has come, since it may have made connections meanwhile."""
-        with self._lock:
-            if epoch <= self._at:
-                return
-            if epoch > self._called:
-                self._called, self._turns = epoch, 0
-                self.lookout.dismiss()
-                self.store.end()
-                while self._held:  # of the meeting before: all have left that
-                    self._held.pop().close()
-            self._held += parting.cut()
-            self._turns += 1
-            if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
-                parting.hang_up(self._present)
+    def away(self) -> None:
+        """Ranks meet anew: free whatever waits for others here. Called again until the main thread has come, which may
+        have made connections meanwhile."""
+        self._turns += 1
+        if self._turns == 1:
+            self.lookout.dismiss()
+            self.store.end()
+            for sock in self._held:  # of the meeting before: all have left that
+                sock.close()
+            self._held.clear()
+        self._held += parting.cut()
+        if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
+            parting.hang_up(self._present)
 
-    def anew(self, meeting: RankMeeting) -> SocketStore | None:
-        """The store of a meeting, with a lookout over it; None where ranks have been called to a later one."""
-        with self._lock:
-            if meeting.epoch < self._called:
-                return None
-            self._held += parting.cut()  # again: some may have been made since
-            parting.forget()
-            self.store, self._at = self.store.anew(_keys(meeting.epoch)), meeting.epoch
-            self._present = meeting.present
-            _tell_environment(meeting)
-            self.lookout = self.looks(meeting)
-            if self._appears is not None:
-                self.lookout.appear(*self._appears)
-            return self.store
+    def anew(self, meeting: RankMeeting) -> SocketStore:
+        """The store of a meeting, with a lookout over it."""
+        self._held += parting.cut()  # again: some may have been made since
+        parting.forget()
+        self.store = self.store.anew(_keys(meeting.epoch))
+        self._present, self._turns = meeting.present, 0
+        _tell_environment(meeting)
+        self.lookout = self.looks(meeting)
+        if self._appears is not None:
+            self.lookout.appear(*self._appears)
+        return self.store
 
 
 def _watch(rank: int, world: int, channel: SocketChannel, epoch: int, **parts: Any) -> Lookout:

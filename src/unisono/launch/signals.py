@@ -3,11 +3,13 @@
 SIGUSR1 is what Slurm sends ahead of a time limit where it is asked to (`--signal=USR1@60`); it means what SIGTERM does.
 """
 
+import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -15,6 +17,9 @@ from unisono.spec.errors import Stopped
 
 TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
+
+
+_LOADER = "/torch/utils/data/"
 
 
 def heard() -> list[signal.Signals]:
@@ -30,7 +35,11 @@ def meant(number: int) -> str:
 
 def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
-    thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked."""
+    thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked.
+
+    A process that this one forks has no part in it: each signal does to it again what it did before. Only the workers
+    of a loader outlive what asks a whole job to stop: the step under way may need them, and they end with this process.
+    """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     known = set(numbers)
@@ -44,9 +53,19 @@ def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     thread = threading.Thread(target=listen, name="unisono-signals", daemon=True)
     thread.start()
     signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
-    for number in known:
-        signal.signal(number, _noted)
+    before = {number: signal.signal(number, _noted) for number in known}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
+    os.register_at_fork(after_in_child=lambda: _hand_back(before))
+
+
+def _hand_back(before: Mapping[int, object]) -> None:
+    """In a process that was forked: its signals are its own again, and its parent hears of none."""
+    signal.set_wakeup_fd(-1)
+    loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    for number, handler in before.items():
+        if signal.getsignal(number) is _noted:
+            outlives = loads and number != signal.SIGTERM  # by which the loader itself ends them
+            signal.signal(number, signal.SIG_IGN if outlives else handler)  # type: ignore[arg-type]
 
 
 class Early:
