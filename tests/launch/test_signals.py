@@ -219,7 +219,7 @@ def forks(how: str) -> tuple[int, list[int]]:
         ("terminate", -signal.SIGTERM),
         ("SIGTERM", -signal.SIGTERM),
         ("SIGUSR1", -signal.SIGUSR1),
-        ("SIGINT", 1),
+        ("SIGINT", -signal.SIGINT),
     ],
 )
 def test_what_a_forked_process_is_sent_ends_it_and_is_no_word_to_its_parent(how: str, status: int) -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -37,8 +37,8 @@ def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
     thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked.
 
-    A process that this one forks has no part in it: each signal does to it again what it did before. Only the workers
-    of a loader outlive what asks a whole job to stop: the step under way may need them, and they end with this process.
+    A process that this one forks has no part in it: each of these ends it, as any other process. Only the workers of a
+    loader outlive what asks a whole job to stop: the step under way may need them, and they end with this process.
     """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -53,19 +53,33 @@ def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     thread = threading.Thread(target=listen, name="unisono-signals", daemon=True)
     thread.start()
     signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, _noted) for number in known}
+    ignored = {number for number in known if signal.signal(number, _noted) is signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
-    os.register_at_fork(after_in_child=lambda: _hand_back(before))
+    _part_at_fork(known, ignored)
 
 
-def _hand_back(before: Mapping[int, object]) -> None:
-    """In a process that was forked: its signals are its own again, and its parent hears of none."""
-    signal.set_wakeup_fd(-1)
-    loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
-    for number, handler in before.items():
-        if signal.getsignal(number) is _noted:
-            outlives = loads and number != signal.SIGTERM  # by which the loader itself ends them
-            signal.signal(number, signal.SIG_IGN if outlives else handler)  # type: ignore[arg-type]
+def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
+    """From now on who is forked has these signals to itself. What comes while it is forked waits until then."""
+    masks = dict[int, Iterable[int]]()  # of threads that fork just now
+
+    def block() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    def begin() -> None:
+        signal.set_wakeup_fd(-1)
+        loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+        for number in numbers:
+            outlives = number in ignored or (
+                loads and number != signal.SIGTERM
+            )  # by which the loader ends them
+            if signal.getsignal(number) is _noted:
+                signal.signal(number, signal.SIG_IGN if outlives else signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
 class Early:
