@@ -26,7 +26,7 @@ from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
 from unisono.launch.signals import TO_RANKS, at_once, meant
 from unisono.launch.stand import PRINT
-from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import RankMeeting, Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
@@ -59,43 +59,53 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     try:
         pace = StepPace(order["timeout"])
         channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
-        _hear_signals(channel)
-        route = _settle_in(seat, order)
-        backend = _backend(order, channel)
-        if backend is None:
+        try:
+            ctx, meetings = _placed(seat, order, channel, pace)
+        except BaseException as error:  # nothing of the user's has run yet: still somebody has to say why
+            channel.farewell("error", error=crossing.describe(error))
             return
-        epoch = order["epoch"]
-        limit = timedelta(seconds=margin(order["timeout"]))
-        store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
-        ctx = RankContext(
-            rank=seat.rank,
-            world=order["world"],
-            local_rank=order["local_rank"],
-            local_world=order["local_world"],
-            host=socket.gethostname(),
-            threads=order["threads"],
-            backend=backend.name,
-            store=store,
-            channel=channel,
-            run_token=order["token"],
-            means=means(backend, route),
-            epoch=epoch,
-            rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
-            shelf=seat.shelf,
-        )
-        if ctx.backend == "gloo":
-            remember_few_collectives(os.environ)
-        if seat.rank == 0 and backend.note:
-            channel.send("note", text=backend.note)
-        watch = partial(_watch, channel=channel, host=ctx.host, pace=pace)
-        meetings = _Meetings(RankMeeting.of(order), store, watch)
-        ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
-        if order["recovers"]:
-            channel.recover(epoch, meetings.away, meetings.anew)
         code = _play(ctx, channel, entry, argument, shared)
         meetings.lookout.close()
     finally:
         flush_and_leave(code)
+
+
+def _placed(
+    seat: SeatEnds, order: dict[str, Any], channel: SocketChannel, pace: StepPace
+) -> tuple[RankContext, "_Meetings"]:
+    """What the entry function is told, in a process that is ready for it."""
+    _hear_signals(channel)
+    route = _settle_in(seat, order)
+    os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
+    backend = choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
+    epoch = order["epoch"]
+    limit = timedelta(seconds=margin(order["timeout"]))
+    store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
+    ctx = RankContext(
+        rank=seat.rank,
+        world=order["world"],
+        local_rank=order["local_rank"],
+        local_world=order["local_world"],
+        host=socket.gethostname(),
+        threads=order["threads"],
+        backend=backend.name,
+        store=store,
+        channel=channel,
+        run_token=order["token"],
+        means=means(backend, route),
+        epoch=epoch,
+        rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
+        shelf=seat.shelf,
+    )
+    if ctx.backend == "gloo":
+        remember_few_collectives(os.environ)
+    if seat.rank == 0 and backend.note:
+        channel.send("note", text=backend.note)
+    watch = partial(_watch, channel=channel, host=ctx.host, pace=pace)
+    meetings = _Meetings(RankMeeting.of(order), store, watch)
+    if order["recovers"]:
+        channel.recover(epoch, meetings.away, meetings.anew)
+    return replace(ctx, appear=partial(meetings.appear, ctx.run_token)), meetings
 
 
 def _keys(epoch: int) -> str:
@@ -181,16 +191,6 @@ def _play(
         sys.stderr.flush()
     channel.farewell("result", value=result)
     return 0
-
-
-def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
-    """What suits the ranks of this host; None where what was asked for cannot be had, which is reported."""
-    try:
-        os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
-        return choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
-    except UsageError as error:
-        channel.farewell("error", error=crossing.describe(error))
-        return None
 
 
 def _hear_signals(channel: SocketChannel) -> None:
