@@ -1,16 +1,19 @@
 """What goes wrong in a rank is named once, and the others are gone within seconds."""
 
 import ctypes
+import errno
 import os
 import signal
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.ranks import World
+from unisono.launch import rank, seats, wire
 from unisono.launch.nursery import Nursery
 from unisono.spec.errors import ConfigProblems, HangError, Problem, UnisonoError, UsageError, UserCodeError
 
@@ -210,3 +213,27 @@ def test_an_entry_that_does_not_exist_is_one_clear_error() -> None:
     with Nursery("unisono.no_such_module:nothing") as nursery:
         outcome = nursery.run({}, ranks=2)
     assert outcome.error is not None and "no_such_module" in outcome.error.what
+
+
+def test_a_rank_that_fails_before_its_entry_function_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    (store, events, output), theirs = seats.ends()
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(rank.transport, "choose", _no_descriptor)
+        order = {"timeout": None, "leads": "", "epoch": 0, "rank": 0, "world": 1, "present": 1, "local_rank": 0,
+                 "local_world": 1, "spread": {}}  # fmt: skip
+        rank.live(rank.SeatEnds(0, theirs[0], theirs[1], theirs[2]), order, lambda *_: {}, {}, None)
+    for fd in theirs:
+        os.close(fd)
+    with store, events:
+        frames, said = wire.Frames(), list[dict[str, Any]]()
+        while not said:
+            said += map(wire.event, frames.feed(events.recv(1 << 16)))
+        events.sendall(wire.frame(wire.dumps({"kind": "leave"})))
+        os.close(output)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+    assert said[0]["kind"] == "error" and "too many open files" in said[0]["error"]["what"]
+
+
+def _no_descriptor(*_: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from unisono.launch.context import SocketChannel
 from unisono.launch.pace import StepPace
 from unisono.launch.recovery import LIMIT, LOOK_EVERY, STOPPED, Recovery
 from unisono.observe.metrics import read_lines
+from unisono.spec.errors import PeerGone
 from unisono.spec.rendezvous import RankMeeting
 from unisono.train.checkpoint import read_full
 
@@ -208,5 +211,72 @@ def test_a_rank_that_nothing_frees_gives_its_place_to_another():
         os._exit(0)
     with ours, theirs:
         os.read(hears, 1)  # it hears from now on
+        ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+class Called:
+    """A rank's channel, and what its supervisor would say; `away` and `anew` wait where a test lets them."""
+
+    def __init__(self) -> None:
+        self.ours, theirs = socket.socketpair()
+        self.begun, self.go, self.told = threading.Semaphore(0), threading.Semaphore(0), list[str]()
+        self.channel = SocketChannel(theirs, pace=StepPace(60.0))
+        self.channel.recover(0, self._away, self._anew)
+
+    def _away(self) -> None:
+        self.told.append("away")
+        self.begun.release()
+        self.go.acquire()
+
+    def _anew(self, meeting: RankMeeting) -> int:
+        self.told.append(f"anew {meeting.epoch}")
+        return meeting.epoch
+
+    def regroup(self, epoch: int) -> None:
+        self.ours.sendall(
+            wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(epoch, 0, 2, 2, 0, 2).as_json()}))
+        )
+
+    def goes_to(self) -> int | None:
+        """The epoch of the meeting that the main thread comes to, after it has missed another rank."""
+        met = self.channel.rendezvous(PeerGone("rank 1 has gone"))
+        return met.epoch if met is not None else None
+
+
+def test_a_rank_called_twice_while_it_leaves_goes_to_the_later_meeting() -> None:
+    one = Called()
+    one.regroup(1)
+    one.begun.acquire()
+    one.regroup(2)  # while it still leaves for the first
+    main = ThreadPoolExecutor(1).submit(one.goes_to)
+    one.go.release(9)
+    assert main.result(20) == 2
+    assert one.told.count("anew 2") == 1 and "anew 1" not in one.told and one.told[-1] == "anew 2"
+
+
+def test_a_rank_called_again_at_its_meeting_leaves_that_too() -> None:
+    one = Called()
+    one.go.release(99)
+    one.regroup(1)
+    assert one.goes_to() == 1
+    before = len(one.told)
+    one.regroup(2)
+    assert one.goes_to() == 2
+    assert one.told[before] == "away" and one.told[-1] == "anew 2"
+
+
+def test_a_rank_that_no_longer_hears_of_losses_is_lost() -> None:
+    """Its thread beside has failed, so that nothing would ever free the main one."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        SocketChannel(theirs, pace=StepPace(60.0)).recover(
+            0, away=lambda: os.close(-1), anew=lambda meeting: None
+        )
+        signal.pause()
+        os._exit(0)
+    with ours, theirs:
         ours.sendall(wire.frame(wire.dumps({"kind": "regroup", **RankMeeting(1, 0, 1, 1, 0, 1).as_json()})))
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

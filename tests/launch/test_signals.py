@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import Forked
+from unisono.launch.signals import TO_RANKS, at_once
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -182,3 +184,74 @@ def test_nobody_outlives_a_killed_helper() -> None:
         over = run.line()
         assert over["exit"] != 0 and over["error"]
         assert run.all_gone()
+
+
+def forks(how: str) -> tuple[int, list[int]]:
+    """The exit status of a process that one with `at_once` has forked, and what that one itself has heard."""
+    hears, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        heard: list[int] = []
+        at_once(heard.append, TO_RANKS)
+        child = multiprocessing.get_context("fork").Process(target=signal.pause)
+        child.start()
+        number = signal.SIGTERM if how == "terminate" else signal.Signals[how]
+        assert child.pid is not None
+        child.terminate() if how == "terminate" else os.kill(child.pid, number)
+        child.join(10.0)
+        left = child.exitcode
+        child.kill()
+        os.kill(os.getpid(), signal.SIGUSR1)  # its own it still hears
+        while not heard:
+            pass
+        os.write(says, json.dumps([left, heard]).encode())
+        os._exit(0)
+    with os.fdopen(hears) as told:
+        os.close(says)
+        status, heard = json.loads(told.read())
+    os.waitpid(pid, 0)
+    return status, heard
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [
+        ("terminate", -signal.SIGTERM),
+        ("SIGTERM", -signal.SIGTERM),
+        ("SIGUSR1", -signal.SIGUSR1),
+        ("SIGINT", -signal.SIGINT),
+    ],
+)
+def test_what_a_forked_process_is_sent_ends_it_and_is_no_word_to_its_parent(how: str, status: int) -> None:
+    assert forks(how) == (status, [signal.SIGUSR1])
+
+
+def test_the_workers_of_a_loader_outlive_what_asks_a_whole_job_to_stop() -> None:
+    """A terminal's Ctrl-C comes to them too, under torchrun: the step under way still needs what they read."""
+    import torch
+
+    class Numbers(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, at: int) -> int:
+            return at
+
+    hears, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        heard: list[int] = []
+        at_once(heard.append, TO_RANKS)
+        batches = iter(
+            torch.utils.data.DataLoader(Numbers(), 2, num_workers=1, multiprocessing_context="fork")
+        )
+        for worker in multiprocessing.active_children():
+            for number in (signal.SIGINT, signal.SIGUSR1):
+                os.kill(worker.pid or 0, number)
+        read = [batch.tolist() for batch in batches]
+        os.write(says, json.dumps([read, heard]).encode())
+        os._exit(0)
+    with os.fdopen(hears) as told:
+        os.close(says)
+        assert json.loads(told.read()) == [[[0, 1], [2, 3], [4, 5], [6, 7]], []]
+    os.waitpid(pid, 0)

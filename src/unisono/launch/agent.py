@@ -186,19 +186,19 @@ class Agent:
         while time.monotonic() < until:
             for rank in self._ranks.values():
                 rank.process.kill(signal.SIGKILL)
-            self._bury()
-            if not self._ranks:
+            if not self._bury() or not self._ranks:
                 return
 
-    def _bury(self) -> None:
-        """What the helper has to say while there is no supervisor."""
+    def _bury(self) -> bool:
+        """What the helper has to say while there is no supervisor; False once it has gone, and its ranks with it."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             while selector.select(0.05):
                 with contextlib.suppress(Ended):
                     self._hear_helper(None)
                     continue
-                return
+                return False
+        return True
 
 
 def call(door: dict[str, Any], said: dict[str, Any]) -> HostLink:

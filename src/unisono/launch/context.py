@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -120,39 +121,46 @@ class SocketChannel(Channel):
         self._heard: set[str] = set()
         self._lock = threading.Lock()
         self._news = threading.Condition(self._lock)
+        self._moving = threading.Lock()  # between meetings; taken before `_lock` where both are
         self._left = False  # the supervisor has
         # This rank's epoch, the latest that it was called to, and the latest for which it was freed.
         self._epoch = self._called = self._freed = 0
         self._meeting: RankMeeting | None = None  # of the latest
-        self._away: Callable[[int], None] = lambda epoch: None
+        self._away: Callable[[], None] = lambda: None
         self._anew: Callable[[RankMeeting], Any] | None = None
         self.dropped = 0
         self.asked = ""  # by a signal to this rank: "interrupt" or "terminate"
 
-    def recover(self, epoch: int, away: Callable[[int], None], anew: Callable[[RankMeeting], Any]) -> None:
-        """From now on this rank can meet the others anew. epoch: in which it begins. away(epoch): frees whatever waits
-        for other ranks; called by a thread beside as soon as one was lost, and again until the main thread goes to the
-        meeting of that epoch. anew(meeting): the store of it, for the main thread; None where a later one is called."""
+    def recover(self, epoch: int, away: Callable[[], None], anew: Callable[[RankMeeting], Any]) -> None:
+        """From now on this rank can meet the others anew. epoch: in which it begins. away(): frees whatever waits for
+        other ranks; called by a thread beside as soon as one was lost, and again until the main thread comes to the
+        meeting. anew(meeting): the store of it, for the main thread. Never are both called at once."""
         self._epoch = self._called = self._freed = epoch
         self._away, self._anew = away, anew
         threading.Thread(target=self._hear_on, name="unisono-hear", daemon=True).start()
 
     def _hear_on(self) -> None:
+        try:
+            self._hear_calls()
+        except BaseException:  # a rank that no longer hears of losses is one
+            traceback.print_exc()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hear_calls(self) -> None:
         poll, still = select.poll(), _Stillness(self._pace)
         poll.register(self._sock, select.POLLIN)
-        while True:
-            if poll.poll(1000 * AGAIN if self._called > self._epoch else None):
-                with self._lock:
-                    self._left = not self._listen(socket.MSG_DONTWAIT)
-            called = self._called
-            late = called > self._epoch
-            if late:
-                self._away(called)
+        while not self._left and "leave" not in self._heard:
+            late = self._called > self._epoch
+            heard = poll.poll(1000 * AGAIN if late else None)
+            with self._lock:
+                self._left = bool(heard) and not self._listen(socket.MSG_DONTWAIT)
+                called = self._called
+            with self._moving:
+                if late := called > self._epoch:
+                    self._away()
             with self._lock:
                 self._freed = called
                 self._news.notify_all()
-                if self._left or "leave" in self._heard:
-                    return
             if late and still.lasts(called):  # a new process takes this one's place
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -160,15 +168,18 @@ class SocketChannel(Channel):
         mine = not isinstance(error, PeerGone | Paused) and not is_echo(type(error).__name__, str(error))
         if self._anew is None or (mine and self._called == self._epoch):
             return None
+        self.send("paused" if isinstance(error, Paused) else "lost", epoch=self._epoch)
         while True:
-            self.send("paused" if isinstance(error, Paused) else "lost", epoch=self._epoch)
             with self._lock:
                 self._news.wait_for(lambda: self._is_freed() or self._left, LATEST)
-                if not self._is_freed() or self._meeting is None:
+                if not self._is_freed():
                     return None
-                self._epoch, meeting = self._called, self._meeting
-            if (store := self._anew(meeting)) is not None:
-                return Rendezvous(meeting, store)
+            with self._moving:
+                with self._lock:
+                    if not self._is_freed() or self._meeting is None:  # one more was lost just now
+                        continue
+                    self._epoch, meeting = self._called, self._meeting
+                return Rendezvous(meeting, self._anew(meeting))
 
     def _is_freed(self) -> bool:
         """Whether this rank may go to the latest meeting: one after the other may have been called meanwhile."""

@@ -24,6 +24,7 @@ from typing import Any, final
 from unisono.launch.parent import die_with
 from unisono.launch.recovery import LIMIT, Recovery
 from unisono.launch.signals import Signals, heard, meant
+from unisono.launch.suspend import stops_with
 from unisono.launch.verdict import how_died
 from unisono.spec.errors import Interrupted, Stopped, UserCodeError
 
@@ -112,10 +113,10 @@ class _Guardian:
 
     def _wait(self, signals: Signals, pipe: int) -> int:
         """The supervisor's exit status, once it has ended."""
-        before = signal.signal(signal.SIGTSTP, self._suspend)
         gone = os.pidfd_open(self._child)
         try:
-            with selectors.DefaultSelector() as selector:
+            # The supervisor, in a group of its own, would not hear of a Ctrl-Z.
+            with stops_with(lambda: self._child), selectors.DefaultSelector() as selector:
                 for fd in (gone, pipe, signals.fileno()):
                     selector.register(fd, selectors.EVENT_READ)
                 while True:
@@ -131,13 +132,6 @@ class _Guardian:
                         return os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
         finally:
             os.close(gone)
-            signal.signal(signal.SIGTSTP, before)
-
-    def _suspend(self, *_: object) -> None:
-        """Ctrl-Z, and `fg` after it: the supervisor, in a group of its own, would not hear of it."""
-        os.kill(self._child, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(self._child, signal.SIGCONT)
 
     def _hear(self, pipe: int) -> bool:
         """Take in some of what the supervisor tells; False when it will tell no more."""

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from unisono.launch import crossing, wire
 from unisono.launch.entry import find
 from unisono.launch.parent import die_with
 from unisono.launch.signals import TO_RANKS
+from unisono.spec.errors import UserCodeError
 
 
 def threads_alive() -> int:
@@ -119,7 +121,12 @@ class _Helper:
         """A rank. ends: its own of its lines."""
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # the system has no room for one more process
+            self._say(op="failed", error=crossing.describe(_unborn(message["rank"], error)))
+            _close([ends])
+            return
         if pid == 0:
             self._become(message, ends, order)
         pidfd = os.pidfd_open(pid)
@@ -139,8 +146,21 @@ class _Helper:
             seat = self._rank.SeatEnds(message["rank"], *ends, shelf=tuple(order.shelves[index]))
             argument = order.argument | message.get("settled", {})
             self._rank.live(seat, order.terms | message, self._entry, argument, order.shared)
+        except BaseException:  # before it could say anything itself
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(1)
+
+
+def _unborn(rank: int, error: OSError) -> UserCodeError:
+    return UserCodeError(
+        f"no process for rank {rank}: {error.strerror}",
+        likely="a limit on processes or memory: ulimit -u, the pids or the memory of a container",
+        fix="fewer ranks on this host, or a higher limit",
+        rank=rank,
+        code="R02",
+    )
 
 
 def _shelf() -> list[int]:

@@ -53,7 +53,9 @@ class OwnProcess(Process):
         return process_state(self.pid) == "T"
 
     def ended(self) -> None:
-        select.select([self.pidfd], [], [])
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        poll.poll()
 
     def close(self) -> None:
         if self.pidfd >= 0:

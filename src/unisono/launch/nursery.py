@@ -28,6 +28,7 @@ from unisono.launch.recovery import Recovery
 from unisono.launch.signals import Signals
 from unisono.launch.spread import RunSpread
 from unisono.launch.supervise import OnEvent, Supervision
+from unisono.launch.suspend import stops_with
 from unisono.launch.verdict import how_died
 from unisono.spec.errors import UsageError
 from unisono.spec.settings import tell
@@ -97,7 +98,7 @@ class Nursery:
         }
         hear = on_event or print_output
         try:
-            with Signals() as signals:
+            with Signals() as signals, stops_with(lambda: self.pid):
                 while True:
                     own = OwnHost(
                         name, company.room if company else ranks, cores(), self._control, self._process.kill

@@ -10,6 +10,8 @@ FIRST = 300.0
 LEAST = 30.0
 TIMES = 20
 KNOWN = 3  # steps, from which on there is a pace
+ASLEEP = 100.0
+"""Seconds for which a rank may do nothing at all, where the user has set no deadline."""
 PATIENCE = 10
 """How many deadlines a rank has that others wait for and that still computes: it may be validating alone."""
 
@@ -54,6 +56,10 @@ class StepPace:
             return self.timeout
         usual = self.usual
         return FIRST if usual is None else max(LEAST, TIMES * usual)
+
+    def asleep(self) -> float:
+        """Seconds for which a rank may do nothing at all, whether others wait for it or not."""
+        return self.timeout if self.timeout is not None else ASLEEP
 
     def silence(self) -> float:
         """Seconds without a word of a rank, where no rank has said that it waits."""

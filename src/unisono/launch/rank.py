@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,7 +26,7 @@ from unisono.launch.rank_lookout import Lookout
 from unisono.launch.rank_store import SocketStore
 from unisono.launch.signals import TO_RANKS, at_once, meant
 from unisono.launch.stand import PRINT
-from unisono.spec.errors import UnisonoError, UsageError
+from unisono.spec.errors import UnisonoError
 from unisono.spec.rendezvous import RankMeeting, Rendezvous
 
 Entry = Callable[[RankContext, dict[str, Any], Any], dict[str, Any] | None]
@@ -60,43 +59,53 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
     try:
         pace = StepPace(order["timeout"])
         channel = SocketChannel(socket.socket(fileno=seat.events), pace=pace)
-        _hear_signals(channel)
-        route = _settle_in(seat, order)
-        backend = _backend(order, channel)
-        if backend is None:
+        try:
+            ctx, meetings = _placed(seat, order, channel, pace)
+        except BaseException as error:  # nothing of the user's has run yet: still somebody has to say why
+            channel.farewell("error", error=crossing.describe(error))
             return
-        epoch = order["epoch"]
-        limit = timedelta(seconds=margin(order["timeout"]))
-        store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
-        ctx = RankContext(
-            rank=seat.rank,
-            world=order["world"],
-            local_rank=order["local_rank"],
-            local_world=order["local_world"],
-            host=socket.gethostname(),
-            threads=order["threads"],
-            backend=backend.name,
-            store=store,
-            channel=channel,
-            run_token=order["token"],
-            means=means(backend, route),
-            epoch=epoch,
-            rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
-            shelf=seat.shelf,
-        )
-        if ctx.backend == "gloo":
-            remember_few_collectives(os.environ)
-        if seat.rank == 0 and backend.note:
-            channel.send("note", text=backend.note)
-        watch = partial(_watch, channel=channel, host=ctx.host, pace=pace)
-        meetings = _Meetings(RankMeeting.of(order), store, watch)
-        ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
-        if order["recovers"]:
-            channel.recover(epoch, meetings.away, meetings.anew)
         code = _play(ctx, channel, entry, argument, shared)
         meetings.lookout.close()
     finally:
         flush_and_leave(code)
+
+
+def _placed(
+    seat: SeatEnds, order: dict[str, Any], channel: SocketChannel, pace: StepPace
+) -> tuple[RankContext, "_Meetings"]:
+    """What the entry function is told, in a process that is ready for it."""
+    _hear_signals(channel)
+    route = _settle_in(seat, order)
+    os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
+    backend = choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
+    epoch = order["epoch"]
+    limit = timedelta(seconds=margin(order["timeout"]))
+    store = SocketStore(socket.socket(fileno=seat.store), limit, _keys(epoch))
+    ctx = RankContext(
+        rank=seat.rank,
+        world=order["world"],
+        local_rank=order["local_rank"],
+        local_world=order["local_world"],
+        host=socket.gethostname(),
+        threads=order["threads"],
+        backend=backend.name,
+        store=store,
+        channel=channel,
+        run_token=order["token"],
+        means=means(backend, route),
+        epoch=epoch,
+        rendezvous=Rendezvous(RankMeeting.of(order), store) if order["joins"] else None,
+        shelf=seat.shelf,
+    )
+    if ctx.backend == "gloo":
+        remember_few_collectives(os.environ)
+    if seat.rank == 0 and backend.note:
+        channel.send("note", text=backend.note)
+    watch = partial(_watch, channel=channel, host=ctx.host, pace=pace)
+    meetings = _Meetings(RankMeeting.of(order), store, watch)
+    if order["recovers"]:
+        channel.recover(epoch, meetings.away, meetings.anew)
+    return replace(ctx, appear=partial(meetings.appear, ctx.run_token)), meetings
 
 
 def _keys(epoch: int) -> str:
@@ -107,8 +116,8 @@ def _keys(epoch: int) -> str:
 class _Meetings:
     """What a rank has anew each time that the ranks meet: the store, and the lookout, which speaks over it.
 
-    watch(rank, world, epoch=, store=): makes a lookout. Two threads use this: the one that hears of losses calls
-    `away`, the main one `anew`. Each does all of its work at once, so that a second loss never meets half a meeting.
+    watch(rank, world, epoch=, store=): makes a lookout. The thread that hears of losses calls `away`, the main one
+    `anew`, never both at once (`SocketChannel.recover`).
     """
 
     def __init__(self, meeting: RankMeeting, store: SocketStore, watch: Callable[..., Lookout]) -> None:
@@ -116,8 +125,6 @@ class _Meetings:
         self.lookout = self.looks(meeting)
         self._appears: tuple[str, Path] | None = None
         self._held, self._present, self._turns = list[socket.socket](), meeting.present, 0
-        self._lock = threading.Lock()
-        self._at = self._called = meeting.epoch
 
     def looks(self, meeting: RankMeeting) -> Lookout:
         alone = meeting.rank >= meeting.world  # it leaves: nobody waits for it
@@ -129,37 +136,31 @@ class _Meetings:
         self._appears = run, folder
         self.lookout.appear(run, folder)
 
-    def away(self, epoch: int) -> None:
-        """Ranks meet anew in this epoch: free whatever waits for others here. To be called again until the main thread
-        has come, since it may have made connections meanwhile."""
-        with self._lock:
-            if epoch <= self._at:
-                return
-            if epoch > self._called:
-                self._called, self._turns = epoch, 0
-                self.lookout.dismiss()
-                self.store.end()
-                while self._held:  # of the meeting before: all have left that
-                    self._held.pop().close()
-            self._held += parting.cut()
-            self._turns += 1
-            if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
-                parting.hang_up(self._present)
+    def away(self) -> None:
+        """Ranks meet anew: free whatever waits for others here. Called again until the main thread has come, which may
+        have made connections meanwhile."""
+        self._turns += 1
+        if self._turns == 1:
+            self.lookout.dismiss()
+            self.store.end()
+            for sock in self._held:  # of the meeting before: all have left that
+                sock.close()
+            self._held.clear()
+        self._held += parting.cut()
+        if self._turns > 1 and self._turns.bit_count() == 1:  # ever more seldom
+            parting.hang_up(self._present)
 
-    def anew(self, meeting: RankMeeting) -> SocketStore | None:
-        """The store of a meeting, with a lookout over it; None where ranks have been called to a later one."""
-        with self._lock:
-            if meeting.epoch < self._called:
-                return None
-            self._held += parting.cut()  # again: some may have been made since
-            parting.forget()
-            self.store, self._at = self.store.anew(_keys(meeting.epoch)), meeting.epoch
-            self._present = meeting.present
-            _tell_environment(meeting)
-            self.lookout = self.looks(meeting)
-            if self._appears is not None:
-                self.lookout.appear(*self._appears)
-            return self.store
+    def anew(self, meeting: RankMeeting) -> SocketStore:
+        """The store of a meeting, with a lookout over it."""
+        self._held += parting.cut()  # again: some may have been made since
+        parting.forget()
+        self.store = self.store.anew(_keys(meeting.epoch))
+        self._present, self._turns = meeting.present, 0
+        _tell_environment(meeting)
+        self.lookout = self.looks(meeting)
+        if self._appears is not None:
+            self.lookout.appear(*self._appears)
+        return self.store
 
 
 def _watch(rank: int, world: int, channel: SocketChannel, epoch: int, **parts: Any) -> Lookout:
@@ -190,16 +191,6 @@ def _play(
         sys.stderr.flush()
     channel.farewell("result", value=result)
     return 0
-
-
-def _backend(order: dict[str, Any], channel: SocketChannel) -> Backend | None:
-    """What suits the ranks of this host; None where what was asked for cannot be had, which is reported."""
-    try:
-        os.environ.update(settings(order["backend"], socket.gethostname(), order["local_rank"]))
-        return choose(order["backend"], max(order["local_world"], order["serves"] or 0), equipment())
-    except UsageError as error:
-        channel.farewell("error", error=crossing.describe(error))
-        return None
 
 
 def _hear_signals(channel: SocketChannel) -> None:

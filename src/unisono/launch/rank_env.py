@@ -40,6 +40,7 @@ _LEAVE = 10.0
 _ALIKE = 1.0
 _AWAITED = "not all {} ranks were started, or the address or a firewall is wrong"
 _ASKED = "asked to stop"
+_ONE = 0.5  # seconds within which two interrupts are one Ctrl-C
 
 
 def run(
@@ -184,12 +185,18 @@ def join(
 
 
 def _catch_signals(channel: PrintChannel) -> None:
-    """The first signal is a request to stop. After a Ctrl-C the next one ends us, even inside a collective."""
+    """The first signal is a request to stop. After a Ctrl-C the next one ends us, even inside a collective; but one
+    Ctrl-C may come twice, from the terminal and from the starter that hands it on."""
+    first = float("inf")
 
     def heard(number: int) -> None:
-        how = signals.meant(number)
+        nonlocal first
+        how, now = signals.meant(number), time.monotonic()
         if how == "interrupt" and how in channel.asked:
+            if now - first < _ONE:
+                return
             flush_and_leave(130)
+        first = now if how == "interrupt" else first
         channel.ask(how)
 
     if channel.ending.asked is not None:

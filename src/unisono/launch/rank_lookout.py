@@ -1,10 +1,10 @@
 """A rank's lookout: two threads beside the one that trains, which notice a hang and agree on whose it is.
 
-One looks once a second whether the main thread still stands in the same line, waiting for others. After the deadline
-(`pace`) it raises the alarm, over the store that ranks met over. So does the other at once where ranks have made
-different calls (`rank_calls`). Then every rank that can says where it stands; who raised the alarm looks from outside
-at those that cannot, judges (`verdict.hang`), and the others obey. The main thread does nothing for all this, so it
-costs a step nothing.
+One looks once a second whether the main thread still stands in the same line, waiting for others, or sleeps. After the
+deadline (`pace`) it raises the alarm, over the store that ranks met over. So does the other at once where ranks have
+made different calls (`rank_calls`). Then every rank that can says where it stands; who raised the alarm looks from
+outside at those that cannot, judges (`verdict.hang`), and the others obey. The main thread does nothing for all this,
+so it costs a step nothing.
 """
 
 import faulthandler
@@ -30,11 +30,14 @@ from unisono.launch.alive import home
 from unisono.launch.pace import PATIENCE, StepPace
 from unisono.launch.rank_alive import Presence
 from unisono.launch.rank_calls import Calls, Ledger, before_abort
-from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, ran, stand
+from unisono.launch.sleep import Sleep
+from unisono.launch.stand import ASK, LINES, Frame, Stand, from_outside, process_state, stand
 from unisono.spec.errors import UnisonoError
 
 GRACE = 3.0
 """Seconds that ranks get to say where they stand."""
+STOPPED = 2.0
+"""Seconds later than it should be, after which a look comes out of a stop of the whole process."""
 _OBEY = timedelta(seconds=30)
 
 Ended = Callable[[UnisonoError, bool, tuple[int, ...]], None]
@@ -64,6 +67,7 @@ class Lookout:
         self._program = getattr(sys.modules.get("__main__"), "__file__", None) or ""  # gone when it has ended
         self._over = threading.Event()
         self._idle = self._stuck = 0.0
+        self._sleep = Sleep(spins())
         self._heard = False
         self._first: dict[str, Any] = {}
         self._calls, self._ledger = Calls(rank, store, ledger), ledger
@@ -125,32 +129,52 @@ class Lookout:
     # The thread that looks at this rank.
 
     def _look(self) -> None:
-        seen, since, raised = None, time.monotonic(), 0.0
+        seen, since, raised, looked, noted = None, time.monotonic(), 0.0, time.monotonic(), False
         while not self._over.wait(self._period()):
             now, moved = time.monotonic(), self._moved()
-            if moved != seen:
+            stopped, looked = (
+                now - looked > self._period() + STOPPED,
+                now,
+            )  # all of this process was, by Ctrl-Z
+            if moved != seen or stopped:
                 seen, since, raised, self._stuck = moved, now, 0.0, 0.0
             self._idle = now - since
-            if self._world == 1:
-                continue  # nobody waits
-            limit = self._pace.deadline()
-            if self._idle < limit or (here := self.stand()).state not in ("waits", "ended"):
+            self._sleep.look(now, moved if self._sleep.by_line else self._pace.step, stopped)
+            if max(self._idle, self._sleep.seconds) < min(self._pace.deadline(), self._pace.asleep()):
+                noted = False
                 continue
-            if here.state == "ended" and self._pace.timeout is None:
-                limit *= PATIENCE  # others may still write what only one of them writes
-            if not self._stuck and self._idle >= max(limit, 2 * raised):
-                self._stuck = raised = self._idle
-            elif self._stuck and not self._heard and self._idle > self._stuck + GRACE:
+            here = self.stand()
+            limit = self._limit(here)
+            if here.idle < limit:
+                if here.state == "runs" and self._rank == 0 and here.idle >= limit / 2 and not noted:
+                    noted = self._tell_of_sleep(here, limit)
+            elif self._world == 1:
+                if here.state == "runs" and not self.condemned:
+                    self._obey(verdict.hang([here], here.idle), True, [])
+            elif not self._stuck and here.idle >= max(limit, 2 * raised):
+                self._stuck = raised = here.idle
+            elif self._stuck and not self._heard and here.idle > self._stuck + GRACE:
                 self._alone(here)
 
+    def _limit(self, here: Stand) -> float:
+        """Seconds for which this rank may stand there."""
+        pace = self._pace
+        if here.state == "ended" and pace.timeout is None:
+            return pace.deadline() * PATIENCE  # others may still write what only one of them writes
+        return pace.asleep() if here.state == "runs" else min(pace.asleep(), pace.deadline())
+
+    def _tell_of_sleep(self, here: Stand, limit: float) -> bool:
+        where = here.place or "our code"
+        text = f"rank {self._rank} does nothing since {here.idle:.0f} s, in {where}; the run ends at {limit:.0f} s"
+        print(f"note: {text}", file=sys.stderr, flush=True)
+        return True
+
     def _moved(self) -> Any:
-        """What changes whenever the main thread does anything. Waiting for the store, it also wakes for others."""
+        """What changes whenever the main thread goes on. Waiting for the store, it also wakes for others."""
         frames = _frames(self._main)
         outer = [f for f in frames if not f.f_code.co_filename.endswith(("rank_store.py", "wire.py"))]
         line = self._pace.step, *((id(frame), frame.f_lasti) for frame in outer)
-        if spins():
-            return line, begun_collectives() if self._idle > self._pace.deadline() / 2 else ""
-        return line, ran(self._main.native_id or 0) if len(outer) == len(frames) else ""
+        return line, begun_collectives() if spins() and self._idle > self._pace.deadline() / 2 else ""
 
     def _facts(self, calls: Calls) -> dict[str, Any]:
         """All that this rank knows of itself, for who asks from outside."""
@@ -176,16 +200,9 @@ class Lookout:
         if group is not None:
             inner = [f for f in frames[:12] if f.f_locals.get("self") is group]
             op = f"{inner[-1].f_code.co_name.removeprefix('start_')} over {group.axis}"
-        return stand(
-            self._rank,
-            _lines(frames),
-            op,
-            is_any_pending(),
-            self._program,
-            host=self._host,
-            idle=self._idle,
-            step=self._pace.step,
-        )
+        lines, pending = _lines(frames), is_any_pending()
+        here = stand(self._rank, lines, op, pending, self._program, host=self._host, step=self._pace.step)
+        return replace(here, idle=self._sleep.seconds if here.state == "runs" else self._idle)
 
     # The thread that compares calls and hears alarms.
 
@@ -266,7 +283,7 @@ class Lookout:
         return said
 
     def _may_go_on(self, order: list[Stand], waited: float) -> bool:
-        """Whether the rank that is waited for still computes, and the user has set no deadline."""
+        """Whether the rank that is waited for computes, and the user has set no deadline: one that sleeps has none."""
         odd = verdict.odd_one_out(order)
         first, patience = odd[0], self._pace.deadline() * PATIENCE
         if (

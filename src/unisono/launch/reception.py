@@ -21,6 +21,8 @@ from unisono.launch.tls import certificate
 KNOCKS = 64
 """Strangers that are listened to at once."""
 DOOR = "door.json"
+AGAIN = 1.0
+"""Seconds after which it is tried again to open a door for which there was no descriptor."""
 _CORES = 1 << 16
 
 
@@ -50,6 +52,7 @@ class Reception:
     certificate: str = ""
     gone: float = GONE
     _knocks: dict[int, _Knock] = field(default_factory=dict)
+    _deaf: float | None = None
     _selector: selectors.EpollSelector = field(default_factory=selectors.EpollSelector)
 
     @classmethod
@@ -104,10 +107,15 @@ class Reception:
 
     def next_deadline(self) -> float | None:
         """When the patience with a stranger ends."""
-        return min((knock.since + link.PATIENCE for knock in self._knocks.values()), default=None)
+        due = [knock.since + link.PATIENCE for knock in self._knocks.values()]
+        return min([*due, *([] if self._deaf is None else [self._deaf + AGAIN])], default=None)
 
     def expire(self) -> None:
-        """End the connections of strangers who have not proven themselves in time."""
+        """End the connections of strangers who have not proven themselves in time, and hear knocks again if it could
+        not be."""
+        if self._deaf is not None and time.monotonic() - self._deaf >= AGAIN:
+            self._deaf = None
+            self._selector.register(self.listener, selectors.EVENT_READ)
         for knock in list(self._knocks.values()):
             if time.monotonic() - knock.since >= link.PATIENCE:
                 with self._or_refused(knock):
@@ -121,8 +129,17 @@ class Reception:
         self.listener.close()
 
     def _open(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             sock, where = self.listener.accept()
+        except BlockingIOError:
+            return
+        except (
+            OSError
+        ):  # no descriptor is free: who knocks waits until one may be, and nobody turns in circles
+            self._selector.unregister(self.listener)
+            self._deaf = time.monotonic()
+            return
+        with contextlib.suppress(OSError):
             sock.setblocking(False)
             if len(self._knocks) >= KNOCKS:
                 sock.close()

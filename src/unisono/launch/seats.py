@@ -1,9 +1,9 @@
 """One rank as its supervisor sees it: its sockets, what it said, what became of it. No torch."""
 
-import contextlib
 import os
 import signal
 import socket
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from unisono.launch import wire
 from unisono.launch.crossing import Record
 from unisono.launch.hosts import Process, RankHost
+from unisono.launch.printed import OutputLines
 from unisono.launch.stand import Stand, from_dump
 
 # Gloo announces every group on standard output; a user does not need that.
 _CHATTER = ("[Gloo] Rank ",)
+_PIECE, _LEFT = 1 << 13, 1 << 20  # bytes of output that are read at once, and after a rank's end
 
 
 @dataclass
@@ -41,16 +43,21 @@ class Seat:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=200))
     paused: int = -1  # the epoch in which it has ended its step, to meet anew
     owed: bytearray = field(default_factory=bytearray)  # answers of the store
-    _rest: bytes = b""
+    untold: bytearray = field(default_factory=bytearray)  # of what was told it
+    _output: OutputLines = field(default_factory=OutputLines)
 
     def reported(self) -> bool:
         """True once it has said how it ended."""
         return self.finished or self.error is not None
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Say something to the rank; one that is gone does not mind."""
-        with contextlib.suppress(OSError):
-            self.events.send(wire.frame(wire.dumps({"kind": kind, **fields})), socket.MSG_DONTWAIT)
+        """Say something to the rank, now or as soon as it reads; one that is gone does not mind."""
+        self.untold += wire.frame(wire.dumps({"kind": kind, **fields}))
+        self.tell_on()
+
+    def tell_on(self) -> bool:
+        """Send what is still to be told, as far as the rank takes it; True while some is left."""
+        return _push(self.events, self.untold)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self.process is not None and self.status is None:
@@ -73,33 +80,23 @@ class Seat:
 
     def pay(self) -> bool:
         """Send what is owed, as far as the rank takes it; True while some is left. One that is gone is owed nothing."""
-        try:
-            while self.owed:
-                del self.owed[: self.store.send(self.owed, socket.MSG_DONTWAIT)]
-        except BlockingIOError:
-            return True
-        except OSError:
-            self.owed.clear()
-        return False
+        return _push(self.store, self.owed)
 
     def printed(self, last: bool = False) -> tuple[list[str], bool]:
         """Whole lines of what the rank printed, and whether more may come; with `last`, all that is left."""
-        open_, data = True, bytearray(self._rest)
+        open_, data = True, bytearray()
         try:
-            while piece := os.read(self.output, 1 << 16):
+            # Little at once, so that one that prints without end keeps nobody else waiting; what a rank that is gone
+            # has left is at most what a pipe holds, but another process may write into it.
+            while piece := os.read(self.output, _PIECE):
                 data += piece
-                if not last:
+                if not last or len(data) >= _LEFT:
                     break
             open_ = bool(piece)
         except BlockingIOError:
             pass
-        pieces = bytes(data).split(b"\n")
-        self._rest = pieces.pop()
-        if self._rest and (last or not open_):  # a last line without an end
-            pieces.append(self._rest)
-            self._rest = b""
-        lines = [piece.decode(errors="replace") for piece in pieces]
-        lines = [line for line in lines if not line.startswith(_CHATTER)]
+        fed = self._output.feed(bytes(data), time.monotonic(), last or not open_)
+        lines = [line for line in fed if not line.startswith(_CHATTER)]
         self.lines.extend(lines)
         return lines, open_
 
@@ -113,6 +110,18 @@ class Seat:
         os.close(self.output)
         if self.process is not None:
             self.process.close()
+
+
+def _push(sock: socket.socket, owed: bytearray) -> bool:
+    """Send what is owed, as far as it is taken; True while some is left. One that is gone is owed nothing."""
+    try:
+        while owed:
+            del owed[: sock.send(owed, socket.MSG_DONTWAIT)]
+    except BlockingIOError:
+        return True
+    except OSError:
+        owed.clear()
+    return False
 
 
 def _receive(sock: socket.socket) -> bytes:

@@ -3,11 +3,13 @@
 SIGUSR1 is what Slurm sends ahead of a time limit where it is asked to (`--signal=USR1@60`); it means what SIGTERM does.
 """
 
+import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Collection, Container, Iterable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -15,6 +17,9 @@ from unisono.spec.errors import Stopped
 
 TO_RANKS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Those that a scheduler may send to single ranks. SIGHUP is the terminal's, which is the supervisor's."""
+
+
+_LOADER = "/torch/utils/data/"
 
 
 def heard() -> list[signal.Signals]:
@@ -30,7 +35,11 @@ def meant(number: int) -> str:
 
 def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     """From now on `hear(number)` is called for each of these, by a thread that does nothing else: also while the main
-    thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked."""
+    thread, which calls this, computes or waits for other ranks inside one long call. They may have been blocked.
+
+    A process that this one forks has no part in it: each of these ends it, as any other process. Only the workers of a
+    loader outlive what asks a whole job to stop: the step under way may need them, and they end with this process.
+    """
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     known = set(numbers)
@@ -44,9 +53,33 @@ def at_once(hear: Callable[[int], None], numbers: Iterable[int]) -> None:
     thread = threading.Thread(target=listen, name="unisono-signals", daemon=True)
     thread.start()
     signal.set_wakeup_fd(theirs.detach(), warn_on_full_buffer=False)
-    for number in known:
-        signal.signal(number, _noted)
+    ignored = {number for number in known if signal.signal(number, _noted) is signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, known)
+    _part_at_fork(known, ignored)
+
+
+def _part_at_fork(numbers: Collection[int], ignored: Container[int]) -> None:
+    """From now on who is forked has these signals to itself. What comes while it is forked waits until then."""
+    masks = dict[int, Iterable[int]]()  # of threads that fork just now
+
+    def block() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    def begin() -> None:
+        signal.set_wakeup_fd(-1)
+        loads = _LOADER in "".join(frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+        for number in numbers:
+            outlives = number in ignored or (
+                loads and number != signal.SIGTERM
+            )  # by which the loader ends them
+            if signal.getsignal(number) is _noted:
+                signal.signal(number, signal.SIG_IGN if outlives else signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=begin)
 
 
 class Early:

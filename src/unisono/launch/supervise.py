@@ -5,6 +5,7 @@ first true failure is found among the echoes it causes, and the rest are killed.
 nothing in a run folder is written in place, and quick because a rank inside a collective hears no milder signal.
 """
 
+import math
 import signal
 import time
 from collections.abc import Sequence
@@ -27,6 +28,9 @@ from unisono.launch.signals import Signals, meant
 from unisono.launch.stand import PRINT
 from unisono.launch.switchboard import Switchboard
 from unisono.spec.errors import Interrupted, Stopped, UnisonoError, out_of_grace
+
+STOPPED = 5.0
+"""Seconds later than it should be, after which a supervisor comes out of a stop of the whole run."""
 
 
 @dataclass
@@ -72,7 +76,14 @@ class Supervision:
         try:
             self._begin()
             while not self._over():
-                self.board.turn(self._patience())
+                patience = self._patience()
+                due = time.monotonic() + (patience if patience is not None else math.inf)
+                self.board.turn(patience)
+                if (
+                    time.monotonic() > due + STOPPED
+                ):  # by Ctrl-Z: ranks were stopped as long, and said nothing
+                    for seat in self.crew.seats:
+                        seat.heard = time.monotonic()
                 self._mind_the_time()
             return self._outcome()
         finally:

@@ -10,6 +10,9 @@ from unisono.launch import wire
 from unisono.launch.seats import Seat
 from unisono.launch.store import StoreServer
 
+AGAIN = 0.05
+"""Seconds after which a rank that did not read what it was told is told again."""
+
 
 class _File(Protocol):
     def fileno(self) -> int: ...
@@ -27,6 +30,10 @@ class Switchboard:
 
     def turn(self, patience: float | None) -> None:
         """Wait for what comes, so many seconds at most (None: for ever), and take it in."""
+        if [
+            seat for seat in self._seats.values() if seat.untold and seat.tell_on()
+        ]:  # one that does not read now
+            patience = AGAIN if patience is None else min(AGAIN, patience)
         for key, _ in self._selector.select(patience):
             if self._is_watched(key):  # no earlier one of these has ended this line
                 key.data()

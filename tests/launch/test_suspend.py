@@ -1,0 +1,49 @@
+"""Ctrl-Z at the terminal stops all processes of a run, whatever their session, and `fg` lets them go on."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from unisono.launch.stand import process_state
+from unisono.launch.suspend import stops_with
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_what_stops_one_stops_all_that_it_has_started() -> None:
+    (asks, asked), (hears, answers) = os.pipe(), os.pipe()
+    first = os.fork()
+    if first == 0:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.fork()  # and one below it: both answer
+            while os.read(asks, 1):
+                os.write(answers, b"+")
+            os._exit(0)
+        with stops_with(lambda: child):
+            os.write(answers, b"+")
+            while True:
+                signal.pause()
+    try:
+        assert os.read(hears, 1) == b"+"
+        os.write(asked, b"..")
+        assert os.read(hears, 1) + os.read(hears, 1) == b"++"  # both are there
+        below = [int(pid) for one in [first, *_children(first)] for pid in _children(one)]
+        os.kill(first, signal.SIGTSTP)
+        os.waitid(os.P_PID, first, os.WSTOPPED)
+        assert len(below) == 2 and [process_state(pid) for pid in below] == ["T", "T"]
+        os.kill(first, signal.SIGCONT)
+        os.write(asked, b"..")
+        assert os.read(hears, 1) + os.read(hears, 1) == b"++"
+    finally:
+        for pid in (*_children(first), first):
+            os.kill(pid, signal.SIGKILL)
+        os.close(asked)  # the last one leaves with the pipe
+        os.waitpid(first, 0)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
