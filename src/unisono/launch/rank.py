@@ -54,8 +54,10 @@ def means(backend: Backend, route: transport.Route) -> str:
     return f"backend {backend.name} ({backend.why}), transport {route.device or 'not known'} ({route.why})"
 
 
-def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
-    """The whole life of a rank; never returns."""
+def live(
+    seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
+) -> None:
+    """The whole life of a rank; never returns. share(): what all ranks share, read before or now."""
     code = 1
     try:
         pace = StepPace(order["timeout"])
@@ -93,7 +95,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         ctx = replace(ctx, appear=partial(meetings.appear, ctx.run_token))
         if order["recovers"]:
             channel.recover(epoch, meetings.away, meetings.anew)
-        code = _play(ctx, channel, entry, argument, shared)
+        code = _play(ctx, channel, entry, argument, share)
         meetings.lookout.close()
     finally:
         flush_and_leave(code)
@@ -173,11 +175,11 @@ def _watch(rank: int, world: int, channel: SocketChannel, epoch: int, **parts: A
 
 
 def _play(
-    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], shared: Any
+    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
 ) -> int:
     try:
         channel.send("start", pid=os.getpid(), backend=ctx.backend)
-        result = entry(ctx, argument, shared)
+        result = entry(ctx, argument, share())
         json.dumps(result)  # a result that cannot cross is the entry's error, not the channel's
     except BaseException as error:  # SystemExit too: a rank that leaves early has failed
         record = crossing.describe(error)
