@@ -10,7 +10,7 @@ from tests.train.test_gradients import text  # noqa: F401
 from unisono.train.checkpoint import latest
 
 pytestmark = pytest.mark.timeout(120)
-CODEC = "codec=topk:ratio=0.05+ef"
+CODEC = "codec=powersgd:r=2+ef"
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
