@@ -25,6 +25,8 @@ from unisono.report.collect import collect
 from unisono.spec.doubtful import parse
 from unisono.spec.errors import UsageError
 from unisono.train.checkpoint.boxes import tiling_fault
+from unisono.train.data.tokenised.chats import BadRecord
+from unisono.train.data.tokenised.records import parsed
 from unisono.train.foreign import inert, open_weights
 from unisono.train.foreign.inert import plain_pickle, saved, tensors_in
 from unisono.train.foreign.machine import simple
@@ -237,3 +239,9 @@ def test_a_run_folder_of_others_is_read_in_no_time(tmp_path: Path) -> None:
         read_lines(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="times its own"):
         trace.read(tmp_path / "trace/rank0.json.gz")
+
+
+def test_a_record_with_a_key_twice_among_many_is_told() -> None:
+    line = b"{" + b",".join(b'"%d":0' % i for i in range(60_000)) + b',"59999":1}'
+    with bounded(), pytest.raises(BadRecord, match="59999"):
+        parsed(line)

@@ -73,7 +73,7 @@ def _one_safetensors(order: random.Random) -> bytes:
     for _ in range(order.choice((1, 1, 2, 3))):
         if order.random() < 0.3:  # what fits its bytes, and is none
             header[order.choice(list(header))] = {
-                "dtype": "F32", "shape": order.choice(([2.0], [-2, -1], [True, 2], [2, 1.0], [[2]], ["2"], [2, 0], [1] * 200, [1 << 62, 0])),
+                "dtype": "F32", "shape": order.choice(([2.0], [-2, -1], [True, 2], [2, 1.0], [[2]], ["2"], [2, 0], [1] * 200, [1 << 62, 0], [10**4000] * 900)),
                 "data_offsets": order.choice(([0, 8], [0, 0], [8, 0], [0, 8.0], [-8, 0], [True, 9], ["0", "8"])),
             }  # fmt: skip
         elif header:
@@ -81,10 +81,26 @@ def _one_safetensors(order: random.Random) -> bytes:
     text = json.dumps(header).encode("utf-8", "surrogatepass")
     if order.random() < 0.05:
         text = order.choice(
-            (b"[" * 200_000, b'{"a":' * 90_000, b"null", b"[]", b"1" * 5000, b"", b"\xff", text + text)
+            (
+                b"[" * 200_000,
+                b'{"a":' * 90_000,
+                b"null",
+                b"[]",
+                b"1" * 5000,
+                b"",
+                b"\xff",
+                text + text,
+                _twice(order),
+            )
         )
     stated = order.choice((len(text),) * 9 + (0, 1, 2**40, 2**63, 2**64 - 1))
     return stated.to_bytes(8, "little") + text + rest
+
+
+def _twice(order: random.Random) -> bytes:
+    """Many keys, of which the last one is given twice."""
+    many = b",".join(b'"%d":0' % i for i in range(order.choice((3, 80_000))))
+    return b"{" + many + b',"2":1}'
 
 
 def _folder(order: random.Random) -> dict[str, bytes | str]:
@@ -200,8 +216,15 @@ def _zero(order: random.Random) -> dict[str, bytes | str]:
         "buffer_names": ["n"],
         "shared_params": {"b.weight": "a.weight"},
     }
+    times = order.choice((1, 1, 1, 2, 4_000))  # the same weights, or numbers, as often as a few bytes say
+    about["param_shapes"] = shapes * times
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-    parts = {"optimizer_state_dict": {"zero_stage": stage, key: [torch.arange(9.0)]}}
+    parts = {
+        "optimizer_state_dict": {
+            "zero_stage": stage,
+            key: [torch.arange(9.0 * times)] * order.choice((1, times)),
+        }
+    }
     ranks = order.choice(("0", "0", "0", "x", "²", "-1", ""))
     return {
         "zero/mp_rank_00_model_states.pt": _saved(_shaken(about, order)),
@@ -254,9 +277,30 @@ def dcp() -> tuple[bytes, bytes]:
     return pickle.dumps(made), data
 
 
+@cache
+def _dcp_of_shared_chunks() -> bytes:
+    """A list of chunks that many tensors have in common, in few bytes."""
+    from torch.distributed.checkpoint.metadata import (
+        ChunkStorageMetadata,
+        Metadata,
+        MetadataIndex,
+        TensorProperties,
+        TensorStorageMetadata,
+    )
+
+    size = torch.Size((2, 3))
+    chunks = [ChunkStorageMetadata(torch.Size((0, 0)), size)] * 4_000
+    about = TensorStorageMetadata(TensorProperties(torch.float32), size, chunks)
+    (place,) = pickle.loads(dcp()[0]).storage_data.values()  # noqa: S301 - made here
+    index = {MetadataIndex(f"model.{i}", torch.Size((0, 0))): place for i in range(4_000)}
+    return pickle.dumps(Metadata({f"model.{i}": about for i in range(4_000)}, storage_data=index))
+
+
 def _one_dcp(order: random.Random) -> dict[str, bytes | str]:
     metadata, data = dcp()
-    match order.randrange(4):
+    match order.randrange(5):
+        case 4:
+            metadata = _dcp_of_shared_chunks()
         case 0:
             metadata = bytes_changed(metadata, order)
         case 1:
@@ -348,7 +392,7 @@ def play_config(data: bytes | str) -> str:
 
 
 def _ready() -> None:
-    good_file(), _safetensors(), dcp()
+    good_file(), _safetensors(), dcp(), _dcp_of_shared_chunks()
     torch.set_num_threads(1)
     makers: Iterator[Callable[[random.Random], Any]] = iter(
         (_folder, _pickles, _zero, _universal, _megatron, _one_dcp)

@@ -1,7 +1,11 @@
 """Snapshots are copied to a rank of another host, which has them whole or not at all."""
 
 import os
+import threading
+import time
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,3 +167,44 @@ def test_of_each_step_a_rank_says_what_it_has_and_keeps_at_once() -> None:
         1: ["model/1"],
     }
     assert found[3].live and found[1].state == {"at": 1, "recent": []}
+
+
+class Late:
+    """A group whose first message comes when it is let, and whose others come at once, full of ones."""
+
+    def __init__(self) -> None:
+        self.let, self.count = threading.Event(), 0
+
+    def recv(self, tensors: list[torch.Tensor], source: int, tag: int) -> Any:
+        self.count += 1
+        count, tensor = self.count, tensors[0]
+
+        def wait() -> None:
+            tensor.fill_(200 if count == 1 else 1)
+            if count == 2:
+                self.let.wait(30)
+
+        return SimpleNamespace(wait=wait)
+
+    def send(self, *_: Any) -> Any:
+        return SimpleNamespace(wait=lambda: None)
+
+
+def test_after_the_end_an_old_copy_writes_into_no_file(tmp_path: Path) -> None:
+    """Its shelf is closed, and the number of its file is that of a checkpoint which is being written."""
+    own, ward, late = MemoryShelf.new(), MemoryShelf.new(), Late()
+    own.put(1, {}, _boxes(0, 1, 8))
+    copies = Copying(late, own, 1, {1: ward})
+    copies.begin()
+    while late.count < 2:
+        time.sleep(0)
+    copies.end(0.05)
+    ward.close()
+    files = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(8)]
+    late.let.set()
+    copies.settle(30)
+    assert copies.ready() and copies.failed
+    assert [os.fstat(file).st_size for file in files] == [0] * 8
+    for file in files:
+        os.close(file)
+    own.close()

@@ -57,6 +57,41 @@ def test_a_new_rank_and_one_that_is_behind_get_the_newest():
     assert all(torch.equal(some[0].tensor, FULL + 100.0) for some in wanted)
 
 
+def test_many_tensors_of_many_dtypes_go_in_one_message():
+    """Parts of several boxes, some of an odd number of bytes, each at its place behind those before it."""
+    dtypes = (torch.bfloat16, torch.float64, torch.int8, torch.float32, torch.int64, torch.bool)
+
+    def boxes(rows: list[int], fill: bool) -> list[list[Box]]:
+        dealt = []
+        for begin, n in zip([0, rows[0]], rows, strict=True):
+            some = []
+            for number, dtype in enumerate(dtypes):
+                whole = (FULL[:, : number + 1] + 7 * number).fmod(2 if dtype == torch.bool else 120).to(dtype)
+                part = whole[begin : begin + n].clone()
+                part = part if fill else torch.zeros_like(part)
+                some.append(Box(f"model/{number}", tuple(whole.shape), (begin, 0), part))
+            dealt.append(some)
+        return dealt
+
+    wanted = boxes([3, 5], fill=False)
+    given_over(boxes([7, 1], fill=True), [2, 2], wanted)
+    for some, right in zip(wanted, boxes([3, 5], fill=True), strict=True):
+        for mine, one in zip(some, right, strict=True):
+            assert torch.equal(mine.tensor, one.tensor), mine.name
+
+
+def test_a_newer_step_without_one_of_the_tensors_is_not_taken():
+    """Rank 1 was lost; the newest step lacks the tensor that it alone had, of which only the older one knows."""
+    held = [[Box("model/a", (1,), (0,), torch.ones(1))], [Box("model/b", (1,), (0,), torch.ones(1))]]
+
+    def live(rank: int) -> int:
+        mine = [Snapshot(4, {}, held[rank])]
+        newer = [Snapshot(5, {}, held[0])] if rank == 0 else []
+        return PeerMemory(rank, 2, store(), [*newer, *mine], torch.device("cpu")).step
+
+    assert run(2, live) == [4, 4]
+
+
 def test_all_are_told_where_a_part_is_held_by_nobody():
     held = [cut([3])[0], []]
     with pytest.raises(NotHeld):

@@ -168,6 +168,58 @@ def test_an_update_waits_until_what_it_changes_was_put_aside(tmp_path: Path) -> 
     on_threads.run(1, play)
 
 
+def written_over(folder: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool) -> set[str]:
+    """Names of the tensors of which the shelf kept what was written into them after the step, before it had read them:
+    all that this rank has, and something that the policy keeps."""
+    kept, extra = dict[str, torch.Tensor](), torch.zeros(3)
+    monkeypatch.setattr("unisono.train.snapshots.kept_of", lambda run: [Box("sync/x", (3,), (0,), extra)])
+
+    def play(rank: int) -> None:
+        waits = threading.Event()
+        shelf = Memory(lambda: waits.wait(20.0))
+        run, feed, snapshots = alone(folder, shelf, 1)
+        snapshots._beside = beside
+        train_step(run, feed.fetch(run.step, run.leaves))
+        boxes = [*pieces_of(run), Box("sync/x", (3,), (0,), extra), Box("model/statistic", (3,), (0,), extra)]
+        monkeypatch.setattr("unisono.train.snapshots.pieces_of", lambda run: [*pieces_of(run), boxes[-1]])
+        before = copy_of(boxes)
+        snapshots.stepped(0.1, {})
+        with torch.no_grad():
+            for box in boxes:
+                box.tensor.add_(1)
+        waits.set()
+        snapshots.settle()
+        kept.update({name: x for name, x in shelf.kept[1].items() if not torch.equal(x, before[name])})
+
+    on_threads.run(1, play)
+    return set(kept)
+
+
+def test_what_others_than_the_optimiser_write_is_copied_before_it_is_put_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights and the optimiser's own are read where they lie, for an update waits; all else may change at once."""
+    lies = written_over(tmp_path, monkeypatch, beside=True)
+    assert (
+        lies and all(name.startswith(("model/", "optim/")) for name in lies) and "model/statistic" not in lies
+    )
+    assert written_over(tmp_path, monkeypatch, beside=False) == set()
+
+
+def test_what_was_put_aside_of_a_way_that_was_left_is_dropped(tmp_path: Path) -> None:
+    dropped: list[int] = []
+
+    def play(rank: int) -> None:
+        shelf = Memory()
+        shelf.drop = lambda after: dropped.append(after)  # type: ignore[method-assign]
+        run, _, snapshots = alone(tmp_path, shelf, 1)
+        run.step = 3
+        snapshots.turned_back()
+
+    on_threads.run(1, play)
+    assert dropped == [0, 3]
+
+
 def test_every_so_many_steps(tmp_path: Path) -> None:
     def play(rank: int) -> None:
         shelf = Memory()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from unisono.comm.collectives import Done, Pending
 from unisono.comm.device import between_cpus
+from unisono.comm.tags import UNANSWERED
 from unisono.spec.errors import PeerGone
 
 _CLOSED = (
@@ -25,7 +26,6 @@ _CLOSED = (
     "likely closed",
     "timed out waiting",
 )  # as Gloo says
-_TAG = (1 << 30) + 3  # of receives that nobody answers
 _SOON = timedelta(milliseconds=1)
 _LINGER = timedelta(seconds=3)
 
@@ -49,11 +49,13 @@ class Awaited:
     """A pending operation of a group that names who has gone. pending: the operation itself."""
 
     def __init__(self, pg: Any, doing: str, pending: Pending) -> None:
-        self.pending, self._pg, self._doing = pending, pg, doing
+        self.pending, self._pg, self._doing, self._over = pending, pg, doing, False
 
     def wait(self, within: timedelta | None = None) -> None:
         """Returns when it is over. within: of a message, how long to wait at most. Raises PeerGone, and what the
         process group raises where a member is late."""
+        if self._over:
+            return  # a message of Gloo's would be waited for once more
         pending: Any = self.pending
         try:
             pending.wait() if within is None or not isinstance(pending, dist.Work) else pending.wait(within)
@@ -61,6 +63,7 @@ class Awaited:
             if (better := named(self._pg, error, self._doing)) is error:
                 raise
             raise better from error
+        self._over = True
 
 
 def started(pg: Any, doing: str, begin: Any, *args: Any) -> Pending:
@@ -117,7 +120,7 @@ def _sorted(pg: Any) -> tuple[list[int], list[int]]:
     for place in range(pg.size()):
         if place != pg.rank():
             try:
-                posted.append(pg.recv([torch.zeros(1)], place, _TAG))
+                posted.append(pg.recv([torch.zeros(1)], place, UNANSWERED.first))
                 alive.append(place)
             except RuntimeError:
                 broken.append(place)
@@ -128,7 +131,7 @@ def _break_off(pg: Any, alive: Iterable[int]) -> None:
     """Close this rank's connections of the group: Gloo does so where a receive is late."""
     for place in alive:
         with suppress(RuntimeError):
-            pg.recv([torch.zeros(1)], place, _TAG).wait(_SOON)
+            pg.recv([torch.zeros(1)], place, UNANSWERED.first).wait(_SOON)
 
 
 def _blamed(rank: int) -> int:

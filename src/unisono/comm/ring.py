@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.collectives.messages.live import InFlight
 from unisono.comm.gone import started
 from unisono.comm.group import Group, Pending
 
@@ -30,5 +31,5 @@ def start_pass(group: Group, out: Tensor, x: Tensor) -> Pending:
     return started(group.pg, f"the ring of {group.axis}", _begun, ends)
 
 
-def _begun(ends: list[dist.P2POp]) -> Several:
-    return Several(dist.batch_isend_irecv(ends))
+def _begun(ends: list[dist.P2POp]) -> InFlight:
+    return InFlight(dist.batch_isend_irecv(ends))

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.comm.collectives import Algorithm, Done, Pending, ProgramCollective
+from unisono.comm.tags import PROGRAMS
 from unisono.programs.collectives import Message, Program, RankTurn, row
 
 PIECE = 1 << 20
 """Bytes of one message at most."""
 _CUT = 1 << 18  # bytes of a piece that ranks pass on while the next comes
 _PIECES = 16
-_TAGS = 1 << 16
 
 Run = tuple[int, int]
 Into = Callable[[Tensor, Tensor], object]
@@ -309,9 +309,9 @@ class ProgramAlgorithm(Algorithm):
     ) -> Playing:
         """like: of the operation's dtype; its whole vector unless `numel` says how long that is."""
         # Every rank counts its operations alike, so messages of two that are under way at once do not mix.
-        self._calls = self._calls % _TAGS + 1
+        self._calls += 1
         turns = self._turns(program, like.numel() if numel < 0 else numel, like.element_size())
         reduces = into(dist.ReduceOp.SUM if op is None else op)
         with torch.no_grad():
-            self._last = Playing(turns, store, self.pg, reduces, self._calls, over, self._last)
+            self._last = Playing(turns, store, self.pg, reduces, PROGRAMS.of(self._calls), over, self._last)
         return self._last

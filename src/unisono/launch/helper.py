@@ -3,6 +3,9 @@
 Forking is safe only from a process that has one thread, so this one imports, waits for orders, forks, and reports
 deaths; it never computes. It dies with the supervisor (PR_SET_PDEATHSIG), and ranks die with it, so that even
 `kill -9` leaves nobody behind. Imports torch inside `main`, after the death signal is set.
+
+What all ranks share, such as the data, is read here once. Where reading it starts threads, as libraries with a pool of
+them do, nothing can be forked any more: then this process becomes a new one, and each rank reads for itself.
 """
 
 import contextlib
@@ -17,34 +20,32 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from unisono.launch import crossing, wire
+from unisono.launch.alone import thread_count, threads_beyond
 from unisono.launch.entry import find
 from unisono.launch.parent import die_with
 from unisono.launch.signals import TO_RANKS
 from unisono.spec.errors import UserCodeError
 
 
-def threads_alive() -> int:
-    return len(os.listdir("/proc/self/task"))
-
-
 @dataclass
 class _Order:
-    """A run that was asked for: its terms, its argument, what its ranks share, and two files in memory for each of
-    them, which outlive it."""
+    """A run that was asked for: its terms, its argument, what gives a rank what all of them share, and two files in
+    memory for each of them, which outlive it."""
 
     terms: dict[str, Any]
     argument: dict[str, Any]
-    shared: Any = None
+    share: Callable[[], Any] = lambda: None
     shelves: list[list[int]] = field(default_factory=list)
 
 
 class _Helper:
-    def __init__(self, control: socket.socket, entry: str, libc: ctypes.CDLL) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, terms: dict[str, Any], libc: ctypes.CDLL) -> None:
+        self._control, self._terms = control, terms
         self._libc = libc
         self._pid = os.getpid()
         self._children: dict[int, tuple[int, int]] = {}  # pidfd -> (pid, number of its seat)
@@ -52,8 +53,11 @@ class _Helper:
         began = time.monotonic()
         self._rank = importlib.import_module("unisono.launch.rank")
         self._rank.torch.set_num_threads(1)  # OpenMP threads would not survive the fork
-        self._module, self._entry = find(entry)
-        self._say(op="imported", seconds=time.monotonic() - began, threads=threads_alive())
+        self._module, self._entry = find(terms["entry"])
+        self._threads = thread_count()
+        self._say(op="imported", seconds=time.monotonic() - began, threads=self._threads)
+        if "order" in terms:
+            self._ready(_Order(**_taken(terms["order"])), apart=True)
 
     def _say(self, fds: tuple[int, ...] = (), **message: Any) -> None:
         wire.send_message(self._control, message, fds)
@@ -104,18 +108,41 @@ class _Helper:
         """What all ranks share, before the first is forked."""
         try:
             prepare = getattr(self._module, "prepare", None)
-            order.shared = prepare(order.argument) if prepare is not None else None
+            shared = prepare(order.argument) if prepare is not None else None
+            if names := threads_beyond(self._threads):
+                self._become_anew(order, names)
+            order.share = lambda: shared
         except BaseException as error:  # the supervisor reports it
             self._order = None
             self._say(op="failed", error=crossing.describe(error))
-            return
+        else:
+            self._ready(order)
+
+    def _become_anew(self, order: _Order, names: list[str]) -> None:
+        """This program from its beginning, in this process: without the threads, and with the order in hand."""
+        self._say(
+            op="note",
+            text=f"reading the data started threads ({_some(names)}): each rank reads it for itself",
+        )
+        file = os.memfd_create("order")
+        with os.fdopen(os.dup(file), "wb") as told:
+            told.write(json.dumps({"terms": order.terms, "argument": order.argument}).encode())
+        for kept in (file, self._control.fileno()):
+            os.set_inheritable(kept, True)
+        terms = json.dumps({**self._terms, "control": self._control.fileno(), "order": file})
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "unisono.launch.helper", terms])
+
+    def _ready(self, order: _Order, apart: bool = False) -> None:
+        """Ranks may be forked. apart: each reads for itself what ranks share."""
+        if apart:
+            order.share = lambda: self._module.prepare(order.argument)
         _close(self._order.shelves if self._order is not None else [])
         gc.unfreeze()
         gc.collect()
         gc.freeze()  # the children share these pages; a collection would write to all of them
         order.shelves = [_shelf() if order.terms["recovers"] else [] for _ in range(order.terms["room"])]
         self._order = order
-        self._say(op="prepared", threads=threads_alive())
+        self._say(op="prepared")
 
     def _fork(self, message: dict[str, Any], ends: list[int], order: _Order) -> None:
         """A rank. ends: its own of its lines."""
@@ -145,7 +172,7 @@ class _Helper:
             _close([shelf for other, shelf in enumerate(order.shelves) if other != index])
             seat = self._rank.SeatEnds(message["rank"], *ends, shelf=tuple(order.shelves[index]))
             argument = order.argument | message.get("settled", {})
-            self._rank.live(seat, order.terms | message, self._entry, argument, order.shared)
+            self._rank.live(seat, order.terms | message, self._entry, argument, order.share)
         except BaseException:  # before it could say anything itself
             traceback.print_exc()
             sys.stderr.flush()
@@ -161,6 +188,17 @@ def _unborn(rank: int, error: OSError) -> UserCodeError:
         rank=rank,
         code="R02",
     )
+
+
+def _taken(file: int) -> dict[str, Any]:
+    """What the process that this one was before has left in a file."""
+    with os.fdopen(file, "rb") as told:
+        told.seek(0)
+        return json.loads(told.read())
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _shelf() -> list[int]:
@@ -184,7 +222,7 @@ def main() -> None:
     sys.path[:0] = terms["path"]
     control = socket.socket(fileno=terms["control"])
     try:
-        helper = _Helper(control, terms["entry"], libc)
+        helper = _Helper(control, terms, libc)
     except BaseException as error:  # the supervisor reports it
         wire.send_message(control, {"op": "failed", "error": crossing.describe(error)})
     else:

@@ -53,8 +53,10 @@ def means(backend: Backend, route: transport.Route) -> str:
     return f"backend {backend.name} ({backend.why}), transport {route.device or 'not known'} ({route.why})"
 
 
-def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], shared: Any) -> None:
-    """The whole life of a rank; never returns."""
+def live(
+    seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
+) -> None:
+    """The whole life of a rank; never returns. share(): what all ranks share, read before or now."""
     code = 1
     try:
         pace = StepPace(order["timeout"])
@@ -64,7 +66,7 @@ def live(seat: SeatEnds, order: dict[str, Any], entry: Entry, argument: dict[str
         except BaseException as error:  # nothing of the user's has run yet: still somebody has to say why
             channel.farewell("error", error=crossing.describe(error))
             return
-        code = _play(ctx, channel, entry, argument, shared)
+        code = _play(ctx, channel, entry, argument, share)
         meetings.lookout.close()
     finally:
         flush_and_leave(code)
@@ -174,11 +176,11 @@ def _watch(rank: int, world: int, channel: SocketChannel, epoch: int, **parts: A
 
 
 def _play(
-    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], shared: Any
+    ctx: RankContext, channel: SocketChannel, entry: Entry, argument: dict[str, Any], share: Callable[[], Any]
 ) -> int:
     try:
         channel.send("start", pid=os.getpid(), backend=ctx.backend)
-        result = entry(ctx, argument, shared)
+        result = entry(ctx, argument, share())
         json.dumps(result)  # a result that cannot cross is the entry's error, not the channel's
     except BaseException as error:  # SystemExit too: a rank that leaves early has failed
         record = crossing.describe(error)

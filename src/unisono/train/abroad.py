@@ -8,7 +8,8 @@ are made, over connections of its own; the next snapshots are put aside when all
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class Copying:
     def __init__(self, pg: Any, own: MemoryShelf, keeper: int, wards: dict[int, MemoryShelf]) -> None:
         self._pg, self._own, self._keeper, self._wards = pg, own, keeper, wards
         self._thread: threading.Thread | None = None
+        self._files, self._ended = threading.Lock(), False
         self.failed = ""
         """Why nothing is copied any more, if so."""
         self.seconds: list[float] = []
@@ -89,6 +91,13 @@ class Copying:
         if self._thread is not None:
             self._thread.join(within)
 
+    def end(self, within: float) -> None:
+        """Wait as `settle` does; after that no file is touched any more, however long a message is still waited for.
+        The shelves' files may be closed then, and their numbers be those of others."""
+        self.settle(within)
+        with self._files:
+            self._ended = True
+
     def _copy(self) -> None:
         begun = time.perf_counter()
         try:
@@ -98,22 +107,35 @@ class Copying:
         self.seconds.append(time.perf_counter() - begun)
 
     def _exchange(self) -> None:
-        file, nbytes = self._own.newest()
+        with self._at_files():
+            file, nbytes = self._own.newest()
         sizes = {ward: torch.zeros(1, dtype=torch.int64) for ward in self._wards}
         coming = [self._pg.recv([size], ward, 0) for ward, size in sizes.items()]
         _wait([*coming, self._pg.send([torch.tensor([nbytes])], self._keeper, 0)])
         mine = parts(nbytes)
         theirs = {ward: parts(int(size)) for ward, size in sizes.items()}
-        files = {ward: self._wards[ward].older() for ward, some in theirs.items() if some}
+        with self._at_files():
+            files = {ward: self._wards[ward].older() for ward, some in theirs.items() if some}
         for number in range(max(len(mine), *(len(some) for some in theirs.values()), 0)):
             due = {ward: some[number] for ward, some in theirs.items() if number < len(some)}
             arriving = {ward: torch.empty(count, dtype=torch.uint8) for ward, (_, count) in due.items()}
             works = [self._pg.recv([x], ward, 0) for ward, x in arriving.items()]
             if number < len(mine):
-                works.append(self._pg.send([_read(file, *mine[number])], self._keeper, 0))
+                with self._at_files():
+                    part = _read(file, *mine[number])
+                works.append(self._pg.send([part], self._keeper, 0))
             _wait(works)
-            for ward, x in arriving.items():
-                self._write(files[ward], x, due[ward][0])
+            with self._at_files():
+                for ward, x in arriving.items():
+                    self._write(files[ward], x, due[ward][0])
+
+    @contextmanager
+    def _at_files(self) -> Iterator[None]:
+        """While it lasts the shelves' files are there. Raises OSError after the end."""
+        with self._files:
+            if self._ended:
+                raise OSError("the ranks meet anew")
+            yield
 
     def _write(self, file: int, x: Tensor, at: int) -> None:
         """A part of a ward's snapshot. Once one could not be written, the head is not either."""

@@ -132,7 +132,7 @@ class Snapshots:
         """Nothing more is put aside: the ranks are about to meet anew, which ends copies too."""
         self.settle()
         if self._copies is not None:
-            self._copies.settle(_PARTED)
+            self._copies.end(_PARTED)
 
     def turned_back(self) -> None:
         """The run goes on from an earlier step: what is kept of later ones is forgotten."""

@@ -25,6 +25,23 @@ class Pending(Protocol):
     def wait(self) -> object: ...
 
 
+class Once(ABC):
+    """A pending operation whose end comes once, however often it is waited for, as with the works of torch's
+    collectives. One that failed is waited for again."""
+
+    _over = False
+
+    def wait(self) -> None:
+        """Returns when it is over. Raises what the process group raises where a member is gone or late."""
+        if not self._over:
+            self.end()
+            self._over = True
+
+    @abstractmethod
+    def end(self) -> None:
+        """Bring it to its end."""
+
+
 class Done:
     """The pending operation that is over."""
 

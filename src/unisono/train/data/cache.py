@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,16 +49,20 @@ def kept(
     if not (folder / META).exists():
         with writable(place):
             place.mkdir(parents=True, exist_ok=True)
-            with _alone(place / f"{folder.name}.lock", wait):
+            with _alone(place / f"{folder.name}.lock", wait) as is_alone:
                 if not (folder / META).exists():
-                    _made(folder, make)
+                    _made(folder, make, is_alone)
     return folder, json.loads((folder / META).read_text())
 
 
-def _made(folder: Path, make: Callable[[Path], Mapping[str, Any]]) -> None:
-    for stale in folder.parent.glob(f"{folder.name}.tmp-*"):  # of a process that was killed: we have the lock
+def _made(folder: Path, make: Callable[[Path], Mapping[str, Any]], is_alone: bool) -> None:
+    for stale in (
+        folder.parent.glob(f"{folder.name}.tmp-*") if is_alone else ()
+    ):  # of processes that were killed
         shutil.rmtree(stale, ignore_errors=True)
-    under_way = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    under_way = folder.with_name(
+        f"{folder.name}.tmp-{secrets.token_hex(8)}"
+    )  # hosts may have one number twice
     try:
         under_way.mkdir()
         meta = make(under_way)
@@ -65,15 +70,24 @@ def _made(folder: Path, make: Callable[[Path], Mapping[str, Any]]) -> None:
             json.dump(meta, file)
             file.flush()
             os.fsync(file.fileno())
-        under_way.rename(folder)
+        _put_there(under_way, folder)
     finally:
         shutil.rmtree(under_way, ignore_errors=True)
 
 
+def _put_there(made: Path, folder: Path) -> None:
+    """Rename, unless another process has been sooner: what went in is the same, so is what came out."""
+    try:
+        made.rename(folder)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not (folder / META).exists():
+            raise
+
+
 @contextmanager
-def _alone(path: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """While it lasts, no other process of this machine makes the same. A file system without locks lets both make it:
-    the one that is later finds the folder there."""
+def _alone(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
+    """While it lasts, no other process makes the same; whether that is sure. A file system without locks lets several
+    make it: those that are later find the folder there."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,8 +95,9 @@ def _alone(path: Path, wait: Callable[[], None]) -> Iterator[None]:
             wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
-            pass
-        yield
+            yield False
+            return
+        yield True
 
 
 @contextmanager

@@ -180,6 +180,7 @@ def _tried(attempt: _Attempt, case: OperationCase, algorithm: Algorithm, counter
     out, pending = attempt.acts(by)
     if pending is not None:
         pending.wait()
+        pending.wait()  # as with torch's works, nothing comes of it
     sent, slack = counter.sent - before, 0 if isinstance(by.member, ProgramCollective) else 64 * by.pg.size()
     wanted = attempt.wanted
     if wanted is not None and out is not None:

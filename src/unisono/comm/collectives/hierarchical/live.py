@@ -30,11 +30,11 @@ from unisono.comm.device import between_cpus, is_apart
 from unisono.comm.gone import described, started
 from unisono.comm.hosts import nodes_of
 from unisono.comm.rounds import ProgramAlgorithm
+from unisono.comm.tags import HOSTS
 from unisono.comm.tree import tree_sum
 
 _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN)
 _WARM = 1 << 15  # elements of a sum that fit into the CPU's second cache
-_TAG, _TAGS = 1 << 22, 1 << 20  # of words that say that all parts are there
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +83,7 @@ class HostsMeeting:
         with torch.no_grad():
             for other in others:
                 other[part].copy_(own[part])
-        self.shared = agreed(self.by.within, _TAG + self.number % _TAGS)
+        self.shared = agreed(self.by.within, HOSTS.of(self.number))
 
     def end(self) -> None:
         """Returns when the sum is in everybody's buffer."""

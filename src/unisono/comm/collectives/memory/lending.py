@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.comm.collectives import Once
 from unisono.comm.collectives.memory.mapping import mapped
 from unisono.comm.collectives.messages.live import InFlight, exchanged
+from unisono.comm.tags import LOANS
 from unisono.comm.tree import tree_sum
 
 MOST = 24
 """Loans that a group has at once; what is asked for beyond is each member's own memory."""
-_TAG = 1 << 22  # of words here
 _WARM = 1 << 17  # bytes that are added up at once, in the CPU's second cache
 
 
@@ -42,23 +43,18 @@ class Loan:
         return self.each[0].numel()
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """Members that meet over a loan. A pending operation."""
+@dataclass
+class _Meeting(Once):
+    """Members that meet over a loan. After `wait`, all have written what is theirs."""
 
     lending: "Lending"
     words: Sequence[Tensor]
     there: InFlight
     since: int
-    is_over: bool = False
 
-    def wait(self) -> None:
-        """Returns when all have written what is theirs. Raises what the group's messages raise where one is gone or
-        late."""
-        if not self.is_over:
-            self.there.wait()
-            self.lending._heard(self.words, self.since)
-            self.is_over = True
+    def end(self) -> None:
+        self.there.wait()
+        self.lending._heard(self.words, self.since)
 
 
 class Lending:
@@ -101,7 +97,7 @@ class Lending:
         gone = sum(1 << i for i, one in enumerate(self._loans) if not one.free and one.held() is None)
         mine = torch.tensor([self._loans.index(loan), gone])
         words = torch.zeros(self._pg.size(), 2, dtype=torch.int64).unbind(0)
-        there = exchanged(words, [mine] * self._pg.size(), self._pg, _TAG)
+        there = exchanged(words, [mine] * self._pg.size(), self._pg, LOANS.first)
         return _Meeting(self, words, there, self._now)
 
     def reduce_scatter(self, out: Tensor, loan: Loan) -> None:

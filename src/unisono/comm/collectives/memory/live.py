@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Collective, Pending
+from unisono.comm.collectives import Collective, Once, Pending
 from unisono.comm.collectives.engine.live import EngineAlgorithm
 from unisono.comm.collectives.memory import LENT, passes
 from unisono.comm.collectives.memory.lending import Lending
@@ -28,18 +28,17 @@ _OPS = (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN)
 _PIECE = 1 << 15  # elements of a sum that fit into the CPU's second cache
 
 
-@dataclass(slots=True)
-class Meeting:
-    """A sum under way over `buffers`, one a member, in order; `index` is this rank's. A pending operation."""
+@dataclass
+class Meeting(Once):
+    """A sum under way over `buffers`, one a member, in order; `index` is this rank's. After `wait` it is in all their
+    buffers, the same bits in all."""
 
     pg: dist.ProcessGroup
     buffers: Sequence[Tensor]
     index: int
     there: InFlight
 
-    def wait(self) -> None:
-        """Returns when the sum is in everybody's buffer, the same bits in all. Raises what the group's collectives
-        raise where a member is gone or late."""
+    def end(self) -> None:
         self.there.wait()
         own, *others = (self.buffers[(self.index + i) % len(self.buffers)] for i in range(len(self.buffers)))
         part = part_of(own.numel(), self.index, len(self.buffers))

@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Pending
+from unisono.comm.collectives import Once, Pending
 from unisono.comm.collectives.memory.mapping import mapped, part_of
 from unisono.comm.collectives.messages.live import InFlight, agreed
 from unisono.comm.ring import Several
+from unisono.comm.tags import PIECES
 from unisono.comm.tree import tree_sum
 
 AHEAD = 2  # pieces under way
@@ -28,28 +29,23 @@ PIECE = (
     32 << 20
 )  # bytes of a member's tensor that pass at once: what the room of a group may grow to, by slot
 _WARM = 1 << 17  # bytes that are added up at once, in the CPU's second cache
-_TAGS = 1 << 20  # numbers that tell apart the words of operations under way; 0 is everybody else's
 
 Read = Callable[[Sequence[Tensor]], None]
 """What a member does with everybody's piece, in the order of the members, once all are there."""
 
 
-@dataclass(slots=True)
-class Passing:
-    """A piece under way. A pending operation."""
+@dataclass
+class Passing(Once):
+    """A piece under way. After `wait`, this member has read what it needs of it."""
 
     each: Sequence[Tensor]
     there: InFlight
     read: Read
-    is_over: bool = False
 
-    def wait(self) -> None:
-        """Returns when this member has read. Raises what the group's messages raise where a member is gone or late."""
-        if not self.is_over:
-            self.there.wait()
-            with torch.no_grad():
-                self.read(self.each)
-            self.is_over = True
+    def end(self) -> None:
+        self.there.wait()
+        with torch.no_grad():
+            self.read(self.each)
 
 
 class SharedRoom:
@@ -125,7 +121,7 @@ class SharedRoom:
         beyond: reduces this member's part over those who are not members; who waits calls it."""
         flat, index = x.view(-1), self.pg.rank()
 
-        def reduced(piece: slice, tag: int) -> Read:
+        def reduced(piece: slice, number: int) -> Read:
             def read(each: Sequence[Tensor]) -> None:
                 size, x = len(each), flat[piece]
                 own = part_of(x.numel(), index, size)
@@ -134,7 +130,7 @@ class SharedRoom:
                     x[own][warm].copy_(_of([part[warm] for part in summed], op))
                 beyond(x[own])
                 each[index][own].copy_(x[own])
-                agreed(self.pg, tag + 1).wait()
+                agreed(self.pg, PIECES.of(2 * number + 1)).wait()
                 for i in self._others():
                     part = part_of(x.numel(), i, size)
                     x[part].copy_(each[i][part])
@@ -144,7 +140,7 @@ class SharedRoom:
         works = []
         for piece in pieces(flat):
             own = part_of(flat[piece].numel(), index, self.pg.size())
-            works.append(self._pass(flat[piece], reduced(piece, self._tag()), own))
+            works.append(self._pass(flat[piece], reduced(piece, self._begun), own))
         return Several(works)
 
     def _dealt(self, x: Tensor, read: Callable[[slice], Read]) -> Pending:
@@ -176,7 +172,7 @@ class SharedRoom:
         place = each[self.pg.rank()].view(x.shape)
         place[: own.start].copy_(x[: own.start])
         place[own.stop :].copy_(x[own.stop :])
-        passing = Passing(each, agreed(self.pg, self._tag()), read)
+        passing = Passing(each, agreed(self.pg, PIECES.of(2 * self._begun)), read)
         self._begun += 1
         self._under_way.append(passing)
         return passing
@@ -188,10 +184,6 @@ class SharedRoom:
         if room is None:
             raise RuntimeError("a member of the group sees the others' memory no more")
         return [[whole[at : at + each] for whole in room] for at in range(0, SLOTS * each, each)]
-
-    def _tag(self) -> int:
-        """Of the next piece: two words, which no other piece under way has."""
-        return 2 + 2 * (self._begun % _TAGS)
 
     def _others(self) -> Sequence[int]:
         """All other members, the next one first, so that not all read from one."""

@@ -3,8 +3,12 @@
 A word, sent as any message, says which slot; whoever waits for it sleeps. A byte in memory for each slot says whether
 it is in use: the sender sets it, the receiver clears it once it has read. So nobody is asked whether a slot is free.
 Where none is, the tensor itself follows the word.
+
+That byte is memory's alone, so what is read must be read before it is cleared. x86 promises that (its stores are seen
+after the loads before them); ARM and POWER do not, and Python has no fence to ask for it. There messages are sent.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,53 +17,42 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Pending
+from unisono.comm.collectives import Once, Pending
 from unisono.comm.collectives.memory.mapping import mapped
+from unisono.comm.collectives.messages.live import InFlight
 from unisono.comm.device import between_cpus, is_apart
 from unisono.comm.gone import started
 from unisono.comm.group import Group
+from unisono.comm.tags import SLOTS as WORDS
+from unisono.comm.tags import WHOLES
 from unisono.spec import words
 
 LARGE = 2 << 20
 """Bytes of a message from which this is quicker than to send it (`unisono bench net`)."""
 SLOTS = 4  # of a rank, for all that it sends in a group
 _PLACES = 64  # bytes before the first slot: one for each that says whether it is in use
-_WORD, _WHOLE, _WHOLES = (
-    3,
-    1 << 20,
-    1 << 16,
-)  # tags: of words, and from where on those of tensors that follow one
 
 
-@dataclass(slots=True)
-class _Leaving:
+@dataclass
+class _Leaving(InFlight):
     """A message that leaves. x: what must live until then."""
 
-    works: list[dist.Work]
     x: tuple[Tensor, ...]
 
-    def wait(self) -> None:
-        for work in self.works:
-            work.wait()
 
-
-@dataclass(slots=True)
-class _Arriving:
+@dataclass
+class _Arriving(Once):
     """A message that is to come into `out`."""
 
     slots: "MemorySlots"
     out: Tensor
     source: int
     word: Tensor
-    coming: dist.Work
-    is_over: bool = False
+    coming: InFlight
 
-    def wait(self) -> None:
-        """Returns when it is there. Raises what the group's messages raise where the sender is gone or late."""
-        if not self.is_over:
-            self.coming.wait()
-            self.slots._read(int(self.word), self.source, self.out)
-            self.is_over = True
+    def end(self) -> None:
+        self.coming.wait()
+        self.slots._read(int(self.word), self.source, self.out)
 
 
 class MemorySlots:
@@ -100,23 +93,24 @@ class MemorySlots:
         own = self._each[self._pg.rank()]
         slot = next((i for i in range(SLOTS) if not own[i]), -1)
         if slot < 0:
-            self._wholes = self._wholes % _WHOLES + 1
+            self._wholes = self._wholes % WHOLES.count + 1
             word = torch.tensor([-self._wholes])
-            works = [self._pg.send([word], to, _WORD), self._pg.send([x], to, _WHOLE + self._wholes)]
+            works = [self._pg.send([word], to, WORDS.first), self._pg.send([x], to, WHOLES.of(self._wholes))]
             return _Leaving(works, (word, x))
         with torch.no_grad():
             own[slot] = 1
             self._slot(own, slot, x).copy_(x)
         word = torch.tensor([slot])
-        return _Leaving([self._pg.send([word], to, _WORD)], (word,))
+        return _Leaving([self._pg.send([word], to, WORDS.first)], (word,))
 
     def _receive(self, out: Tensor, source: int) -> _Arriving:
         word = torch.zeros(1, dtype=torch.int64)
-        return _Arriving(self, out, source, word, self._pg.recv([word], source, _WORD))
+        coming = InFlight([self._pg.recv([word], source, WORDS.first)])
+        return _Arriving(self, out, source, word, coming)
 
     def _read(self, word: int, source: int, out: Tensor) -> None:
         if word < 0:
-            self._pg.recv([out], source, _WHOLE - word).wait()
+            self._pg.recv([out], source, WHOLES.of(-word)).wait()
             return
         theirs = self._each[source]
         with torch.no_grad():
@@ -131,11 +125,16 @@ class MemorySlots:
         return dist.get_group_rank(self._pg, rank)
 
 
+def keeps_order() -> bool:
+    """Whether this processor lets no store be seen before a load that comes before it."""
+    return os.uname().machine in ("x86_64", "i686", "i386")
+
+
 def slots_of(group: Group, nbytes: int, device: torch.device) -> MemorySlots | None:
     """Slots for messages of up to `nbytes` bytes, the most that any member says. None, for all of them, where that is
     too little to be worth it, or where one does not see the others' memory. Every member calls it, or it hangs."""
     pg: Any = group.pg
-    if pg is None or is_apart(device) or not between_cpus(pg):
+    if pg is None or is_apart(device) or not between_cpus(pg) or not keeps_order():
         return None
     each_wants = torch.zeros(pg.size(), dtype=torch.int64)
     each_wants[pg.rank()] = nbytes

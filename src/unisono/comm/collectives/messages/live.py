@@ -15,22 +15,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.comm.collectives import Algorithm, Done, Pending
+from unisono.comm.collectives import Algorithm, Done, Once, Pending
 from unisono.comm.collectives.messages import SMALL
 from unisono.comm.tree import tree_sum
 
 
-@dataclass(slots=True)
-class InFlight:
-    """Messages under way: a pending operation."""
+@dataclass
+class InFlight(Once):
+    """Messages under way. After `wait`, what was received is there and what was sent may change."""
 
     works: list[dist.Work]
 
-    def wait(self) -> None:
-        """Returns when what was received is there and what was sent may change. Raises what the process group raises
-        where a member is gone or late."""
-        for work in self.works:
-            work.wait()
+    def end(self) -> None:
+        while self.works:  # one that is over would be waited for until its deadline
+            self.works[0].wait()
+            del self.works[0]
 
 
 def gather(out: Tensor, part: Tensor, pg: dist.ProcessGroup) -> None:
@@ -89,25 +88,22 @@ class MessageAlgorithm(Algorithm):
         return start_exchange(out, x, self.pg)
 
 
-@dataclass(slots=True)
-class _OneShot:
+@dataclass
+class _OneShot(Once):
     """A small sum under way: all tensors come to everybody, who reduces them."""
 
     x: Tensor
     each: Tensor
     op: Any
     coming: InFlight
-    is_over: bool = False
 
-    def wait(self) -> None:
-        if not self.is_over:
-            self.coming.wait()
-            self.x.copy_(_reduced(self.each.unbind(0), self.op))
-            self.is_over = True
+    def end(self) -> None:
+        self.coming.wait()
+        self.x.copy_(_reduced(self.each.unbind(0), self.op))
 
 
-@dataclass(slots=True)
-class _TwoShot:
+@dataclass
+class _TwoShot(Once):
     """A sum under way: parts come, are reduced here and go to everybody."""
 
     x: Tensor
@@ -117,7 +113,7 @@ class _TwoShot:
     pg: dist.ProcessGroup
     coming: InFlight
 
-    def wait(self) -> None:
+    def end(self) -> None:
         self.coming.wait()
         own = _reduced(self.parts.chunk(self.pg.size()), self.op)
         start_gather(self.whole, own, self.pg).wait()

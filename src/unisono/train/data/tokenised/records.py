@@ -1,6 +1,7 @@
 """Records of files as texts: lines of JSON, rows of tables, whole files. Imported by workers; no torch here."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -73,8 +74,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object, of which no key stands twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise BadRecord(f"the key {twice!r} stands in it twice")
     return made
 
