@@ -75,7 +75,7 @@ def init(
         played = stage()
         plan, context = (plan, context) if played is None else (played.plan, played.context)
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
-        problems = [*wanted.check(), *_not_here(wanted)]
+        problems = [*wanted.check(), *not_here(wanted)]
         if problems:
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
@@ -117,7 +117,8 @@ def _watch(
         lookout.appear(context.run_token, seen, private=folder is None)
 
 
-def _not_here(plan: Plan) -> list[Problem]:
+def not_here(plan: Plan) -> list[Problem]:
+    """Keys of a plan that a loop of the user's cannot be played under."""
     plain = Plan()
     return [
         Problem("J01", f"{key}={plan.text(key)} in the library way: {why}", f"plan.{key}", fix)

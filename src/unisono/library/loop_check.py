@@ -26,7 +26,15 @@ from unisono.launch.supervise import OnEvent
 from unisono.library.gradient_check import home_of, path_of
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import Interrupted, UsageError, UserCodeError, VerifyMismatch
+from unisono.spec.errors import (
+    HangError,
+    Interrupted,
+    PeerGone,
+    UnisonoError,
+    UsageError,
+    UserCodeError,
+    VerifyMismatch,
+)
 
 ENTRY = "unisono.library.loop_check_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
@@ -171,6 +179,14 @@ def playing(
             return found if found.passed else compare(one, several, plan, noise())
 
         yield verdict
+
+
+def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
+    """The verdict of a loop that one process plays and several do not."""
+    kinds = ((HangError, "parted"), (PeerGone, "parted"), (UserCodeError, "raised"))
+    cause = next((name for kind, name in kinds if isinstance(error, kind)), "refused")
+    text = f"U-{error.code} {error.what}" + (f", at {error.where}" if error.where else "")
+    return LoopVerdict(False, (), None, (), cause, text, plan=str(plan), ranks=plan.fill(1).world)
 
 
 def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False) -> Play:
