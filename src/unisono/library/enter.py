@@ -19,6 +19,7 @@ from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_calls import Ledger
+from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.library.stage import stage
@@ -92,7 +93,20 @@ def init(
         job = _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit, strict, ledger)
         if played is not None:
             played.see(job)
+        elif at_exit and world > 1:
+            job.advice = _advice(wanted)
+            for text in job.advice if job.is_main else ():
+                tell(f"note  {text}")
         return job
+
+
+def _advice(plan: Plan) -> tuple[str, ...]:
+    """What is known of this script's proof, where this is a script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is None or not Path(script).is_file():
+        return ()
+    command = shlex.join(["unisono", "prove", script, "--plan", str(plan)])
+    return (proven.told(proven.look_up(Path(script).resolve(), plan), command),)
 
 
 def _watch(

@@ -23,7 +23,7 @@ Word = Literal["proven", "failed", "never"]
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class ScriptProof:
     """word: what is known of a script under a family of plans. plan, steps: with which it was played, if it was."""
 
     word: Word
@@ -54,7 +54,7 @@ def keep(script: Path, files: Sequence[str], verdicts: Mapping[Plan, tuple[bool,
     return None
 
 
-def look_up(script: Path, plan: Plan) -> Proof:
+def look_up(script: Path, plan: Plan) -> ScriptProof:
     """What is known of this script, as it is now, under plans of this family."""
     kin = family(plan)
     with suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
@@ -63,18 +63,18 @@ def look_up(script: Path, plan: Plan) -> Proof:
         found = entry["plans"][kin] if same else {}
         if found:
             word: Word = "proven" if found["pass"] else "failed"
-            return Proof(word, kin, str(found["plan"]), int(found["steps"]))
-    return Proof("never", kin)
+            return ScriptProof(word, kin, str(found["plan"]), int(found["steps"]))
+    return ScriptProof("never", kin)
 
 
-def told(proof: Proof, command: str) -> str:
+def told(proof: ScriptProof, command: str) -> str:
     """One line for whoever starts the script. command: which proves it."""
-    if proof.word == "proven":
-        return f"U-V06: proven under {proof.family}: {proof.steps} steps, plan {proof.plan}, by {command}"
-    what = "has never been proven" if proof.word == "never" else "FAILED its proof"
-    return (
-        f"U-V06: this script {what} under {proof.family}: whether it computes what one device does; {command}"
-    )
+    what = {
+        "proven": f"is proven under {proof.family}: {proof.steps} steps of {proof.plan} were those of one process",
+        "failed": f"FAILED its proof under {proof.family} ({proof.plan}): it does not compute what one process does",
+        "never": f"was never proven under {proof.family}: nobody has compared it with one process",
+    }
+    return f"U-V06: this script {what[proof.word]}; {command}"
 
 
 def _read(place: Path) -> dict[str, Any]:
