@@ -52,11 +52,13 @@ Call = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it.
-    timeout: seconds that a rank may keep the others waiting. hear: what is done with what ranks print."""
+    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it. seed: of
+    torch's, Python's and NumPy's generators, before it begins. timeout: seconds that a rank may keep the others
+    waiting. hear: what is done with what ranks print."""
 
     steps: int = 3
     dtype: str = "float64"
+    seed: int = 0
     timeout: float = TIMEOUT
     hear: OnEvent = print_output
 
@@ -194,7 +196,8 @@ def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, n
     folder.mkdir()
     ranks = plan.fill(1).world
     argument = {
-        **call, "folder": str(folder), "steps": terms.steps, "dtype": terms.dtype, "plan": str(plan), "noisy": noisy
+        **call, "folder": str(folder), "plan": str(plan), "noisy": noisy,
+        "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
     hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
     outcome = nursery.run(argument, ranks, 1, hear, terms.timeout, "gloo")

@@ -44,6 +44,9 @@ class ProveVerb(Verb):
             help="torch's default dtype in the script; float64 leaves no room for luck",
         )  # fmt: skip
         parser.add_argument(
+            "--seed", type=int, default=0, metavar="N", help="of all generators, at the start (0)"
+        )
+        parser.add_argument(
             "--timeout", type=float, default=120.0, metavar="S",
             help="seconds that a rank may keep the others waiting (120)",
         )  # fmt: skip
@@ -103,7 +106,7 @@ def _prove(call: CommandCall, script: Path, plans: "Sequence[Plan]") -> Result:
         f"playing {script.name} on one process, and under {len(plans)} plan{'s' * (len(plans) != 1)}:"
         f" {args.steps} steps{f', {args.dtype}' if args.dtype else ''} (importing torch) ..."
     )
-    terms = Terms(args.steps, args.dtype, args.timeout, _heard(settings))
+    terms = Terms(args.steps, args.dtype, args.seed, args.timeout, _heard(settings))
     play_it = {"script": str(script), "words": args.words, "cwd": str(Path.cwd())}
     verdicts: list[LoopVerdict] = []
     files: list[str] = []
