@@ -52,8 +52,8 @@ Call = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it. seed: of
-    torch's, Python's and NumPy's generators, before it begins. timeout: seconds that a rank may keep the others
+    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it. seed:
+    of torch's, Python's and NumPy's generators, before it begins. timeout: seconds that a rank may keep the others
     waiting. hear: what is done with what ranks print."""
 
     steps: int = 3

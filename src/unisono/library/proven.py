@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from unisono.observe.files import write_whole
 from unisono.plan import Plan
+from unisono.spec.errors import Problem
 
 PLACE = Path(".unisono", "proven.json")
 MOST = 64  # versions of scripts that are remembered in a folder
@@ -67,14 +68,14 @@ def look_up(script: Path, plan: Plan) -> ScriptProof:
     return ScriptProof("never", kin)
 
 
-def told(proof: ScriptProof, command: str) -> str:
-    """One line for whoever starts the script. command: which proves it."""
+def told(proof: ScriptProof, command: str) -> Problem:
+    """What whoever starts the script is told. command: which proves it."""
     what = {
         "proven": f"is proven under {proof.family}: {proof.steps} steps of {proof.plan} were those of one process",
         "failed": f"FAILED its proof under {proof.family} ({proof.plan}): it does not compute what one process does",
         "never": f"was never proven under {proof.family}: nobody has compared it with one process",
     }
-    return f"U-V06: this script {what[proof.word]}; {command}"
+    return Problem("V06", f"this script {what[proof.word]}", fix=command)
 
 
 def _read(place: Path) -> dict[str, Any]:
