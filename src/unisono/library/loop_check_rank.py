@@ -175,7 +175,7 @@ class StepLog:
                 if isinstance(value, Tensor):
                     self._found[f"optim/{key}/{name}"] = whole(value)
         for number, model in enumerate(self._models):
-            self._found |= {f"param/{number}.{name}": x for name, x in model.named_buffers()}
+            self._found |= {f"param/{number}.{name}": whole(x) for name, x in model.named_buffers()}
         for number, value in enumerate(self._losses):
             self._found[f"loss/{number}"] = torch.tensor(value, dtype=torch.float64)
         self._losses = []
