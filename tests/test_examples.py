@@ -49,6 +49,8 @@ def test_own_loop_on_two_ranks_ends_well(tmp_path: Path) -> None:
         ranks = [Forked(script, tmp_path, {**os.environ, **place, "RANK": str(rank)}) for rank in range(2)]
         said = [(rank.stdout.read(), rank.stderr.read(), rank.wait()) for rank in ranks]
     assert [code for _, _, code in said] == [0, 0], said
+    told = [err.count("note  U-V06: this script") for _, err, _ in said]
+    assert told == [1, 0], "the first rank tells whether it is proven"
     printed = [re.findall(r"epoch 3  loss (\d\.\d{4})", out) for out, _, _ in said]
     assert [len(one) for one in printed] == [1, 0], "the first rank prints, and it alone"
 

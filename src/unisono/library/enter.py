@@ -19,6 +19,7 @@ from unisono.launch.context import NullChannel, RankContext
 from unisono.launch.env import Started, idle_here, place_here
 from unisono.launch.pace import StepPace, margin
 from unisono.launch.rank_calls import Ledger
+from unisono.library import proven
 from unisono.library.explain import explained
 from unisono.library.job import Job
 from unisono.library.stage import stage
@@ -75,7 +76,7 @@ def init(
         played = stage()
         plan, context = (plan, context) if played is None else (played.plan, played.context)
         wanted = plan if isinstance(plan, Plan) else Plan.parse(plan, where="unisono.init(plan=...)")
-        problems = [*wanted.check(), *_not_here(wanted)]
+        problems = [*wanted.check(), *not_here(wanted)]
         if problems:
             raise ConfigProblems(list({p.where: p for p in problems}.values()))
         place = None if context is not None or dist.is_initialized() else place_here()
@@ -92,7 +93,21 @@ def init(
         job = _job(wanted, context, timedelta(seconds=margin(timeout)), at_exit, strict, ledger)
         if played is not None:
             played.see(job)
+        elif at_exit and world > 1:
+            job.advice = _advice(wanted)
+            for text in job.advice if job.is_main else ():
+                tell(f"note  {text}")
         return job
+
+
+def _advice(plan: Plan) -> tuple[str, ...]:
+    """What is known of this script's proof, where this is a script."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is None or not Path(script).is_file():
+        return ()
+    command = shlex.join(["unisono", "prove", script, "--plan", str(plan)])
+    said = proven.told(proven.look_up(Path(script).resolve(), plan), command)
+    return (f"U-{said.code}: {said.what}; {said.fix}",)
 
 
 def _watch(
@@ -117,7 +132,8 @@ def _watch(
         lookout.appear(context.run_token, seen, private=folder is None)
 
 
-def _not_here(plan: Plan) -> list[Problem]:
+def not_here(plan: Plan) -> list[Problem]:
+    """Keys of a plan that a loop of the user's cannot be played under."""
     plain = Plan()
     return [
         Problem("J01", f"{key}={plan.text(key)} in the library way: {why}", f"plan.{key}", fix)

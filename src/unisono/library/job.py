@@ -48,7 +48,8 @@ class Job:
 
     rank, world: this process among all. device: where this rank is to compute. step: optimiser steps made. generator:
     draws random numbers for the samples at hand, the same on any number of ranks. Methods that exchange something (all
-    but `accumulate`) are called by every rank. strict: raise what is else told.
+    but `accumulate`) are called by every rank. strict: raise what is else told. advice: whether `unisono prove` has
+    proven the script, and the command that does.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Job:
         self._prepared: list[Prepared] = []
         self._dealt: list[DealtLoader] = []
         self._lines: dict[Path, JsonLines] = {}
+        self.advice: tuple[str, ...] = ()
         self._owner = owner
         self._closed = False
         self._seed = self._common(torch.initial_seed())

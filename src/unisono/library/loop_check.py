@@ -26,7 +26,15 @@ from unisono.launch.supervise import OnEvent
 from unisono.library.gradient_check import home_of, path_of
 from unisono.library.loop_cause import cause_of, steps_differ
 from unisono.plan import Plan
-from unisono.spec.errors import Interrupted, UsageError, UserCodeError, VerifyMismatch
+from unisono.spec.errors import (
+    HangError,
+    Interrupted,
+    PeerGone,
+    UnisonoError,
+    UsageError,
+    UserCodeError,
+    VerifyMismatch,
+)
 
 ENTRY = "unisono.library.loop_check_rank:main"
 KINDS = ("grad", "loss", "param", "optim")  # in the order in which a mistake shows
@@ -44,11 +52,13 @@ Call = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it.
-    timeout: seconds that a rank may keep the others waiting. hear: what is done with what ranks print."""
+    """How a loop is played. steps: of optimisers, until it is stopped. dtype: torch's default one; "" leaves it. seed:
+    of torch's, Python's and NumPy's generators, before it begins. timeout: seconds that a rank may keep the others
+    waiting. hear: what is done with what ranks print."""
 
     steps: int = 3
     dtype: str = "float64"
+    seed: int = 0
     timeout: float = TIMEOUT
     hear: OnEvent = print_output
 
@@ -173,14 +183,24 @@ def playing(
         yield verdict
 
 
+def not_played(plan: Plan, error: UnisonoError) -> LoopVerdict:
+    """The verdict of a loop that one process plays and several do not."""
+    kinds = ((HangError, "parted"), (PeerGone, "parted"), (UserCodeError, "raised"))
+    cause = next((name for kind, name in kinds if isinstance(error, kind)), "refused")
+    text = f"U-{error.code} {error.what}" + (f", at {error.where}" if error.where else "")
+    return LoopVerdict(False, (), None, (), cause, text, plan=str(plan), ranks=plan.fill(1).world)
+
+
 def play(nursery: Nursery, call: Call, plan: Plan, terms: Terms, folder: Path, noisy: bool = False) -> Play:
     """A loop under a plan, from the same seed. folder: for what its steps come to. Raises what the loop raises."""
     folder.mkdir()
     ranks = plan.fill(1).world
     argument = {
-        **call, "folder": str(folder), "steps": terms.steps, "dtype": terms.dtype, "plan": str(plan), "noisy": noisy
+        **call, "folder": str(folder), "plan": str(plan), "noisy": noisy,
+        "steps": terms.steps, "dtype": terms.dtype, "seed": terms.seed,
     }  # fmt: skip
-    outcome = nursery.run(argument, ranks, 1, terms.hear, terms.timeout, "gloo")
+    hear = terms.hear if not noisy else lambda rank, event: None  # the same words once more
+    outcome = nursery.run(argument, ranks, 1, hear, terms.timeout, "gloo")
     if outcome.error is not None:
         if outcome.error.trace:
             outcome.error.add_note(outcome.error.trace)

@@ -175,7 +175,7 @@ class StepLog:
                 if isinstance(value, Tensor):
                     self._found[f"optim/{key}/{name}"] = whole(value)
         for number, model in enumerate(self._models):
-            self._found |= {f"param/{number}.{name}": x for name, x in model.named_buffers()}
+            self._found |= {f"param/{number}.{name}": whole(x) for name, x in model.named_buffers()}
         for number, value in enumerate(self._losses):
             self._found[f"loss/{number}"] = torch.tensor(value, dtype=torch.float64)
         self._losses = []
@@ -213,9 +213,8 @@ def prepare(argument: dict[str, Any]) -> Callable[..., Any] | None:
 
 def main(ctx: RankContext, argument: dict[str, Any], function: Callable[..., Any] | None) -> dict[str, Any]:
     """Every rank calls function(job), or runs the script."""
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(argument["seed"])
     if argument["dtype"]:
         torch.set_default_dtype(getattr(torch, argument["dtype"]))
     if ctx.world == 1 and not dist.is_initialized():  # other libraries look for it, wherever RANK is set

@@ -10,6 +10,7 @@ from unisono.observe.files import write_whole
 from unisono.spec.errors import UnisonoError, UsageError
 from unisono.spec.runs import PROOF, run_folder
 from unisono.verbs import CommandCall, Parser, Result
+from unisono.verbs._errors import short
 from unisono.verbs._recipe import RecipeVerb, loaded
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _lines(proof: "Proof", width: int) -> str:
     from unisono.verify.prover import KINDS
 
     errors = [*(proof.max_rel_err[kind] for kind in KINDS), proof.bound]
-    numbers = " ".join(f"{_short(error):>8}" for error in errors)
+    numbers = " ".join(f"{short(error):>8}" for error in errors)
     word = {"proven": "ok", "unproven": "UNPROVEN"}.get(proof.verdict, "FAIL")
     text = f"{proof.plan:<{width}} {proof.ranks:>5} {proof.fidelity:<9} {numbers}  {word}"
     if proof.first_divergence:
@@ -219,12 +220,6 @@ def _lines(proof: "Proof", width: int) -> str:
     if proof.explanation:
         text += f"\n    likely  {proof.explanation} ({proof.cause})"
     return text
-
-
-def _short(error: float) -> str:
-    if not error:
-        return "="
-    return "none" if error >= 1e300 else f"{error:.1e}"
 
 
 def _replay(call: CommandCall) -> Result:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.library import catalogue
 from tests.library.catalogue import Loop, generative, losses, order, updates, verdict, vision
+from tests.library.catalogue.playing import Row, rows
 from tests.ranks import World
 
 LOOPS = catalogue.all_loops()
@@ -61,5 +62,35 @@ def test_a_strict_job_raises_what_is_told_before_the_first_update(threads: World
     assert verdicts(threads, "dp=2", told, strict=True) == expected
 
 
-def test_there_are_forty_loops_at_least() -> None:
-    assert len({one.name for one in LOOPS}) == len(LOOPS) >= 40
+HARD = catalogue.hard_loops()
+
+# One or two of each kind.
+SAMPLE = (
+    "grads_by_autograd_grad", "gradient_hook_that_clamps", "torch_generator_in_loop", "advantages_normalised",
+    "attention_over_batch", "rate_by_local_loss", "rate_times_world", "pcgrad_after_backward", "sam", "never_zeroes",
+)  # fmt: skip
+
+
+def wrong(found: Sequence[Row]) -> list[str]:
+    """Loops that are different in silence and not convicted by `unisono.prove`, and healthy ones that are not equal or
+    that it accuses."""
+    return [f"{row.loop.name} under {row.plan}: {row}, {row.proof}" for row in found if not row.right]
+
+
+def test_what_is_still_silent_is_convicted() -> None:
+    loops = [one for one in HARD if one.name in SAMPLE]
+    assert len(loops) == len(SAMPLE)
+    assert wrong([row for one in loops for row in rows(one, ["dp=2"])]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("plan", catalogue.PLANS)
+def test_of_all_the_hard_loops(plan: str) -> None:
+    assert wrong([row for one in (*HARD, *LOOPS) for row in rows(one, [plan])]) == []
+
+
+def test_names_are_unique_and_the_loops_many() -> None:
+    names = [one.name for one in (*LOOPS, *HARD)]
+    assert len({*names}) == len(names) and len(LOOPS) >= 40
+    assert len(HARD) >= 128 and sum(one.verdict == "silent" for one in HARD) >= 80
