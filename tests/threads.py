@@ -105,18 +105,19 @@ def prove(
     return prove_on(ThreadNursery(ENTRY), recipe, plans, steps, each, stage=ProofRanks())
 
 
+def on_threads(
+    function: Callable[..., Any], ranks: int, *, timeout: float = 120.0, group: bool = True, **kwargs: Any
+) -> list[Any]:
+    """[result of each rank] of `function(ctx, **kwargs)`."""
+    from unisono.comm.threads import run
+
+    def live(rank: int) -> Any:
+        return function(context(rank, ranks), **kwargs)
+
+    return run(ranks, live, join=group, timeout=timeout)
+
+
 @pytest.fixture(scope="session")
 def threads() -> World:
     """`threads(fn, ranks, *, group=True, **kwargs) -> [result of each rank]`, as `world` of tests.ranks, on threads."""
-
-    def start(
-        function: Callable[..., Any], ranks: int, *, timeout: float = 120.0, group: bool = True, **kwargs: Any
-    ) -> list[Any]:
-        from unisono.comm.threads import run
-
-        def live(rank: int) -> Any:
-            return function(context(rank, ranks), **kwargs)
-
-        return run(ranks, live, join=group, timeout=timeout)
-
-    return start
+    return on_threads

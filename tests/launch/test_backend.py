@@ -33,6 +33,12 @@ def test_what_is_there_serves_and_says_why(
     assert bool(got.note) == bool(note), "what was asked for, or is all there is, needs no note"
 
 
+@pytest.mark.parametrize(("visible", "told"), [("", False), ("-1", False), ("7", True), ("abc", True)])
+def test_gpus_that_a_variable_hides_are_told(visible: str, told: bool) -> None:
+    note = choose("auto", 2, Equipment(0, BOTH, visible=visible)).note
+    assert bool(note) == told == (f"CUDA_VISIBLE_DEVICES={visible}" in note)
+
+
 @pytest.mark.parametrize(
     ("asked", "ranks", "gpus", "built", "what", "fix"),
     [

@@ -9,7 +9,7 @@ from unisono.lab.links import DEVICE, LabLink, address
 from unisono.lab.network import LabNetwork, require
 from unisono.lab.spaces import inside
 from unisono.launch.doctor import ways
-from unisono.launch.transport import NetworkTransport, choose, leading_to, transports
+from unisono.launch.transport import NetworkTransport, astray, choose, leading_to, transports
 from unisono.spec.errors import Skipped
 
 ETHER, LOOPBACK, INFINIBAND = 1, 772, 32
@@ -213,6 +213,21 @@ def _address(name: str) -> str:
 
     known = psutil.net_if_addrs().get(name, ())
     return next((one.address for one in known if one.family == socket.AF_INET), "")
+
+
+@pytest.mark.parametrize(
+    ("address", "here", "why"),
+    [
+        ("no.such.host.invalid", False, "no host is called no.such.host.invalid"),
+        ("203.0.113.7", True, "203.0.113.7 is none of its addresses: "),  # kept for documents
+        ("203.0.113.7", False, ""),
+        ("127.0.0.1", True, ""),
+        ("localhost", True, ""),
+    ],
+)
+def test_why_nobody_is_met_at_an_address(address: str, here: bool, why: str) -> None:
+    found = astray(address, here)
+    assert why in found and bool(found) == bool(why)
 
 
 def test_the_doctor_names_a_device_that_is_not_there_or_down(sys: Sys) -> None:

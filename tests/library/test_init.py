@@ -1,5 +1,6 @@
 """How a script becomes a rank, and what it is told when it cannot."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 
 import unisono
+from unisono.library.enter import _filled, _not_here
+from unisono.plan import Plan
 from unisono.spec.errors import ConfigProblems, UsageError
 
 
@@ -40,6 +43,21 @@ def test_a_process_alone_in_a_job_of_slurm_says_so_once(monkeypatch: Any, capsys
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_TASKS_PER_NODE", "1")
     assert unisono.init().world == 1 and capsys.readouterr().err == ""
+
+
+def in_pages() -> set[str]:
+    """The plans of all calls of `unisono.init` in the pages and the examples."""
+    root = Path(__file__).parents[2]
+    pages = (root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/*.py"))
+    call = re.compile(r"unisono\.init\((?:plan=)?\"([^\"]*)\"")
+    return {plan for page in pages for plan in call.findall(page.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("plan", sorted(in_pages()))
+def test_every_plan_of_the_pages_can_be_played_by_a_loop(plan: str) -> None:
+    parsed = Plan.parse(plan)
+    ranks = parsed.inner * (2 if parsed.dp == -1 else parsed.dp)
+    assert [*parsed.check(), *_not_here(parsed)] == [] and _filled(parsed, ranks, False).world == ranks
 
 
 def test_too_few_processes_are_told_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

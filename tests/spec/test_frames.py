@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from unisono.launch import crossing
 from unisono.spec.errors import Infeasible, Interrupted, UnisonoError, UsageError, UserCodeError
-from unisono.spec.frames import known, place, users
+from unisono.spec.frames import at_fault, known, place, users
 
 USERS = """\
 def outer(call):
@@ -99,3 +100,42 @@ def test_a_folder_whose_name_begins_as_ours_is_the_users() -> None:
     error = SyntaxError("no", (f"{ours}_mine{os.sep}a.py", 3, 0, "x"))
     assert [frame.lineno for frame in users(error)] == [3]
     assert users(SyntaxError("no", (f"{ours}{os.sep}a.py", 3, 0, "x"))) == []
+
+
+GLOO = "[enforce fail at /a/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ib7"
+NCCL = "NCCL error in: /a/NCCLUtils.cpp:77, invalid usage\nLast error:\nBootstrap : no socket interface found"
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "why"),
+    [
+        (GLOO, "GLOO_SOCKET_IFNAME", "Unable to find address for: ib7"),
+        (
+            "makeDeviceForInterface(): unsupported gloo device",
+            "GLOO_DEVICE_TRANSPORT",
+            "unsupported gloo device",
+        ),
+        (NCCL, "NCCL_SOCKET_IFNAME", "no socket interface found"),
+        (
+            "The value of TORCH_DISTRIBUTED_DEBUG must be OFF, INFO, or DETAIL.",
+            "TORCH_DISTRIBUTED_DEBUG",
+            "OFF, INFO",
+        ),
+    ],
+)
+def test_a_variable_that_is_wrong_here_is_the_cause(said: str, name: str, why: str) -> None:
+    """And no rank that has gone, of which such words would else be an echo."""
+    told = known(RuntimeError(said))
+    assert (told.code, told.exit, told.where) == ("L13", 2, name) and name in told.what and why in told.what
+    assert told.fix.startswith(f"unset {name}, or ")
+    assert (crossing.describe(RuntimeError(said))["code"], crossing.describe(RuntimeError(said))["echo"]) == (
+        "L13",
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    "said", ["Connection closed by peer [127.0.0.1]:1", "NCCL error: unhandled system error"]
+)
+def test_words_of_a_rank_that_has_gone_name_no_variable(said: str) -> None:
+    assert at_fault(RuntimeError(said)) == ("", "") and crossing.describe(RuntimeError(said))["echo"]

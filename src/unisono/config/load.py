@@ -97,7 +97,7 @@ def _settle_own(layer: Layer, problems: list[Problem]) -> None:
 
 def _source_layer(source: str, problems: list[Problem]) -> Layer:
     path, colon, name = source.rpartition(":")
-    if colon and path.endswith(".py"):
+    if colon and path.endswith(".py") and not Path(source).exists():
         return _value_layer(call(Path(path), name), source)
     if source.endswith(".py"):
         fix = f"{source}:FUNCTION, a function that returns (Recipe, Plan)"

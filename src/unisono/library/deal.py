@@ -20,7 +20,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from unisono.library.explain import explained
 from unisono.library.hand import Hand, Walk, part
 from unisono.library.noise import BySample, Streams, draws, seed_of
-from unisono.library.order import Context, as_before, generators_of, other_order, states_now
+from unisono.library.order import (
+    Context,
+    as_before,
+    generators_of,
+    keep_workers_waiting,
+    other_order,
+    own_states,
+    set_own_states,
+    states_now,
+)
 from unisono.library.small import Small
 from unisono.library.whole import cut, digest, digest_of, glance_at, samples_in
 from unisono.spec.errors import UsageError
@@ -125,7 +134,7 @@ class DealtLoader:
         if self._going_on is not None:
             return self._going_on
         if walk.number < 0 or walk.over:
-            return {"pass": walk.number}
+            return {"pass": walk.number, "own": own_states(generators_of(self._given))}
         place, chain = (walk.used, walk.chain) if walk.used else (walk.fetched, walk.fetched_chain)
         return {"pass": walk.number, "place": place, "chain": chain, "random": self._start}
 
@@ -133,6 +142,7 @@ class DealtLoader:
     def state(self, state: dict[str, Any]) -> None:
         self._walk = Walk(self._walk.loader, state["pass"], over=True)
         self._going_on = state if "place" in state else None
+        set_own_states(generators_of(self._given), state.get("own", ()))
 
     def skip(self, batches: int) -> None:
         """The next pass leaves out its first batches: what a checkpoint of somebody else's says was used already."""
@@ -142,6 +152,8 @@ class DealtLoader:
         """Of each batch that is left of this pass: it, low, high, all samples, and the order so far."""
         skip = going_on.get("place", 0)
         before = self._begin(going_on)
+        if walk.number:
+            keep_workers_waiting(self._data)
         source: Iterator[tuple[Any, int, int, int, int]]
         if self._slices is not None:
             self._slices.before, self._slices.walk, self._slices.skip = before, walk, skip

@@ -15,7 +15,37 @@ Context = Callable[[], AbstractContextManager[None]]
 
 def states_now(generators: Sequence[torch.Generator]) -> list[Any]:
     """Of torch's, Python's and NumPy's generators, and of these, as JSON values."""
-    return [all_states(), *(g.get_state().numpy().tobytes().hex() for g in generators)]
+    return [all_states(), *own_states(generators)]
+
+
+def own_states(generators: Sequence[torch.Generator]) -> list[str]:
+    """Of generators of a loader's own, as JSON values."""
+    return [g.get_state().numpy().tobytes().hex() for g in generators]
+
+
+def set_own_states(generators: Sequence[torch.Generator], states: Sequence[str]) -> None:
+    """The reverse of `own_states`; a loader may have got another generator since."""
+    for generator, state in zip(generators, states, strict=False):
+        generator.set_state(state_of(state))
+
+
+def keep_workers_waiting(loader: Any) -> None:
+    """Starts workers that stay from pass to pass (`persistent_workers`), and takes no random number for it. For the
+    first pass that a process makes, if others were made before it: the loader draws a seed for its workers in the pass
+    that starts them, and in none after it."""
+    if not getattr(loader, "persistent_workers", False) or loader._iterator is not None:
+        return
+    generators, found = generators_of(loader), vars(loader)
+    own, order = own_states(generators), {name: found[name] for name in ("sampler", "batch_sampler")}
+    nothing = {name: [] for name, value in order.items() if value is not None}
+    with kept():
+        found.update(nothing)  # around the guard of names that its iterator may use: there is none yet
+        try:
+            made: Any = iter(loader)  # which keeps what says the order
+        finally:
+            found.update(order)
+    made._index_sampler = loader._index_sampler
+    set_own_states(generators, own)
 
 
 def as_before(states: Sequence[Any], generators: Sequence[torch.Generator]) -> Context:
@@ -23,8 +53,7 @@ def as_before(states: Sequence[Any], generators: Sequence[torch.Generator]) -> C
     it, all but the loader's own generators stay as they are."""
     now, *own = states
     inside = False
-    for generator, state in zip(generators, own, strict=False):
-        generator.set_state(state_of(state))
+    set_own_states(generators, own)
 
     @contextmanager
     def before() -> Iterator[None]:

@@ -172,7 +172,9 @@ def size_problem(key: str, value: object, where: str) -> Problem | None:
             "P03",
             f"{key}={value} is out of range: it is {least}",
             where,
-            f"write {key}=1, or leave {key} out",
+            f"write {key}=N, as many ranks as share it: dp alone fills the world"
+            if value == -1
+            else f"write {key}=1, or leave {key} out",
         )
     return None
 

@@ -142,10 +142,13 @@ def is_crowded(error: BaseException) -> bool:
 def at_fault(error: BaseException) -> tuple[str, str]:
     """(the variable of the environment that torch's error is about, what it says), in its own words, Gloo's or NCCL's;
     ("", "") if none."""
-    line = next((line for line in str(error).splitlines() if line.strip()), "")
-    if named := _NAMED.search(line):
-        return named[1], line
-    return next(((name, line[line.index(sign) :]) for sign, name in _ABOUT if sign in line), ("", ""))
+    for line in str(error).splitlines():
+        if named := _NAMED.search(line):
+            return named[1], line
+        for sign, name in _ABOUT:
+            if sign in line:
+                return name, line[line.index(sign) :]
+    return "", ""
 
 
 def is_memory(error: BaseException) -> bool:

@@ -6,18 +6,22 @@ ranks play of it, and imports torch, is in files called `rank`.
 
 import argparse
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from unisono.spec.elsewhere import remedy_for
 from unisono.spec.errors import UsageError
 from unisono.spec.finder import Finder
+from unisono.spec.paths import file_and_name
 from unisono.spec.settings import Settings
 from unisono.spec.words import nearest
 
 Result = Mapping[str, Any] | None
+_LACKS = re.compile(r"argument (--[\w-]+): expected one argument")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **given)
 
     def error(self, message: str, fix: str = "") -> NoReturn:
+        if lacks := _LACKS.match(message):
+            fix = f"{self.prog} --help; {lacks[1]}=VALUE, if the value begins with a dash"
         raise UsageError(message, where=self.prog, fix=fix or f"{self.prog} --help", code="C04")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
@@ -55,6 +61,8 @@ class Parser(argparse.ArgumentParser):
         args, left = self.parse_known_args(list(words))
         if not left:
             return args
+        if left[0].startswith("-") and Path((file_and_name(left[0]) or left)[0]).is_file():
+            self.error(f"{left[0]} begins with a dash, as flags do", fix=f"./{left[0]}")
         word = left[0].partition("=")[0]
         if not word.startswith("-"):
             self.error(f"unknown argument {word}")

@@ -11,6 +11,7 @@ import torch
 from unisono.spec.errors import UsageError
 from unisono.train.data.dataset import Corpus
 from unisono.train.data.documents import stdlib
+from unisono.train.data.words import files
 
 Open = Callable[..., Corpus]
 
@@ -172,3 +173,12 @@ def test_mistakes_of_choice(open_source: Open, tmp_path: Path) -> None:
     refused("D12", lambda: open_source("stdlib", kind="mlp"))
     refused("D08", lambda: open_source(f"text:{tmp_path / 'a.txt'}", vocab=100))
     assert open_source(f"text:{tmp_path / 'a.txt'}", vocab=300).vocab == 256
+
+
+def test_a_folder_beside_the_current_one_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is hidden; what is hidden in it is not."""
+    for name in (".data/a.jsonl", ".data/in/b.jsonl", ".data/.c.jsonl", ".data/.git/d.jsonl", "here/x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    assert files("../.data", [".jsonl"]) == ["../.data/a.jsonl", "../.data/in/b.jsonl"]

@@ -215,6 +215,17 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path):
     assert "data.cache" in error.fix
 
 
+@pytest.mark.parametrize("cache", ["/proc/nohome/cache", "taken", "taken/cache", "/dev/full/x", "a" * 300])
+def test_whatever_refuses_the_cache_it_is_the_cache_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+):
+    file = lines(tmp_path / "a.jsonl", {"text": "x"})
+    (tmp_path / "taken").write_text("")
+    monkeypatch.chdir(tmp_path)
+    error = refused("D15", lambda: read(TokenOrder(JSONL, "byte"), file, cache=Path(cache)))
+    assert error.where == cache and "data.cache" in error.fix
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full disk here")
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = lines(tmp_path / "a.jsonl", {"text": "x" * 100_000})

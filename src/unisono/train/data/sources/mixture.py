@@ -1,5 +1,6 @@
 """Several sources of text, each with its share of the samples."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -13,6 +14,16 @@ from unisono.train.data.words import WordedSource
 if TYPE_CHECKING:
     from unisono.config import DataConfig
     from unisono.train.data.dataset import Corpus
+
+_PLUS = " + "
+_LONGEST = 16  # pieces of one path
+
+
+def _is_one(pieces: Sequence[str]) -> bool:
+    """Whether what stands between plus signs is one path, all of it."""
+    before, text = (_PLUS.join(filter(None, some)).partition(":")[2] for some in (pieces[:-1], pieces))
+    path, _ = parted(text, ())
+    return len(path) > len(before) and names_something(path)
 
 
 class SourceMixture(WordedSource):
@@ -43,12 +54,14 @@ class SourceMixture(WordedSource):
 
     def _parts(self) -> list[str]:
         """The text of each: a plus sign between blanks may be part of a path that is there."""
+        pieces = [piece for piece in self.parts.split(_PLUS) if piece.strip()]
         parts: list[str] = []
-        for piece in filter(None, map(str.strip, self.parts.split(" + "))):
-            if parts and names_something(parted(f"{parts[-1].partition(':')[2]} + {piece}", ())[0]):
-                parts[-1] += f" + {piece}"
-            else:
-                parts.append(piece)
+        while pieces:
+            ends = range(min(len(pieces), _LONGEST), 1, -1)
+            count = next((end for end in ends if _is_one(pieces[:end])), 1)
+            part = _PLUS.join(pieces[:count])
+            parts.append(part.lstrip() if _is_one(["", part]) else part.strip())
+            del pieces[:count]
         return parts
 
     def _sources(self) -> list[tuple[float, str, DataSource]]:
