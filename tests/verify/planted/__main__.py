@@ -49,9 +49,7 @@ def main(words: Sequence[str]) -> int:
         compile_dir(
             copy, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH
         )  # of a bug's file, anew
-        ill = [
-            test for test in sorted({t for bug in bugs for t in bug.tests}) if tested(folder, [test]) != "0"
-        ]
+        ill = [test for test in sorted({t for bug in bugs for t in bug.tests}) if tested(folder, test) != "0"]
         print("".join(f"FAILS WITHOUT A BUG  {test}\n" for test in ill), end="", flush=True)
         alive = 0
         for bug in bugs:
