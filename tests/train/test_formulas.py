@@ -247,6 +247,20 @@ def test_queries_share_keys_and_values_in_their_order_and_turn_by_their_position
     torch.testing.assert_close(attention(x, None), want, rtol=1e-6, atol=1e-6)  # type: ignore[operator]
 
 
+def test_weights_are_drawn_with_the_spread_of_their_rule() -> None:
+    """A layer's within one over the root of its inputs, evenly and on both sides; a table's normally."""
+    model = nn.Sequential(nn.Conv2d(3, 40, 5), nn.Linear(75, 40), nn.Embedding(40, 75), nn.LayerNorm(9))
+    initialise(model, 1)
+    conv, linear, table, norm = model
+    for layer in (conv, linear):
+        w = layer.weight.detach().flatten() * 75**0.5  # type: ignore[union-attr,operator]
+        assert -1.0 <= w.min() < -0.98 and 0.98 < w.max() <= 1.0 and abs(w.mean()) < 0.04
+        assert w.square().mean() == pytest.approx(1 / 3, rel=0.04) and not layer.bias.any()  # type: ignore[union-attr,operator]
+    table.weight.requires_grad_(False)  # type: ignore[union-attr]
+    assert table.weight.std() == pytest.approx(1.0, rel=0.05) and abs(table.weight.mean()) < 0.06  # type: ignore[union-attr,operator]
+    assert (norm.weight == 1).all() and not norm.bias.any()  # type: ignore[union-attr,operator]
+
+
 @pytest.mark.parametrize("gate", ["softmax", "sigmoid"])
 @pytest.mark.parametrize(
     ("router", "renormalize", "top_k"),
